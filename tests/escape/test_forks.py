@@ -13,7 +13,7 @@ import pytest
 
 import cloche
 from cloche.sync import Session
-from tests.harness.escape.hostile import TAKE_OVER, at_birth
+from tests.harness.escape.hostile import TAKE_OVER, in_clone
 
 pytestmark = pytest.mark.both_users
 
@@ -63,23 +63,23 @@ def test_a_clone_keeps_nothing(name: str, sandbox: cloche.Sandbox) -> None:
     with sandbox:
         session = sandbox.session()
         session.run("open('/workspace/secret', 'w').write('x' * 4096)")
-        session.run(at_birth(before, after))
+        session.run(in_clone(before, after))
         assert "clone" in _refuses_to_fork(session)
 
 
-def test_a_clone_that_keeps_nothing_is_let_go(sandbox: cloche.Sandbox) -> None:
+def test_a_clone_that_keeps_nothing_goes_on(sandbox: cloche.Sandbox) -> None:
     """The control of the above: the same hands in the interpreter, keeping nothing, do not stand in the way."""
     with sandbox:
         session = sandbox.session()
-        session.run(at_birth())
+        session.run(in_clone())
         assert [fork.run("1 + 1").value for fork in session.fork(2)] == [2, 2]
 
 
 def test_a_clone_keeps_no_capability(sandbox: cloche.Sandbox) -> None:
-    """It is born with all those of its own namespaces, and is no fork as long as it has any."""
+    """It begins with all those of its own namespaces, and is no fork as long as it has any."""
     with sandbox:
         session = sandbox.session()
-        session.run(at_birth(give_up="lambda: None"))
+        session.run(in_clone(give_up="lambda: None"))
         assert "capabilities" in _refuses_to_fork(session)
 
 
@@ -98,16 +98,16 @@ def init(self, *rest):
     born[0] += 1
     INIT(self, *rest)
 
-def let_go(self, give_up):
+def release(self, give_up):
     if born[0] == 1:
-        LET_GO(self, give_up)
+        RELEASE(self, give_up)
         shared.close()
         return
     os.setsid = lambda: None
-    LET_GO(self, give_up)
+    RELEASE(self, give_up)
     os.setsid = SETSID
     send = SESSION.send
-    send({"op": "born"})
+    send({"op": "cloned"})
     SESSION.send = lambda frame: setattr(SESSION, "send", send)
     last, since, until = -1, perf_counter(), perf_counter() + 2
     while perf_counter() < until:
@@ -142,7 +142,7 @@ def receive():
                     pass
     return RECEIVE(SESSION)
 
-FORKING.Clone.__init__, FORKING.Clone.let_go, SESSION.receive = init, let_go, receive
+FORKING.Clone.__init__, FORKING.Clone.release, SESSION.receive = init, release, receive
 """
 WAKES_ITS_PARENT = """
 import os, signal, time
@@ -218,7 +218,7 @@ def test_what_a_clone_is_born_with_opens_nothing(sandbox: cloche.Sandbox) -> Non
     """With all capabilities of its own namespaces, before anybody looked, it is refused what they would allow."""
     with sandbox:
         session = sandbox.session()
-        session.run(at_birth("has = open('/proc/self/status').read().split('CapEff:')[1].split()[0]\n" + POWERS))
+        session.run(in_clone("has = open('/proc/self/status').read().split('CapEff:')[1].split()[0]\n" + POWERS))
         seen = session.run("open('/proc/self/status').read().split('CapEff:')[1].split()[0]").value
         assert int(seen, 16) == 0
         (fork,) = session.fork(1)
@@ -372,7 +372,7 @@ def test_a_fork_that_is_lost_is_told_though_its_link_is_held(sandbox: cloche.San
     keep = "kept = []\ntype(SESSION)._close_all = lambda self, fds: kept.extend(fds)"
     with sandbox:
         session = sandbox.session()
-        session.run(at_birth("for fd in kept: os.close(fd)") + keep)
+        session.run(in_clone("for fd in kept: os.close(fd)") + keep)
         (fork,) = session.fork(1)
         began = time.monotonic()
         assert fork.run("import os\nos._exit(3)", timeout=90).status == "error"

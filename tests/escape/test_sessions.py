@@ -38,7 +38,7 @@ TOLERATED = {
     "the next run's answer": b'{"op":"done","id":4,"exit_code":0,"value":"forged"}',
     "an answer to nobody": b'{"op":"done","id":99999999999,"value":1}',
     "an answer of no number": b'{"op":"done","id":"3"}',
-    "another birth": b'{"op":"born"}',
+    "another clone": b'{"op":"cloned"}',
     "another beginning": b'{"op":"ready","runtime":5}',
     "its own end": b'{"op":"gone","wait_status":1180591620717411303424}',
     "a kind that nobody knows": b'{"op":[],"id":{}}',

@@ -1,4 +1,4 @@
-"""A child is born in its control group, on any kernel: version 2 can be had beside the hierarchies of version 1."""
+"""A child is cloned into its control group, on any kernel: version 2 can be had beside the hierarchies of version 1."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps(os.path.exists(group.folders["pids"])))
 
 
 @pytest.mark.root
-def test_a_child_is_born_in_its_group(tmp_path: Path) -> None:
+def test_a_child_is_cloned_into_its_group(tmp_path: Path) -> None:
     """Alone and with new namespaces; where it then makes the group its root, it sees no other."""
     package = Path(cloche.__file__).parent
     program = [sys.executable, "-I", "-S", "-c", PROGRAM, str(package), str(tmp_path)]

@@ -16,7 +16,7 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local.fork_tree import Family
+from cloche.backends.local.fork_tree import ForkTree
 from cloche.backends.local.plan import build_session_program
 from cloche.backends.local.prefork import pool_for
 from cloche.backends.local.sandbox import LocalOpenSandbox
@@ -359,11 +359,11 @@ def test_a_sandbox_closes_under_a_run(after_s: float) -> None:
     asyncio.run(close())
 
 
-def family_of(session: object) -> Family:
+def family_of(session: object) -> ForkTree:
     """Return what the local backend holds of a session."""
     assert isinstance(session, LocalSession)
-    assert session.family is not None
-    return session.family
+    assert session.fork_tree is not None
+    return session.fork_tree
 
 
 def test_a_session_whose_end_is_not_heard_is_hung_up_on(

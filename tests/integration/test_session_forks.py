@@ -387,7 +387,7 @@ while True:
 
 def test_who_does_not_read_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that leaves what it is asked on its link is given up when it should have been cloned."""
-    monkeypatch.setattr("cloche.backends.local.fork_tree.BIRTH_PATIENCE_S", 1.0)
+    monkeypatch.setattr("cloche.backends.local.fork_tree.CLONE_TIMEOUT_S", 1.0)
     assert session.run(NEVER_READS).ok
     for _ in range(11):
         assert session.run("#" * 20_000, timeout=20).ok

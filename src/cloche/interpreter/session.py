@@ -137,8 +137,8 @@ class Session:
     def _begin_as_clone(self, plan: session_fork.Clone) -> None:
         """Become pid 1 of the new namespaces, and the session in them."""
         try:
-            plan.let_go(self._privileges.give_up)
-            self.send({"op": "born"})
+            plan.release(self._privileges.give_up)
+            self.send({"op": "cloned"})
             go = self.receive()
             if go is None:
                 os._exit(0)

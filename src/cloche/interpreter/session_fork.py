@@ -1,6 +1,6 @@
 """Clone this process into a jail of its own, with all its memory: the guest's part of a fork and of a checkpoint.
 
-The clone is pid 1 of new namespaces in which nothing is its own yet. It lets go of everything that is its parent's,
+The clone is pid 1 of new namespaces in which nothing is its own yet. It releases everything that is its parent's,
 says so, and waits until somebody outside has given it ids, files and limits. Then it forks: the child goes on as the
 session, and pid 1 waits for it, as the process that started the first interpreter does. Whatever could not be
 cloned is found and named before anything happens.
@@ -187,8 +187,8 @@ class Clone:
         random = sys.modules.get("random")
         self.random_state = random.getstate() if random is not None else None
 
-    def let_go(self, give_up: Callable[[], None]) -> None:
-        """Let go, in the clone, of all that is the parent's, and give up the capabilities that it was cloned with."""
+    def release(self, give_up: Callable[[], None]) -> None:
+        """Release, in the clone, all that is the parent's, and give up the capabilities that it was cloned with."""
         os.setsid()
         give_up()
         still_open = []

@@ -103,7 +103,7 @@ class Cgroup:
         _write(f"{self.folders['pids']}/pids.max", str(pids))
 
     def enter(self) -> None:
-        """Move the calling process in, which has one thread; whatever it forks is born inside.
+        """Move the calling process in, which has one thread; whatever it forks is inside.
 
         Version 1 only. A thread that moves itself needs no lock. Moving a process by its pid does, and after a pause
         that lock waits for an RCU grace period: ten milliseconds.
@@ -112,12 +112,12 @@ class Cgroup:
             _write(f"{folder}/tasks", "0")
 
     def open(self) -> int:
-        """Open the group, for a child to be born in. Version 2 only. Raises OSError."""
+        """Open the group, for a child to be cloned into. Version 2 only. Raises OSError."""
         folder = next(iter(self.folders.values()))
         return posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
     def attach(self, pid: int) -> None:
-        """Move a process in; whatever it forks is born inside."""
+        """Move a process in; whatever it forks is inside."""
         for folder in dict.fromkeys(self.folders.values()):
             _write(f"{folder}/cgroup.procs", str(pid))
 

@@ -1,7 +1,7 @@
 """Give a clone of a live session its own ids, mounts and files, and check from outside what it has kept of its parent.
 
 Theory of operation: a clone starts with namespaces in which nobody can do anything yet: its ids are not mapped, and it
-sees its parent's files. Two short-lived processes of the helper's (`Errand`) put that right while clone and parent are
+sees its parent's files. Two worker processes of the helper's (`Worker`) put that right while clone and parent are
 stopped. The first enters the parent's user namespace, which owns all that the clone's will, and copies the host's
 mounts, because a file system such as /proc can only be made where a whole one is to be seen. It makes /workspace, /tmp
 and /dev/shm and copies the parent's files. The second is its child in the clone's process namespace, since a /proc
@@ -115,14 +115,14 @@ def _close(*fds: int) -> None:
 SIGKILL = 9
 
 
-class Errand:
-    """Let a process of its own do some work, while the caller goes on; `finish` must be called, or its two parts.
+class Worker:
+    """Be a worker process, while the caller goes on; `finish` must be called, or its two parts.
 
     `link` can be read from when it is done.
     """
 
     def __init__(self, work: Callable[[int], list[int] | None]):
-        """Start the work, which is given its end of a link to us, and may return descriptors."""
+        """Start it; `work` is given its end of a link to us, and may return descriptors."""
         self.link, theirs = socketpair()
         try:
             self._pid = posix.fork()
@@ -132,35 +132,35 @@ class Errand:
             raise
         if self._pid == 0:
             posix.close(self.link)
-            _tell(theirs, work)
+            _run_worker(theirs, work)
         posix.close(theirs)
 
-    def tell(self, tag: str, body: dict[str, Any] | None = None) -> None:
-        """Send it a word; what came of it `finish` will know."""
+    def send(self, tag: str, body: dict[str, Any] | None = None) -> None:
+        """Send it a message; where that fails, `finish` raises."""
         try:
             messages.send(self.link, tag, body)
         except OSError:
             pass
 
-    def abandon(self) -> None:
-        """End it where it is; what it brings nobody needs any more."""
+    def kill(self) -> None:
+        """Kill it: nobody needs its result any more."""
         posix.kill(self._pid, SIGKILL)
         posix.close(self.link)
         wait4(self._pid, 0)
 
     def finish(self) -> list[int]:
-        """Wait until it is done and gone, and return its descriptor, if it has one. Raises OSError with what failed."""
+        """Wait until it is done and gone, and return its descriptors. Raises OSError with what failed."""
         try:
-            return self.hear()
+            return self.receive()
         finally:
-            self.bury()
+            self.reap()
 
-    def bury(self) -> None:
-        """Wait until a process whose end was heard of is gone, which takes a moment."""
+    def reap(self) -> None:
+        """Wait for the process, whose result was received: that takes a moment."""
         wait4(self._pid, 0)
 
-    def hear(self) -> list[int]:
-        """Wait until it is done, and return its descriptor; `bury` must follow. Raises OSError with what failed."""
+    def receive(self) -> list[int]:
+        """Receive its result, the descriptors; `reap` must follow. Raises OSError with what failed."""
         tag, body, fds = messages.receive(self.link)
         posix.close(self.link)
         if tag != "done":
@@ -168,22 +168,22 @@ class Errand:
         return fds
 
 
-def new_builder(spec: Spec) -> Errand:
-    """Start the process that builds a clone's mounts, before the clone exists; `rehouse` or `abandon` must follow."""
-    return Errand(lambda link: _build(spec, link))
+def new_builder(spec: Spec) -> Worker:
+    """Start what builds a clone's mounts, before the clone exists; `start_building` or `kill` must follow."""
+    return Worker(lambda link: _build(spec, link))
 
 
-def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
+def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
     """Begin to give `clone` ids, mounts and files like those of `parent`, both of which are stopped.
 
-    What comes of it are the new workspace's mounts. `steps` are those of `setup.plan.compile_rehousing`. Raises OSError
-    where it cannot be told.
+    The result are the new workspace's mounts. `steps` are those of `setup.plan.compile_clone_mounts`. Raises OSError
+    where the builder cannot be reached.
     """
     messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
 
 
-def _tell(link: int, work: Callable[[int], list[int] | None]) -> None:
-    """Do the work of a child process, tell what came of it, and end."""
+def _run_worker(link: int, work: Callable[[int], list[int] | None]) -> None:
+    """Do the work of a worker process, send its result, and end."""
     try:
         found = work(link)
         messages.send(link, "done", fds=found or [])
@@ -201,7 +201,7 @@ def _build(spec: Spec, link: int) -> list[int]:
 
 
 def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> list[int]:
-    """Enter what owns the clone's namespaces, map its ids, make its places and fill them."""
+    """Enter what owns the clone's namespaces, map its ids, make its mounts and fill them."""
     registers = {
         NETWORK_NAMESPACE: _open(f"/proc/{clone}/ns/net"),
         MOUNT_NAMESPACE: _open(f"/proc/{clone}/ns/mnt"),
@@ -223,7 +223,7 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
         posix.close(source)
     call("setns", processes, 0)
     # A child alone is in the process namespace that was entered.
-    return Errand(lambda _: _inside(steps, registers)).finish()
+    return Worker(lambda _: _inside(steps, registers)).finish()
 
 
 def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> list[int]:
@@ -244,12 +244,12 @@ def _write(path: str, text: str) -> None:
 
 
 SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
-OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
-POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
+OWN_MOUNT_POINTS = ("/workspace", "/tmp", "/dev/shm")
+CAPABILITIES = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
 
 
 class ForkTreeError(Exception):
-    """Say why a clone cannot be, in words for the caller."""
+    """Say why a session cannot be cloned, in a text for the caller."""
 
 
 def check_is_apart(pid: int) -> None:
@@ -259,9 +259,9 @@ def check_is_apart(pid: int) -> None:
 
 
 def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
-    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers.
+    """Check what a clone could keep beside descriptors: folders, its program's file, memory, processes, capabilities.
 
-    `bound` are the paths of the host that are shown in its places, read-only: what is mapped of these is nobody's.
+    `bound` are the paths of the host that are shown in its mounts, read-only: what is mapped of these is nobody's.
     """
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
         raise ForkTreeError("the clone has kept its parent's working directory")
@@ -270,10 +270,12 @@ def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
     if procfs.children(pid):
         raise ForkTreeError("the clone has started a process")
     program = posix.readlink(f"/proc/{pid}/exe")
-    if program.startswith(OWN_PLACES) and not _is_bound(pid, program, _device(f"/proc/{pid}/exe"), bound):
+    if program.startswith(OWN_MOUNT_POINTS) and not _is_bound(pid, program, _device(f"/proc/{pid}/exe"), bound):
         raise ForkTreeError("the clone runs a file of its parent's")
-    powers = [line.split()[1] for line in text_of(f"/proc/{pid}/status").split("\n") if line.startswith(POWERS)]
-    if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
+    capabilities = [
+        line.split()[1] for line in text_of(f"/proc/{pid}/status").split("\n") if line.startswith(CAPABILITIES)
+    ]
+    if len(capabilities) != len(CAPABILITIES) or any(int(mask, 16) for mask in capabilities):
         raise ForkTreeError("the clone has kept capabilities")
     maps = text_of(f"/proc/{pid}/maps")
     if not maps:
@@ -281,18 +283,18 @@ def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
     if _are_all_private(maps):
         return  # as is usual: then no single line needs to be looked at
     for line in maps.rstrip("\n").split("\n"):
-        words = line.split(maxsplit=5)
-        name = words[5] if len(words) > 5 else ""
-        if words[1][3] == "s" and not name.startswith(SYSTEM):
+        fields = line.split(maxsplit=5)
+        name = fields[5] if len(fields) > 5 else ""
+        if fields[1][3] == "s" and not name.startswith(SYSTEM):
             raise ForkTreeError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
-        if name.startswith(OWN_PLACES) and not _is_bound(pid, name, words[3], bound):
+        if name.startswith(OWN_MOUNT_POINTS) and not _is_bound(pid, name, fields[3], bound):
             raise ForkTreeError(f"the clone has a file of its parent's mapped: {name}")
 
 
 def _is_bound(pid: int, name: str, device: str, bound: Sequence[str]) -> bool:
-    """Tell whether a file is one of the host's: by its name, and since it is on none of the places' file systems."""
+    """Tell whether a file is one of the host's: by its name, and since it is on none of these mounts' file systems."""
     is_below = any(name == path or name.startswith(f"{path}/") for path in bound)
-    return is_below and device not in {_device(f"/proc/{pid}/root{place}") for place in OWN_PLACES}
+    return is_below and device not in {_device(f"/proc/{pid}/root{mount_point}") for mount_point in OWN_MOUNT_POINTS}
 
 
 def _device(path: str) -> str:
@@ -302,11 +304,11 @@ def _device(path: str) -> str:
 
 
 def _are_all_private(maps: str) -> bool:
-    """Tell whether no memory is shared and none is of a file in the guest's places, as the kernel lists it."""
+    """Tell whether no memory is shared and none is of a file in the guest's mounts, as the kernel lists it."""
     lines = maps.rstrip("\n").split("\n")
     if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
         return False
-    return not any(path.startswith(OWN_PLACES) for path in {line[line.find("/") :] for line in lines})
+    return not any(path.startswith(OWN_MOUNT_POINTS) for path in {line[line.find("/") :] for line in lines})
 
 
 def number_inside(pid: int) -> int:

@@ -17,7 +17,15 @@ from time import monotonic
 
 from . import messages, procfs
 from .cgroups import Cgroup
-from .clone_namespaces import Errand, ForkTreeError, check_is_apart, check_rest, new_builder, number_inside, rehouse
+from .clone_namespaces import (
+    ForkTreeError,
+    Worker,
+    check_is_apart,
+    check_rest,
+    new_builder,
+    number_inside,
+    start_building,
+)
 from .procfs import descriptors, is_dead, state_of, states_of
 from .syscalls import ppoll
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Move:
-    """Make a control group for a clone that is yet to be born, and move the clone in when it is told which that is.
+    """Make a control group for a clone before there is one, and move the clone in once it is known.
 
     To move another process the kernel takes a lock, and when nobody took it for a while it waits for an RCU grace
     period first: ten milliseconds. So whoever does this takes the lock once, by moving itself, while others build. As
@@ -41,7 +49,7 @@ class Move:
 
     def __init__(self, cgroup: dict[str, Any]):
         self.group, self._amounts = Cgroup(cgroup["version"], cgroup["folders"]), cgroup["amounts"]
-        self._errand: Errand | None = Errand(self._work)
+        self._worker: Worker | None = Worker(self._work)
 
     def _work(self, link: int) -> None:
         self.group.create(**self._amounts)
@@ -51,39 +59,39 @@ class Move:
             self.group.attach(body["pid"])
 
     def begin(self, pid: int) -> None:
-        """Say which process is to be moved: one that cannot end, or whose parent has no chance to bury it."""
-        if self._errand is not None:
-            self._errand.tell("move", {"pid": pid})
+        """Say which process is to be moved: one that cannot end, or whose parent has no chance to wait for it."""
+        if self._worker is not None:
+            self._worker.send("move", {"pid": pid})
 
-    def finish(self, ended: list[Errand]) -> Cgroup:
-        """Wait until it is inside, and return the group; who did it is to be buried. Raises OSError."""
-        errand, self._errand = self._errand, None
-        if errand is not None:
-            ended.append(errand)
-            errand.hear()
+    def finish(self, ended: list[Worker]) -> Cgroup:
+        """Wait until it is inside, and return the group; the worker is to be reaped. Raises OSError."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            ended.append(worker)
+            worker.receive()
         return self.group
 
     def give_up(self) -> None:
         """Remove the group; nobody needs it."""
-        if self._errand is not None:
-            self._errand.tell("nobody")
-        ended: list[Errand] = []
+        if self._worker is not None:
+            self._worker.send("cancel")
+        ended: list[Worker] = []
         try:
             self.finish(ended)
         except OSError:
             pass  # there was no room
-        for errand in ended:
-            errand.bury()
+        for worker in ended:
+            worker.reap()
         self.group.remove()
 
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
-STOP_PATIENCE_S, END_PATIENCE_S = 20.0, 10.0
-NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
+STOP_TIMEOUT_S, END_TIMEOUT_S = 20.0, 10.0
+POLL_S, QUICK_POLLS = 0.0002, 10  # how often to look before taking naps in between
 ORIGIN = 0
-NOBODY = 0  # for the clone that a builder shall come for
+NO_CLONE = 0  # in place of the clone that a builder is started for
 PROCESSES_OF_A_NODE = 2
 URGENT = ("", "kill", "pace", "interrupt", "signal")
 
@@ -95,7 +103,7 @@ class Node:
         self.init, self.parent, self.cgroup = init, parent, cgroup
         self.guest = 0
         self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
-        self.is_frozen = self.has_lost_guest = self.is_doomed = self.is_settled = False
+        self.is_frozen = self.has_lost_guest = self.is_doomed = self.is_set_up = False
 
     def interpreter(self) -> int:
         """Return the guest's process, 0 when there is none (any more).
@@ -125,10 +133,10 @@ class ForkTree:
         self.nodes: dict[int, Node] = {ORIGIN: Node(reaper, None, None)}
         self.is_busy = False
         self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
-        self.ended: list[Errand] = []  # what is done, and yet to be buried
+        self.ended: list[Worker] = []  # those that are done, and yet to be reaped
         # By the number of the clone that has no mounts of its own yet:
         self.moves: dict[int, Move] = {}
-        self.builders: dict[int, Errand] = {}
+        self.builders: dict[int, Worker] = {}
 
     def handle(self, tag: str, body: dict[str, Any]) -> None:
         """Do what was asked, and answer; "echo" asks for nothing else."""
@@ -139,10 +147,10 @@ class ForkTree:
                 self._arm(self._node(body["node"]))
             elif tag == "group":
                 self.moves[body["clone"]] = Move(body["cgroup"])
-            elif tag == "settle":
-                fds = self._settle(body)
-            elif tag == "house":
-                fds = self._house(self._node(body["node"]), body["steps"])
+            elif tag == "set_up":
+                fds = self._set_up_clones(body)
+            elif tag == "set_up_spare":
+                fds = self._set_up_spare(self._node(body["node"]), body["steps"])
             elif tag == "freeze":
                 self._freeze(self._node(body["node"]))
             elif tag == "disarm":
@@ -162,10 +170,10 @@ class ForkTree:
         self.state.send("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
-        if tag == "arm" and body["clone"] != NOBODY and "error" not in answer:
-            self._call_builder(body["clone"])  # while the guest clones itself, which takes longer
+        if tag == "arm" and body["clone"] != NO_CLONE and "error" not in answer:
+            self._start_builder(body["clone"])  # while the guest clones itself, which takes longer
         while self.ended:  # when nobody waits for it any more
-            self.ended.pop().bury()
+            self.ended.pop().reap()
 
     def interrupt(self, number: int) -> None:
         """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
@@ -202,7 +210,7 @@ class ForkTree:
     def check_memory(self, limit: int) -> None:
         """Kill the forks that use more than they may."""
         for number, node in self.nodes.items():
-            if node.parent is None or node.is_frozen or node.is_doomed or not node.is_settled:
+            if node.parent is None or node.is_frozen or node.is_doomed or not node.is_set_up:
                 continue
             group = _group_of(node)
             if group is not None:
@@ -218,7 +226,7 @@ class ForkTree:
     def kill_exceeding(self) -> bool:
         """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
         for number, node in self.nodes.items():
-            if node.is_settled and _group_of(node) is None and not node.is_frozen:
+            if node.is_set_up and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
         return self.has_forks
 
@@ -239,16 +247,16 @@ class ForkTree:
         for number in list(self.halts):
             self._resume(number)  # a group that is used again must not be frozen
         for number in {*self.moves, *self.builders}:
-            self._give_up_home(number)
+            self._cancel_set_up(number)
         for number, node in list(self.nodes.items()):
             if node.parent is not None:
                 self._forget(number, node)
 
-    def _give_up_home(self, number: int) -> None:
-        """Remove the group of a clone that got no mounts, and end the process that was to build them."""
+    def _cancel_set_up(self, number: int) -> None:
+        """Remove the group of a clone that got no mounts, and kill the worker that was to build them."""
         builder, move = self.builders.pop(number, None), self.moves.pop(number, None)
         if builder is not None:
-            builder.abandon()
+            builder.kill()
         if move is not None:
             move.give_up()
 
@@ -265,13 +273,13 @@ class ForkTree:
         self._allow_for(1)
         messages.send(self.link, "arm", {"pid": number_inside(guest)})
 
-    def _settle(self, body: dict[str, Any]) -> list[int]:
-        """Stop a node, give its new clones ids and mounts of their own, hand out their workspaces; or undo it all."""
+    def _set_up_clones(self, body: dict[str, Any]) -> list[int]:
+        """Stop a node, give its new clones ids and mounts of their own, return their workspaces; or undo it all."""
         parent = self._node(body["node"])
         known = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
         mounts: list[int] = []
-        errands: list[Errand] = []
+        workers: list[Worker] = []
         try:
             guest = parent.interpreter()
             if not guest:
@@ -281,7 +289,7 @@ class ForkTree:
                 raise ForkTreeError("a process that the session started is still running")
             _stop(*fresh)
             for pid in fresh:
-                check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
+                check_is_apart(pid)  # else a signal to its group could resume its parent, which can resume clones
             self._freeze(parent)
             _stop(*fresh)
             others = set(procfs.children(parent.init)) - {guest}
@@ -292,28 +300,28 @@ class ForkTree:
                 self.nodes[clone["node"]] = Node(pid, parent, None)
                 if clone["node"] in self.moves:
                     self.moves[clone["node"]].begin(pid)
-                if not clone["is_reserve"]:
-                    errands.append(self._builder(clone["node"]))
-                    rehouse(errands[-1], body["steps"], guest, pid)
-            while errands:
-                self._await(errands[0])
-                self.ended.append(errands.pop(0))
-                mounts += self.ended[-1].hear()
+                if not clone["is_spare"]:
+                    workers.append(self._builder(clone["node"]))
+                    start_building(workers[-1], body["steps"], guest, pid)
+            while workers:
+                self._await(workers[0])
+                self.ended.append(workers.pop(0))
+                mounts += self.ended[-1].receive()
             for clone in body["clones"]:
                 if clone["node"] in self.moves:
                     self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish(self.ended)
                     self.moves.pop(clone["node"])
             for clone in body["clones"]:
-                self.nodes[clone["node"]].is_settled = True
-                if not clone["is_reserve"]:
+                self.nodes[clone["node"]].is_set_up = True
+                if not clone["is_spare"]:
                     posix.kill(self.nodes[clone["node"]].init, SIGCONT)
         except BaseException:
-            for errand in errands:
-                errand.abandon()
+            for worker in workers:
+                worker.kill()
             for pid in fresh:
                 _kill(pid)
             for clone in body["clones"]:
-                self._give_up_home(clone["node"])
+                self._cancel_set_up(clone["node"])
                 if clone["node"] in self.nodes:
                     self._forget(clone["node"], self.nodes[clone["node"]])
             for fd in mounts:
@@ -322,41 +330,41 @@ class ForkTree:
             raise
         return mounts
 
-    def _house(self, node: Node, steps: dict[str, Any]) -> list[int]:
+    def _set_up_spare(self, node: Node, steps: dict[str, Any]) -> list[int]:
         """Give a spare clone ids and mounts like those of its parent, which is still stopped."""
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise ForkTreeError("what it was cloned from has ended")
-        errand = new_builder(self.state.spec)
-        node.is_settled = False
+        worker = new_builder(self.state.spec)
+        node.is_set_up = False
         try:
-            rehouse(errand, steps, guest, node.init)
-            self._await(errand)
+            start_building(worker, steps, guest, node.init)
+            self._await(worker)
         except BaseException:
-            errand.abandon()
+            worker.kill()
             raise
         finally:
-            node.is_settled = True
-        mounts = errand.finish()
+            node.is_set_up = True
+        mounts = worker.finish()
         posix.kill(node.init, SIGCONT)
         return mounts
 
-    def _call_builder(self, clone: int) -> None:
+    def _start_builder(self, clone: int) -> None:
         """Start the process that is to build the mounts of a clone, while the clone is being made."""
         try:
             self.builders[clone] = new_builder(self.state.spec)
         except OSError:
             pass  # it is started when it is needed, and who needs it is told what is wrong
 
-    def _builder(self, clone: int) -> Errand:
+    def _builder(self, clone: int) -> Worker:
         """Return the process that builds the mounts of a clone, started ahead or now."""
         return self.builders.pop(clone, None) or new_builder(self.state.spec)
 
-    def _await(self, errand: Errand) -> None:
+    def _await(self, worker: Worker) -> None:
         """Wait for a worker process that may take its time. What others run meanwhile is looked after."""
         self.is_busy = True
         try:
-            self.look_after_others(errand.link)
+            self.look_after_others(worker.link)
         finally:
             self.is_busy = False
 
@@ -365,7 +373,7 @@ class ForkTree:
         if tag != "drop":
             return tag in URGENT
         node = self.nodes.get(body["node"])
-        return node is not None and node.parent is not None and node.is_settled and not node.is_frozen
+        return node is not None and node.parent is not None and node.is_set_up and not node.is_frozen
 
     def _find(self, fresh: list[int], holds: list[str], bound: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
@@ -423,7 +431,7 @@ class ForkTree:
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
         """Kill a node; or its interpreter alone, where others live inside its process namespace."""
-        self._give_up_home(number)
+        self._cancel_set_up(number)
         node = self.nodes.get(number)
         if node is None:
             return
@@ -436,7 +444,7 @@ class ForkTree:
                 _kill(guest)
             return
         _kill_clone(node)
-        if not ppoll((node.ended,), END_PATIENCE_S):
+        if not ppoll((node.ended,), END_TIMEOUT_S):
             raise ForkTreeError("it does not die")
         self._forget(number, node)
 
@@ -474,14 +482,14 @@ def _stop(*pids: int) -> None:
     """Stop processes, and wait until all their threads stand still."""
     for pid in pids:
         posix.kill(pid, SIGSTOP)
-    deadline, looks = monotonic() + STOP_PATIENCE_S, 0
+    deadline, polls = monotonic() + STOP_TIMEOUT_S, 0
     for pid in pids:
         while state_of(pid) not in "Tt" or any(state not in "TtZX" for state in states_of(pid)):
             if monotonic() > deadline or is_dead(pid):
                 raise ForkTreeError("a process of the session cannot be stopped")
-            looks += 1
-            if looks > LOOKS:
-                ppoll((), NAP_S)
+            polls += 1
+            if polls > QUICK_POLLS:
+                ppoll((), POLL_S)
             posix.sched_yield()  # most stand still before a nap would be over
 
 

@@ -203,7 +203,7 @@ class Guest:
         privileges = self.privileges or forget_helper(self.interpreter)
         if order.is_session:
             privileges.clone, privileges.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
-            capabilities = order.python.pop("powers")
+            capabilities = order.python.pop("capabilities")
             privileges.give_up = lambda: perform_calls(capabilities)
         if self.gives_exit_notice:
             privileges.exit_early = give_exit_notice

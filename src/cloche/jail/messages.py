@@ -254,7 +254,7 @@ FILTER: Step = ("seccomp", "filter system calls", [])
 
 
 class Building(_Record):
-    """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `setup/plan`.
+    """Hold the steps between a reaper's start and the moment when its guest waits for orders; see `setup/plan`.
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.

@@ -163,7 +163,7 @@ class GuestWatcher(ChildWatcher):
     def may_fork(self, pid: int) -> bool:
         """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
         self._receive_all_from_helper()
-        if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being born beside, say
+        if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being made, say
             return False
         self.armed = -1
         return True

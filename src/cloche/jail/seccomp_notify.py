@@ -119,7 +119,7 @@ def refusal(question: bytes, own_places: Sequence[str], may_fork: Callable[[int]
 
 
 def _is_powerless(pid: int) -> bool:
-    """Tell whether a thread has no capabilities: with those that it is born with a clone could arrange its network."""
+    """Tell whether a thread has no capabilities: with those that it begins with a clone could arrange its network."""
     try:
         fd = posix.open(f"/proc/{pid}/status", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:

@@ -173,7 +173,7 @@ def clone(flags: int, group_fd: int = -1) -> int:
         if group_fd < 0:
             pid = call("clone", flags | SIGCHLD, 0, 0, 0, 0)
         else:
-            pid = call("clone3", _birth(flags, group_fd), CLONE_ARGS_BYTES)
+            pid = call("clone3", _clone_args(flags, group_fd), CLONE_ARGS_BYTES)
     finally:
         if pid == 0:
             _after_fork_child()
@@ -182,7 +182,7 @@ def clone(flags: int, group_fd: int = -1) -> int:
     return pid
 
 
-def _birth(flags: int, group_fd: int) -> bytes:
+def _clone_args(flags: int, group_fd: int) -> bytes:
     """Return the kernel's `struct clone_args`: flags, the signal at the end, and the group."""
     arguments = bytearray(CLONE_ARGS_BYTES)
     for at, value in ((0, flags | CLONE_INTO_CGROUP), (32, SIGCHLD), (80, group_fd)):

@@ -165,7 +165,7 @@ def become_owner(outside_id: int) -> bool:
 
     The kernel charges what is used in a user namespace to its owner outside, too: with root as the owner of all, one
     guest could use up what root's own programs may have. Files are still opened, and control groups entered, as root:
-    the effective id alone says who owns. `become_root` undoes it, but not in a child that was born in the namespace.
+    the effective id alone says who owns. `become_root` undoes it, but not in a child that was cloned into it.
     False where root, as in a plain container, has power over others' namespaces by owning them alone.
     """
     held = fresh(_CAPABILITY_SETS_BYTES)

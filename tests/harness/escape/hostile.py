@@ -1,6 +1,6 @@
 """A session's guest that obeys nobody: text for its first cell, which puts its own hands into its interpreter.
 
-`ON_BIRTH` is what a clone does between its birth and the moment when somebody outside looks at it; `instead` leaves
+`IN_CLONE` is what a clone does between its start and the moment when somebody outside looks at it; `instead` leaves
 out that it lets go of its parent's things. Whatever the interpreter would refuse by itself, it no longer does.
 """
 
@@ -16,7 +16,7 @@ del frame
 FORKING = type(SESSION).__init__.__globals__["session_fork"]
 FORKING.look_for_obstacles = lambda ours, clones: ([], [])
 FORKING.running_children = lambda clones: []
-LET_GO = FORKING.Clone.let_go
+RELEASE = FORKING.Clone.release
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 
@@ -37,22 +37,22 @@ def refused(act):
     except OSError as error:
         return f"refused: {error.strerror}"
 """
-BIRTH = """
-def let_go(self, give_up):
+IN_CLONE = """
+def release(self, give_up):
 {before}
-    LET_GO(self, {give_up})
+    RELEASE(self, {give_up})
 {after}
-FORKING.Clone.let_go = let_go
+FORKING.Clone.release = release
 """
 
 
-def at_birth(before: str = "pass", after: str = "pass", give_up: str = "give_up") -> str:
-    """Return a first cell whose clones do more, at their birth, than they should."""
+def in_clone(before: str = "pass", after: str = "pass", give_up: str = "give_up") -> str:
+    """Return a first cell whose clones do more, when they start, than they should."""
     indented = {
         name: "\n".join(f"    {line}" for line in dedent(text).strip().splitlines())
         for name, text in {"before": before, "after": after}.items()
     }
-    return TAKE_OVER + BIRTH.format(give_up=give_up, **indented)
+    return TAKE_OVER + IN_CLONE.format(give_up=give_up, **indented)
 
 
 # A socket whose last holder waits, when it lets go of it, as long as it was told; and its way into other hands.

@@ -1,4 +1,4 @@
-"""A session's family as its owner sees it, over a helper and an interpreter that only answer."""
+"""A session's fork tree on the caller's side, over a helper and an interpreter that only answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cloche.backends.local.fork_tree import BIRTH_PATIENCE_S, ORIGIN, Family, Node
+from cloche.backends.local.fork_tree import CLONE_TIMEOUT_S, ORIGIN, ForkTree, Node
 from cloche.backends.local.helper_link import Connection
 from cloche.backends.local.streams import SessionPipes
 from cloche.backends.local.workspace import Workspace
@@ -25,15 +25,15 @@ class _Pipes:
 
     def __init__(self, *, is_ever_ready: bool = True):
         loop = asyncio.get_running_loop()
-        self.born: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.cloned: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.link = SessionLink(JsonCodec(), lambda: None)
         self.is_ever_ready = is_ever_ready
         self.has_gone_on = False
 
-    async def ask_for_clone(self, _number: int, clone: _Pipes, _patience_s: float) -> asyncio.Future[dict[str, Any]]:
+    async def ask_for_clone(self, _number: int, clone: _Pipes, _timeout_s: float) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         answer.set_result({})
-        clone.born.set_result({})
+        clone.cloned.set_result({})
         return answer
 
     def go(self, *, is_fork: bool) -> None:
@@ -56,15 +56,15 @@ class _Pipes:
 
 
 class _Connection:
-    """Stand for a helper that takes longer to give clones their homes than births may take."""
+    """Stand for a helper that takes longer to give clones their mounts than cloning may take."""
 
     async def ask(self, tag: str, _payload: Mapping[str, Any] | None = None, **_body: int) -> list[int]:
-        if tag != "settle":
+        if tag != "set_up":
             return []
-        _move_on(BIRTH_PATIENCE_S + 10)
+        _move_on(CLONE_TIMEOUT_S + 10)
         return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
 
-    def tell(self, *_words: str, **_body: object) -> None: ...
+    def notify(self, *_tags: str, **_body: object) -> None: ...
 
 
 def _move_on(seconds: float) -> None:
@@ -77,15 +77,15 @@ def _move_on(seconds: float) -> None:
 async def _clone(pipes: _Pipes) -> Node:
     spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": [], "workspace": "/workspace"})())
     first = Node(ORIGIN, None, cast("SessionPipes", _Pipes()), Workspace(Limits(), ""), is_fork=False)
-    family = Family(cast("Connection", _Connection()), spec, first)
-    family._rehousing = {}
-    node = await family.clone(first, lambda: cast("SessionPipes", pipes))
+    fork_tree = ForkTree(cast("Connection", _Connection()), spec, first)
+    fork_tree._clone_steps = {}
+    node = await fork_tree.clone(first, lambda: cast("SessionPipes", pipes))
     node.workspace.drop()
     return node
 
 
-def test_a_clone_has_its_time_after_its_home_was_long_in_coming() -> None:
-    """A large workspace takes longer to copy than births may take: the clone that lives is waited for all the same."""
+def test_a_clone_has_its_time_after_its_mounts_were_long_in_coming() -> None:
+    """A large workspace takes longer to copy than cloning may take: the clone that lives is waited for all the same."""
 
     async def clone() -> None:
         pipes = _Pipes()
@@ -96,8 +96,8 @@ def test_a_clone_has_its_time_after_its_home_was_long_in_coming() -> None:
 
 
 def test_a_clone_that_never_begins_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its home is there, and it does not say that it is ready."""
-    monkeypatch.setattr("cloche.backends.local.fork_tree.BIRTH_PATIENCE_S", 0.1)
+    """Its mounts are there, and it does not report that it is ready."""
+    monkeypatch.setattr("cloche.backends.local.fork_tree.CLONE_TIMEOUT_S", 0.1)
 
     async def clone() -> None:
         with pytest.raises(StartFailed, match="a clone of the session has not begun in time"):

@@ -19,7 +19,7 @@ OF_SYSTEM = "7fcbf2000000-7fcbf2007000 r--s 00000000 fe:00 77                   
 OWN = "7fcbf3000000-7fcbf3001000 r--p 00000000 00:2f 12                         /workspace/data.bin\n"
 DRESSED_UP = "7fcbf4000000-7fcbf4001000 rw-s 00000000 00:01 9                          /memfd:x rw-p 00000000\n"
 SPACED = "7fcbf5000000-7fcbf5001000 r--p 00000000 00:2f 13                         /tmp/a b\x0bc\n"
-POWERLESS = "".join(f"{name}\t0000000000000000\n" for name in clone_namespaces.POWERS)
+NO_CAPABILITIES = "".join(f"{name}\t0000000000000000\n" for name in clone_namespaces.CAPABILITIES)
 Check = Callable[[str], None]
 
 
@@ -28,7 +28,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
     """Return what checks a clone with these maps, of which all else is as it should be."""
 
     def check_maps(maps: str) -> None:
-        monkeypatch.setattr(clone_namespaces, "text_of", lambda path: maps if path.endswith("/maps") else POWERLESS)
+        monkeypatch.setattr(
+            clone_namespaces, "text_of", lambda path: maps if path.endswith("/maps") else NO_CAPABILITIES
+        )
         monkeypatch.setattr(
             clone_namespaces.posix, "readlink", lambda path: "/usr/bin/python" if "exe" in path else "/"
         )
@@ -70,14 +72,14 @@ def test_a_name_is_no_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["x\x0bCapEff:", "x\x0bCapEff:\t0", "x\x1cCapPrm:\tz", "x\x85CapInh:"])
 @pytest.mark.parametrize(
-    ("powers", "may_go_on"), [(POWERLESS, True), (POWERLESS.replace("0\nCapBnd", "1\nCapBnd"), False)]
+    ("capabilities", "may_go_on"), [(NO_CAPABILITIES, True), (NO_CAPABILITIES.replace("0\nCapBnd", "1\nCapBnd"), False)]
 )
 def test_a_name_neither_gives_nor_hides_powers(
-    monkeypatch: pytest.MonkeyPatch, check: Check, name: str, powers: str, *, may_go_on: bool
+    monkeypatch: pytest.MonkeyPatch, check: Check, name: str, capabilities: str, *, may_go_on: bool
 ) -> None:
     """Nor does it keep anybody from looking."""
     check(USUAL)
-    status = f"Name:\t{name}\n{powers}"
+    status = f"Name:\t{name}\n{capabilities}"
     monkeypatch.setattr(clone_namespaces, "text_of", lambda path: USUAL if path.endswith("/maps") else status)
     if may_go_on:
         clone_namespaces.check_rest(1)

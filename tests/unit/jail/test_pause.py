@@ -57,7 +57,7 @@ def test_all_stand_still_and_go_on(find: Callable[[], list[int]]) -> None:
 
     _await(all_stand)
     stopped = find()
-    time.sleep(0.05)  # in which ten children would be born
+    time.sleep(0.05)  # in which ten children would be forked
     assert find() == stopped
     halt.end()
     _await(lambda: set(find()) - set(stopped) != set())

@@ -251,7 +251,7 @@ def _supervisor(folder: Path) -> Supervisor:
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EACCES, errno.EBUSY])
-def test_a_refused_birth_in_a_group_is_no_birth_outside(
+def test_a_refused_clone_into_a_group_is_no_clone_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Nothing is forked without its limits, nothing stays open, and nobody may look into the helper afterwards."""
@@ -276,9 +276,9 @@ def test_a_refused_birth_in_a_group_is_no_birth_outside(
 
 
 def test_a_group_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then there are no limits, and so there is nothing to be born in."""
+    """Then there are no limits, and so there is no group to clone into."""
     settings = list[int]()
-    monkeypatch.setattr(cgroups, "clone", lambda *_: pytest.fail("born without limits"))
+    monkeypatch.setattr(cgroups, "clone", lambda *_: pytest.fail("cloned without limits"))
     monkeypatch.setattr(supervisor, "prctl", lambda *words: settings.append(words[1]))
     before = os.listdir("/proc/self/fd")
     one = _supervisor(tmp_path / "gone")

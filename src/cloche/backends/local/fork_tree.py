@@ -1,10 +1,10 @@
-"""The clones of a session, the owner's side: which interpreters there are, which one runs, and which may be woken.
+"""The clones of a session, the caller's side: which interpreters there are, which one runs, which may be resumed.
 
 Theory of operation: see `cloche.jail.fork_tree` for why only leaves run. So a checkpoint is the interpreter that ran
-until then, stopped, and a clone of it goes on; a rollback discards what runs and wakes the checkpoint for as long as
-it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for, its
-*reserve*. When the session is to go on and forks of it still live, it goes on in the reserve; when none is left, the
-reserve is dropped and the interpreter woken. Namespaces can be nested some thirty deep, so that matters.
+until then, stopped, and a clone of it goes on; a rollback discards what runs and resumes the checkpoint for as long
+as it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for,
+its *spare clone*. When the session is to go on and forks of it still live, it goes on in the spare clone; when none is
+left, that one is dropped and the interpreter resumed. Namespaces can be nested some thirty deep, so that matters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.loops import finish
 from cloche.core.suppressed import suppress_logged
-from cloche.jail.setup.plan import compile_rehousing, inner_of
+from cloche.jail.setup.plan import compile_clone_mounts, inner_of
 
 from .helper_link import CLOSE_TIMEOUT_S
 from .streams import SessionPipes
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .helper_link import Connection
 
 ORIGIN = 0
-NOBODY = 0  # for the clone that needs no namespaces of its own yet
-BIRTH_PATIENCE_S = 30.0
+NO_CLONE = 0  # in place of a clone that needs no namespaces of its own yet
+CLONE_TIMEOUT_S = 30.0
 
 log = logging.getLogger("cloche.local")
 
@@ -40,17 +40,17 @@ log = logging.getLogger("cloche.local")
 class Kind(enum.Enum):
     """Say what becomes of a clone."""
 
-    LIKE_IT = enum.auto()  # goes on as if it were the one that it came from
+    CONTINUATION = enum.auto()  # goes on as if it were the one that it came from
     FORK = enum.auto()  # goes on by itself
-    RESERVE = enum.auto()  # waits, without namespaces of its own
+    SPARE = enum.auto()  # waits, without namespaces of its own
 
 
 class Node:
     """Hold one interpreter of a fork tree: how to talk to it, and its workspace.
 
     `is_runner` says that an open session goes on in it, `is_held` that a checkpoint's name keeps it, `is_hollow` that
-    only pid 1 is left of it, because others live in its process namespace. `reserve` is where it goes on when it is
-    stopped and its forks live.
+    only pid 1 is left of it, because others live in its process namespace. `spare` is the clone in which it
+    goes on when it is stopped and its forks live.
     """
 
     def __init__(self, number: int, parent: Node | None, pipes: SessionPipes, workspace: Workspace, *, is_fork: bool):
@@ -58,18 +58,18 @@ class Node:
         workspace.has_node = True
         self.is_fork = is_fork
         self.is_runner = self.is_held = self.is_frozen = self.is_hollow = False
-        self.reserve: Node | None = None
+        self.spare: Node | None = None
         self.is_exceeded = False
         self.counters: Mapping[str, int] = {}
 
     def close(self) -> None:
-        """Let go of our ends."""
+        """Close our ends."""
         self.pipes.close()
         self.workspace.has_node = False
         self.workspace.drop_unless_needed()
 
 
-class Family:
+class ForkTree:
     """Hold the fork tree of one session: all nodes, also of its forks, and the helper that guards them."""
 
     def __init__(self, connection: Connection, spec: Spec, first: Node, binds: Sequence[str] = ()):
@@ -81,7 +81,7 @@ class Family:
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()
         self._until = 0.0
-        self._rehousing: Mapping[str, Any] | None = None
+        self._clone_steps: Mapping[str, Any] | None = None
 
     async def clone(self, parent: Node, new_pipes: Callable[[], SessionPipes]) -> Node:
         """Stop `parent`, which may be stopped, and return a clone that goes on.
@@ -93,7 +93,7 @@ class Family:
             if was_frozen:
                 await self._thaw(parent)
             try:
-                (node,) = await self._clones(parent, new_pipes, [Kind.LIKE_IT])
+                (node,) = await self._clones(parent, new_pipes, [Kind.CONTINUATION])
             except BaseException:
                 if was_frozen:  # a checkpoint, which nobody shall run
                     await finish(self._ask("freeze", node=parent.number))
@@ -104,20 +104,20 @@ class Family:
     async def fork(self, parent: Node, new_pipes: Callable[[], SessionPipes], count: int) -> list[Node]:
         """Stop `parent` and return forks of it; raises as `clone` does."""
         async with self._turn:
-            *forks, reserve = await self._clones(parent, new_pipes, [*[Kind.FORK] * count, Kind.RESERVE])
-            parent.reserve = reserve
+            *forks, spare = await self._clones(parent, new_pipes, [*[Kind.FORK] * count, Kind.SPARE])
+            parent.spare = spare
             return forks
 
     async def _clones(self, parent: Node, new_pipes: Callable[[], SessionPipes], kinds: Sequence[Kind]) -> list[Node]:
         nodes: list[Node] = []
-        self._be_patient()
+        self._restart_timeout()
         try:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
-                node = await self._bear(parent, new_pipes(), kind)
+                node = await self._clone_one(parent, new_pipes(), kind)
                 nodes.append(node)
             for node in nodes:
-                await self._is_born(node)
-            await self._settle(parent, nodes, kinds)
+                await self._await_clone(node)
+            await self._set_up(parent, nodes, kinds)
         except BaseException:
             for node in nodes:
                 self.kill(node)  # the helper may have begun to give it a group
@@ -126,13 +126,13 @@ class Family:
             raise
         return nodes
 
-    async def _bear(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
-        """Have one clone made; it says when it runs, and waits for its namespaces and mounts."""
+    async def _clone_one(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
+        """Have one clone made; it reports that it runs, and waits for its namespaces and mounts."""
         self._last += 1
         is_fork = kind is Kind.FORK
-        node = Node(self._last, parent, pipes, parent.workspace.twin(), is_fork=is_fork)
+        node = Node(self._last, parent, pipes, parent.workspace.copy_for_fork(), is_fork=is_fork)
         try:
-            orders = [self._ask("arm", node=parent.number, clone=NOBODY if kind is Kind.RESERVE else node.number)]
+            orders = [self._ask("arm", node=parent.number, clone=NO_CLONE if kind is Kind.SPARE else node.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
@@ -140,7 +140,7 @@ class Family:
             asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._left_s())
             await self._first_of(asked, parent.pipes.link.lost, self.end)
             if not asked.done():
-                raise StartFailed(f"the session ended while it was cloned{_last_words(parent.pipes)}")
+                raise StartFailed(f"the session ended while it was cloned{_stderr_tail(parent.pipes)}")
             error = asked.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
@@ -153,48 +153,48 @@ class Family:
         self.nodes[node.number] = node
         return node
 
-    async def _is_born(self, node: Node) -> None:
-        born = node.pipes.born
-        await self._first_of(born, self.end)
-        if not born.done():
-            raise StartFailed(f"a clone of the session was born and did not live{_last_words(node.pipes)}")
+    async def _await_clone(self, node: Node) -> None:
+        cloned = node.pipes.cloned
+        await self._first_of(cloned, self.end)
+        if not cloned.done():
+            raise StartFailed(f"a clone of the session was made and did not live{_stderr_tail(node.pipes)}")
 
-    async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
-        """Stop the parent, give the clones their homes, and let them go on, but for a reserve."""
+    async def _set_up(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
+        """Stop the parent, give the clones their namespaces and mounts, and let them go on, but for a spare one."""
         clones = [
             {
                 "node": node.number,
                 "holds": node.pipes.holds(),
-                "is_reserve": kind is Kind.RESERVE,
+                "is_spare": kind is Kind.SPARE,
             }
             for node, kind in zip(nodes, kinds, strict=True)
         ]
         orders = {"clones": clones, "steps": self._steps(), "bound": self._inner}
-        mounts = await self._ask("settle", orders, node=parent.number)
-        self._be_patient()  # anew: copying a large workspace takes its time
+        mounts = await self._ask("set_up", orders, node=parent.number)
+        self._restart_timeout()  # anew: copying a large workspace takes its time
         parent.is_frozen = True
         for node in nodes:
             node.pipes.close_guest_ends()
-        housed = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.RESERVE]
-        each = len(mounts) // max(1, len(housed))  # the workspace's mount, and what shows it to us, if that is another
-        for number, node in enumerate(housed):
+        started = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.SPARE]
+        each = len(mounts) // max(1, len(started))  # the workspace's mount, and what shows it to us, if that is another
+        for number, node in enumerate(started):
             node.workspace.take(mounts[number * each : (number + 1) * each])
             node.pipes.go(is_fork=node.is_fork)
-        for node in housed:
+        for node in started:
             await self._is_ready(node)
 
     def _steps(self) -> Mapping[str, Any]:
-        if self._rehousing is None:
-            outside, inside = compile_rehousing(self.spec, self._inner)
-            self._rehousing = {"outside": outside, "inside": inside}
-        return self._rehousing
+        if self._clone_steps is None:
+            outside, inside = compile_clone_mounts(self.spec, self._inner)
+            self._clone_steps = {"outside": outside, "inside": inside}
+        return self._clone_steps
 
     async def _is_ready(self, node: Node) -> None:
         pipes = node.pipes
         await self._first_of(pipes.link.ready, pipes.link.lost, self.end)
         if not pipes.link.ready.done():
             why = "ended while it began" if pipes.link.lost.done() or self.end.done() else "has not begun in time"
-            raise StartFailed(f"a clone of the session {why}{_last_words(pipes)}")
+            raise StartFailed(f"a clone of the session {why}{_stderr_tail(pipes)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
@@ -213,24 +213,24 @@ class Family:
         return any(one.is_runner and one is not runner and _is_below(one, node) for one in self.nodes.values())
 
     async def go_on(self, node: Node) -> Node:
-        """Return where a session goes on that stands at `node`: there, or in the reserve while forks of it live."""
-        reserve = node.reserve
-        if reserve is None:
+        """Return where a session goes on that stands at `node`: there, or in the spare clone while forks of it live."""
+        spare = node.spare
+        if spare is None:
             return node
         async with self._turn:
-            node.reserve = None
-            if self.children(node) == [reserve]:
-                await self._drop(reserve)
+            node.spare = None
+            if self.children(node) == [spare]:
+                await self._drop(spare)
                 await self._thaw(node)
                 return node
-            mounts = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
-            node.is_runner, reserve.is_runner = False, True
-            reserve.workspace.take(mounts)
-            reserve.pipes.go(is_fork=False)
-            self._be_patient()
-            await self._is_ready(reserve)
+            mounts = await self._ask("set_up_spare", {"steps": self._steps()}, node=spare.number)
+            node.is_runner, spare.is_runner = False, True
+            spare.workspace.take(mounts)
+            spare.pipes.go(is_fork=False)
+            self._restart_timeout()
+            await self._is_ready(spare)
         await self.prune()
-        return reserve
+        return spare
 
     async def _thaw(self, node: Node) -> None:
         await self._ask("thaw", node=node.number)
@@ -243,17 +243,17 @@ class Family:
                 for node in unneeded:
                     await self._drop(node)
             for node in list(self.nodes.values()):
-                if not (node.is_runner or node.is_held or node.is_hollow or self._is_reserve(node)):
+                if not (node.is_runner or node.is_held or node.is_hollow or self._is_spare(node)):
                     await self._hollow_out(node)
 
     def _is_unneeded(self, node: Node) -> bool:
-        is_needed = node.is_runner or node.is_held or node.parent is None or self._is_reserve(node)
+        is_needed = node.is_runner or node.is_held or node.parent is None or self._is_spare(node)
         return not (is_needed or self.children(node))
 
-    def _is_reserve(self, node: Node) -> bool:
+    def _is_spare(self, node: Node) -> bool:
         """Tell whether a session that is stopped above may still go on here."""
         above = node.parent
-        return above is not None and above.is_runner and above.reserve is node
+        return above is not None and above.is_runner and above.spare is node
 
     async def _drop(self, node: Node) -> None:
         with suppress_logged(log, "an interpreter had ended by itself", OSError):
@@ -269,11 +269,11 @@ class Family:
         node.close()
 
     def kill(self, node: Node) -> None:
-        """Kill a node that does not listen; its end is heard on its link."""
+        """Kill a node that does not listen; its end is reported on its link."""
         self.connection.notify("drop", id=0, node=node.number, is_guest_only=False)
 
-    def hear(self, tag: str, body: Mapping[str, Any]) -> None:
-        """Take note of what the helper says of a node."""
+    def on_message(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take a message of the helper's about a node."""
         node = self.nodes.get(body.get("node", -1))
         if node is None:
             return
@@ -289,7 +289,7 @@ class Family:
         except OSError as error:
             raise InvalidRequest(f"this session cannot be cloned: {error}") from error
 
-    async def leave(self, held: Sequence[Node]) -> None:
+    async def close_session(self, held: Sequence[Node]) -> None:
         """Close one session, whose nodes are `held`; with the last one everything ends."""
         for node in held:
             node.is_runner = node.is_held = False
@@ -299,12 +299,12 @@ class Family:
         elif not self.end.done():
             await self.prune()
 
-    def _be_patient(self) -> None:
-        """Begin to count what all the clones of one call together may take; what the helper does is not theirs."""
-        self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
+    def _restart_timeout(self) -> None:
+        """Restart the time-out of all the clones of one call together; what the helper does is not counted."""
+        self._until = asyncio.get_running_loop().time() + CLONE_TIMEOUT_S
 
     async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
-        """Wait until one is done, within reason."""
+        """Wait until one is done or the time is up."""
         await asyncio.wait(futures, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
 
     def _left_s(self) -> float:
@@ -318,16 +318,18 @@ class Family:
         try:
             await finish(asyncio.wait_for(self.end, CLOSE_TIMEOUT_S))
         except TimeoutError:
-            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_TIMEOUT_S)
-        except Exception as error:  # whoever ran in it was told; here it only matters that it is over
+            log.warning(
+                "the end of a session was not reported within %g s; the link to its helper is closed", CLOSE_TIMEOUT_S
+            )
+        except Exception as error:  # whoever ran in it got the error; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())
 
 
-def _last_words(pipes: SessionPipes) -> str:
+def _stderr_tail(pipes: SessionPipes) -> str:
     pipes.catch_up()
-    said = pipes.kept("stderr").decode("utf-8", "replace").strip()[-400:]
-    return f": {said}" if said else ""
+    text = pipes.kept("stderr").decode("utf-8", "replace").strip()[-400:]
+    return f": {text}" if text else ""
 
 
 def _is_below(node: Node, other: Node) -> bool:

@@ -507,7 +507,7 @@ class Connection:
         else:
             answer.set_result(fds)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied mounts."""
         self._close_guest_workspace()
         self._drop()

@@ -375,7 +375,7 @@ def _python(language: Language, env: Mapping[str, str], places: Places) -> Sessi
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
-        "powers": drop_all(),  # for a clone, which is born with those of its own namespaces
+        "capabilities": drop_all(),  # for a clone, which begins with those of its own namespaces
     }
     return SessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True

@@ -208,14 +208,14 @@ class LocalOpenSandbox:
                 )
             yield
 
-    def twin(self, workspace: Workspace) -> LocalOpenSandbox:
+    def copy_for_fork(self, workspace: Workspace) -> LocalOpenSandbox:
         """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
-        twin = LocalOpenSandbox(
+        fork = LocalOpenSandbox(
             policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
         )
-        twin.move_to(workspace)
-        twin._claim = self._claim.share() if self._claim is not None else None
-        return twin
+        fork.move_to(workspace)
+        fork._claim = self._claim.share() if self._claim is not None else None
+        return fork
 
     async def changes(self, timeout_s: float) -> Changes:
         """Look at the workspace after a cell that had so long; nothing when it is gone."""
@@ -248,7 +248,7 @@ class LocalOpenSandbox:
         connection, self._connection = self._connection, None
         try:
             if connection is not None and self._is_over and self._slot is None:
-                connection.leave()
+                connection.detach()
             elif connection is not None and not self._can_go_back():
                 self._is_over = False
                 await finish(connection.close())

@@ -29,7 +29,7 @@ from ..saved_files import Changes
 from ..session import Printed, Session, SessionEnd, SessionLink
 from ..session_languages import ControlMessage
 from .font_cache import seems_to_draw
-from .fork_tree import ORIGIN, Family, Node
+from .fork_tree import ORIGIN, ForkTree, Node
 from .helper_link import Connection
 from .plan import SessionProgram
 from .run_report import observed, usage
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
-LAST_WORDS_S = 0.3
-LINKLESS_S = 5.0  # for who has closed its link to be gone: its end is told by a reaper that may be kept waiting
-NOTED_S = 10.0  # for a helper to say that it has done what it was told
-HALTED_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
+END_TIMEOUT_S = 0.3
+LINK_LOST_TIMEOUT_S = (
+    5.0  # for who has closed its link to be gone: its end is reported by a reaper that may be kept waiting
+)
+ACK_TIMEOUT_S = 10.0  # for a helper to say that it has done what it was asked
+HALT_TIMEOUT_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
 _NONE = Changes()
 
 
@@ -65,7 +67,7 @@ class SessionOwner(OpenSandbox, Protocol):
         """Keep runs away from the files. Raises InvalidRequest when another session works in them."""
         ...
 
-    def twin(self, workspace: Workspace) -> SessionOwner:
+    def copy_for_fork(self, workspace: Workspace) -> SessionOwner:
         """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
         ...
 
@@ -97,7 +99,7 @@ class LocalTransport:
     def __init__(self, owner: SessionOwner, program: SessionProgram, limits: Limits):
         self.owner, self._program, self._limits = owner, program, limits
         self.on_flood: Callable[[], None] = lambda: None
-        self.family: Family | None = None
+        self.fork_tree: ForkTree | None = None
         self.node = Node(ORIGIN, None, self.new_pipes(), owner.workspace, is_fork=False)
         self.node.is_runner = True
         self.checkpoints: dict[str, Node] = {}
@@ -114,23 +116,23 @@ class LocalTransport:
         self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
     ) -> asyncio.Future[dict[str, Any]]:
         """Send the run that the session is, with `send`, and return its end."""
-        family = Family(connection, spec, self.node, self._program.run.binds)
+        fork_tree = ForkTree(connection, spec, self.node, self._program.run.binds)
         send(self.node.pipes.guest_ends())
-        self.family = family  # whose end can be waited for, now that there will be one
+        self.fork_tree = fork_tree  # whose end can be waited for, now that there will be one
         self.node.pipes.close_guest_ends()
-        family.end = asyncio.ensure_future(attend(family.hear))
-        return family.end
+        fork_tree.end = asyncio.ensure_future(attend(fork_tree.on_message))
+        return fork_tree.end
 
     async def await_workspace(self) -> None:
-        """Wait for the helper's word with the workspace, which the interpreter's own may overtake. Raises StartFailed.
+        """Wait for the helper's message with the workspace, which the interpreter's may overtake. Raises StartFailed.
 
         Whoever started beside us without it would make another one.
         """
-        family = self.family
-        if family is None or family.spec.level != "jail" or self.owner.workspace.fd >= 0:
+        fork_tree = self.fork_tree
+        if fork_tree is None or fork_tree.spec.level != "jail" or self.owner.workspace.fd >= 0:
             return
         try:
-            await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
+            await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
@@ -148,12 +150,12 @@ class LocalTransport:
 
     @property
     def end(self) -> asyncio.Future[dict[str, Any]] | None:
-        return self.family.end if self.family is not None else None
+        return self.fork_tree.end if self.fork_tree is not None else None
 
     async def prepare(self, code: str, *, was_signalled: bool) -> None:
-        if was_signalled and self.family is not None:
-            await self._await_signals(self.family)
-        if self.node.reserve is not None:
+        if was_signalled and self.fork_tree is not None:
+            await self._await_signals(self.fork_tree)
+        if self.node.spare is not None:
             await self.go_on()
         if self._was_given_fonts or self._program.run.python is None:
             return
@@ -169,19 +171,19 @@ class LocalTransport:
             with suppress_logged(
                 log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError
             ):
-                await asyncio.wait_for(sending, NOTED_S)
+                await asyncio.wait_for(sending, ACK_TIMEOUT_S)
 
-    async def _await_signals(self, family: Family) -> None:
-        """Wait until the helper, which takes words in order, has sent what the last cell was to hear."""
+    async def _await_signals(self, fork_tree: ForkTree) -> None:
+        """Wait until the helper, which takes messages in order, has sent the last cell's signals."""
         with suppress_logged(
             log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError
         ):
-            await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
+            await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
 
     async def go_on(self) -> None:
         """Go on where this session goes on after a fork."""
-        if self.family is not None and self.node.reserve is not None:
-            self.stand_at(await finish(self.family.go_on(self.node)))
+        if self.fork_tree is not None and self.node.spare is not None:
+            self.stand_at(await finish(self.fork_tree.go_on(self.node)))
 
     def stand_at(self, node: Node) -> None:
         """Go on in another interpreter, and in its files."""
@@ -200,36 +202,36 @@ class LocalTransport:
 
     def send_control(self, control: ControlMessage) -> None:
         tag, body = control
-        if self.family is not None:
-            self.family.connection.notify(tag, node=self.node.number, **body)
+        if self.fork_tree is not None:
+            self.fork_tree.connection.notify(tag, node=self.node.number, **body)
 
     def kill(self, cause: KillCause) -> None:
-        """Kill the interpreter; the end of a clone is heard on its link."""
-        if self.family is None:
+        """Kill the interpreter; the end of a clone is reported on its link."""
+        if self.fork_tree is None:
             return
         if self.node.number == ORIGIN:
-            self.family.connection.kill(cause)
+            self.fork_tree.connection.kill(cause)
         else:
-            self.family.kill(self.node)
+            self.fork_tree.kill(self.node)
 
     async def stop(self, cause: KillCause | None) -> None:
-        """End the interpreter, and wait until the kernel's word on it is there."""
-        family = self.family
-        if family is None:
+        """End the interpreter, and wait until its end is reported."""
+        fork_tree = self.fork_tree
+        if fork_tree is None:
             return
         if self.node.number != ORIGIN:
             if cause is None:  # it has ended by itself; the helper says what it knows
-                await asyncio.wait([family.end], timeout=LAST_WORDS_S)
+                await asyncio.wait([fork_tree.end], timeout=END_TIMEOUT_S)
             self.node.is_runner = False
-            await family.prune()
+            await fork_tree.prune()
             return
         if cause is not None:
-            family.connection.kill(cause)
-        elif not family.end.done():
-            await asyncio.wait([family.end], timeout=LINKLESS_S)
-            family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
+            fork_tree.connection.kill(cause)
+        elif not fork_tree.end.done():
+            await asyncio.wait([fork_tree.end], timeout=LINK_LOST_TIMEOUT_S)
+            fork_tree.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
         with suppress_logged(log, "how a session ended, which its verdict says", Exception):
-            await finish(family.end)
+            await finish(fork_tree.end)
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:  # noqa: ARG002 - the helper says it
         await self.node.pipes.drain()
@@ -249,7 +251,7 @@ class LocalTransport:
         return end.result()
 
     def _observed_of_node(self) -> Observed:
-        """Return what ended a clone: pid 1 around it is the guest's, so the code is the guest's word."""
+        """Return what ended a clone: pid 1 around it is the guest's, so the code is what the guest says."""
         status = self.node.pipes.wait_status
         return Observed(
             exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
@@ -266,10 +268,10 @@ class LocalTransport:
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
-        if self.family is None:
+        if self.fork_tree is None:
             self.node.close()
         else:
-            await self.family.leave([self.node, *self.checkpoints.values()])
+            await self.fork_tree.close_session([self.node, *self.checkpoints.values()])
 
 
 class LocalSession(Session):
@@ -300,9 +302,9 @@ class LocalSession(Session):
         return self._local.owner
 
     @property
-    def family(self) -> Family | None:
+    def fork_tree(self) -> ForkTree | None:
         """Return the helper that guards it and all that was cloned from it; None before it was started."""
-        return self._local.family
+        return self._local.fork_tree
 
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
@@ -312,54 +314,54 @@ class LocalSession(Session):
     async def checkpoint(self, name: str) -> None:
         """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
         async with self._turn:
-            family = self._forkable()
-            await finish(self._checkpoint(family, name))
+            fork_tree = self._forkable()
+            await finish(self._checkpoint(fork_tree, name))
 
-    async def _checkpoint(self, family: Family, name: str) -> None:
+    async def _checkpoint(self, fork_tree: ForkTree, name: str) -> None:
         local, checkpoints = self._local, self._local.checkpoints
         await local.go_on()
         node = local.node
         async with local.owner.alone(self):
-            clone = await family.clone(node, local.new_pipes)
+            clone = await fork_tree.clone(node, local.new_pipes)
         node.is_runner, node.is_held = False, True
         replaced = checkpoints.pop(name, None)
         checkpoints[name] = node
         local.stand_at(clone)
         if replaced is not None and replaced not in checkpoints.values():
             replaced.is_held = False
-            await family.prune()
+            await fork_tree.prune()
 
     async def rollback(self, name: str) -> None:
         """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
         async with self._turn:
-            family, node = self._forkable(needs_life=False), self._local.checkpoints.get(name)
+            fork_tree, node = self._forkable(needs_life=False), self._local.checkpoints.get(name)
             if node is None:
                 have = ", ".join(self._local.checkpoints) or "none"
                 raise InvalidRequest(f"there is no checkpoint {name!r} in this session; there is: {have}")
             if node.pipes.link.lost.done():
                 raise InvalidRequest(f"the checkpoint {name!r} was lost: its process has ended")
-            if family.others_below(node, self._local.node):
+            if fork_tree.others_below(node, self._local.node):
                 raise InvalidRequest(
                     f"a fork that was made after the checkpoint {name!r} is still open; close it first"
                 )
-            await finish(self._go_back(family, node, name))
+            await finish(self._roll_back(fork_tree, node, name))
 
-    async def _go_back(self, family: Family, node: Node, name: str) -> None:
+    async def _roll_back(self, fork_tree: ForkTree, node: Node, name: str) -> None:
         local, checkpoints = self._local, self._local.checkpoints
         async with local.owner.alone(self):
             for other in [other for other in checkpoints if _is_after(checkpoints, other, name)]:
                 checkpoints.pop(other).is_held = False
             local.node.is_runner = False
-            await family.prune()
-            clone = await family.clone(node, local.new_pipes)
+            await fork_tree.prune()
+            clone = await fork_tree.clone(node, local.new_pipes)
             self._verdict = None
             local.stand_at(clone)
 
     async def fork(self, count: int) -> list[LocalSession]:
         """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
         async with self._turn:
-            family = self._forkable()
-            forking = asyncio.ensure_future(self._fork(family, count))
+            fork_tree = self._forkable()
+            forking = asyncio.ensure_future(self._fork(fork_tree, count))
             try:
                 return await finish(forking)
             except asyncio.CancelledError:
@@ -368,51 +370,51 @@ class LocalSession(Session):
                         await finish(fork.sandbox.close())
                 raise
 
-    async def _fork(self, family: Family, count: int) -> list[LocalSession]:
+    async def _fork(self, fork_tree: ForkTree, count: int) -> list[LocalSession]:
         await self._local.go_on()
         async with self._local.owner.alone(self):
-            forks = await family.fork(self._local.node, self._local.new_pipes, count)
-        return [self._twin(family, fork) for fork in forks]
+            forks = await fork_tree.fork(self._local.node, self._local.new_pipes, count)
+        return [self._session_of_fork(fork_tree, fork) for fork in forks]
 
-    def _twin(self, family: Family, node: Node) -> LocalSession:
+    def _session_of_fork(self, fork_tree: ForkTree, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""
-        owner = self._local.owner.twin(node.workspace)
+        owner = self._local.owner.copy_for_fork(node.workspace)
         session = LocalSession(
             self._local.fork(owner, node), self._program, self._limits, enforcement=self._enforcement,
             can_fork=self._can_fork,
         )  # fmt: skip
         session.runtime, session.start, session._has_signalled = self.runtime, "forked", self._has_signalled
         owner.hold(session)
-        family.members += 1
+        fork_tree.members += 1
         return session
 
-    def _forkable(self, *, needs_life: bool = True) -> Family:
+    def _forkable(self, *, needs_life: bool = True) -> ForkTree:
         """Return the fork tree. Raises where this session cannot be cloned."""
         if not self._program.is_forkable:
             raise BackendUnavailable(
                 f"a {self._program.language.name} session has no checkpoints and no forks; Python's have"
             )
-        if self.family is None or not self._can_fork:
+        if self.fork_tree is None or not self._can_fork:
             raise BackendUnavailable(
                 "checkpoints and forks need level jail and a writable /tmp; this sandbox has not both"
             )
         if needs_life and not self.is_alive:
             raise InvalidRequest(f"this session has ended{self._why()}; roll it back, restart it, or open another one")
-        return self.family
+        return self.fork_tree
 
     @contextlib.asynccontextmanager
     async def halted(self) -> AsyncIterator[None]:
         """Stop all that it runs, its interpreter too, as far as that can be done soon; then have it go on."""
-        family, node = self.family, self._local.node.number
-        if family is None or family.end.done():
+        fork_tree, node = self.fork_tree, self._local.node.number
+        if fork_tree is None or fork_tree.end.done():
             yield
             return
         try:
             with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
-                await asyncio.wait_for(family.connection.ask("halt", node=node), HALTED_S)
+                await asyncio.wait_for(fork_tree.connection.ask("halt", node=node), HALT_TIMEOUT_S)
             yield
         finally:
-            family.connection.notify("resume", id=0, node=node)
+            fork_tree.connection.notify("resume", id=0, node=node)
 
 
 def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:

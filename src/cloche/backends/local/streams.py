@@ -219,13 +219,13 @@ class Pipes(StreamSet):
         """Return what reads the value as it comes, and ends a run that tells too much."""
         told = self._told
 
-        def hear(data: bytes) -> None:
+        def on_message(data: bytes) -> None:
             was_refused = bool(told.refused)
             told.feed(data)
             if told.refused and not was_refused:
                 kill(KillCause.OUTPUT_LIMIT)
 
-        return hear
+        return on_message
 
     def guest_ends(self) -> tuple[int, ...]:
         """Return the guest's ends: standard input, output, error, and the value's pipe."""
@@ -299,7 +299,7 @@ class SessionPipes(StreamSet):
         self._socket.setblocking(False)
         self._answers = -1  # where the guest's answers are read
         self.link = SessionLink(codec, on_flood, on_lost=self._close_link, on_other=self._take)
-        self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.cloned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.wait_status: int | None = None
         try:
             self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -433,8 +433,8 @@ class SessionPipes(StreamSet):
     def _take(self, frame: dict[str, Any]) -> None:
         """Take what only an interpreter says that is cloned, and pid 1 around a clone."""
         kind = frame.get("op")
-        if kind == "born" and not self.born.done():
-            self.born.set_result(frame)
+        if kind == "cloned" and not self.cloned.done():
+            self.cloned.set_result(frame)
         elif kind == "gone" and isinstance(frame.get("wait_status"), int):
             self.wait_status = frame["wait_status"] & 0xFFFF
 

@@ -476,7 +476,7 @@ class Workspace:
         self.has_owner = False  # a sandbox that lets go of it at its own end, or when it moves to another one
         self.has_node = False  # an interpreter that may go on in it
 
-    def twin(self) -> Workspace:
+    def copy_for_fork(self) -> Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)

@@ -3,8 +3,8 @@
 The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller,
 while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
 was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
-`compile_prefork_jail` for many, `compile_rehousing` for a clone of a live session, `compile_files` for the files of a
-run. A jail's own network namespace has nothing but a loopback device, and that one is up.
+`compile_prefork_jail` for many, `compile_clone_mounts` for a clone of a live session, `compile_files` for the files of
+a run. A jail's own network namespace has nothing but a loopback device, and that one is up.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
-    """Return all that happens between a reaper's birth and the moment when its guest waits for orders."""
+    """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
     who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
     die, session = who[-1:], _lead_session()
     return Building(
         build=_build(spec, run, who, [*limits, *_affinity(spec), *powers], has_workspace=has_workspace),
-        # The first guest was forked before the reaper gave these up; a later one is born without them.
+        # The first guest was forked before the reaper gave these up; a later one starts without them.
         first=[*who, *limits, *powers, session],
         later=[*die, session],
         late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
@@ -123,7 +123,7 @@ class PreforkSteps:
         self.change_directory, *self.late = _last_restrictions(spec, run, opened)
 
     def build(self) -> list[Step]:
-        """List what pid 1 does: the tree that stays, with what every guest is born with and without."""
+        """List what pid 1 does: the tree that stays, with what every guest starts with and without."""
         spec, tree = self.spec, self._tree()
         become_pid_1 = _step("switch_identity", "become an id that no guest has",
                              *switch_identity(0, can_set_groups=True))  # fmt: skip
@@ -144,7 +144,7 @@ class PreforkSteps:
             _loopback(),
             _hostname(spec),
             _ucounts(spec.prefork_ucounts),
-            # What every guest is born without; this process runs no program, and keeps what it has.
+            # What every guest starts without; this process runs no program, and keeps what it has.
             _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
             _forbid_new_privileges(),
             _step("open_rules", "open what all guests may use, for their Landlock rules", *self.open_rules),
@@ -224,7 +224,7 @@ def _file_of_nothing() -> list[Call]:
     ]
 
 
-def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
+def compile_clone_mounts(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
     """Return how a clone of a live session gets mounts of its own: what is made outside, and what is done inside.
 
     What its parent sees of the host below these mounts, the paths `inner`, it takes along.

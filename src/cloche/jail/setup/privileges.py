@@ -200,7 +200,7 @@ PART = 8
 INOTIFY_INSTANCES, INOTIFY_WATCHES = 16, 8192
 # Seccomp refuses the calls that make these; here they are refused once more.
 NEVER = ("fanotify_groups", "fanotify_marks", "cgroup_namespaces", "time_namespaces")
-# What a clone of a live session is born with, besides mounts.
+# What a clone of a live session begins with, besides mounts.
 NESTED = ("user_namespaces", "pid_namespaces", "net_namespaces", "ipc_namespaces", "uts_namespaces")
 MOST_NESTED = 1024
 

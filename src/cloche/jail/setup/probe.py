@@ -487,7 +487,7 @@ def _controllers() -> dict[str, Finding]:
 
 
 def _clone_into_cgroup() -> Finding:
-    """Give birth to a child inside a group of version 2."""
+    """Clone a child into a group of version 2."""
     found = _cgroup_v2()
     if found is None:
         return False, "needs a delegated control group of version 2"
