@@ -313,11 +313,11 @@ class Container(ABC, Generic[G]):
 
     def last_output(self) -> str:
         """Return the end of its standard error, for messages."""
-        said = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
-        return f": {self._reason_in(said)}" if said else ""
+        errors = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
+        return f": {self._reason_in(errors)}" if errors else ""
 
-    def _reason_in(self, said: str) -> str:
-        return said[-600:]
+    def _reason_in(self, errors: str) -> str:
+        return errors[-600:]
 
     def _connected(self) -> Link:
         if self._link is None or self.is_lost:
