@@ -89,7 +89,7 @@ def test_a_program_has_its_processors_though_moving_it_is_cut_short(
     cut = source.replace("        posix.sched_setaffinity(pid, allowed)\n", "")
     codes = marshal.loads(launch._archive(is_probe=False))
     codes["jail.syscalls"] = marshal.dumps(compile(cut, "syscalls.py", "exec"))
-    monkeypatch.setattr(launch, "_shelves", {})
+    monkeypatch.setattr(launch, "_archive_files", {})
     monkeypatch.setattr(launch, "_archive", lambda _: marshal.dumps(codes))
     mine = os.sched_getaffinity(0)
     few = set(sorted(mine)[:2])  # of many, nobody is moved

@@ -162,27 +162,27 @@ def test_a_caller_that_is_killed_before_its_first_run_leaves_nothing(at_s: float
     assert not wait_for_leftovers(before, patience_s=10)
 
 
-def test_a_killed_keeper_leaves_no_process() -> None:
-    """The place dies with it, and the caller says what it does not know, at once."""
+def test_a_killed_shim_leaves_no_process() -> None:
+    """Its namespaces die with it, and the caller says what it does not know, at once."""
     before = Snapshot.take()
-    keepers: list[int] = []
+    shims: list[int] = []
 
     def kill_it(*_: object) -> None:
-        for keeper in keepers_of(os.getpid()):
-            keepers.append(keeper)
-            os.kill(keeper, signal.SIGKILL)
+        for shim in shims_of(os.getpid()):
+            shims.append(shim)
+            os.kill(shim, signal.SIGKILL)
 
     started = time.monotonic()
     with pytest.raises(cloche.OutcomeUnknown):
         cloche.run(LONG, backend="gvisor", timeout=60, warm=False, on_output=kill_it)
-    assert keepers
+    assert shims
     assert time.monotonic() - started < 50
     RunscBackend().drain()
     assert not wait_for_leftovers(before, patience_s=10)
 
 
-def keepers_of(caller: int) -> list[int]:
-    """Return the keeper processes of a caller."""
+def shims_of(caller: int) -> list[int]:
+    """Return the shims of a caller."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -196,14 +196,14 @@ def keepers_of(caller: int) -> list[int]:
 
 
 def left_by_a_killed_caller() -> tuple[int, Snapshot, list[str]]:
-    """Kill a caller and its keeper together; return its number, what was there before, and what has stayed."""
+    """Kill a caller and its shim together; return its number, what was there before, and what has stayed."""
     before = Snapshot.take()
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"up\n"
     caller.send_signal(signal.SIGSTOP)
-    for keeper in keepers_of(caller.pid):
-        os.kill(keeper, signal.SIGKILL)
+    for shim in shims_of(caller.pid):
+        os.kill(shim, signal.SIGKILL)
     caller.kill()
     caller.wait()
     caller.stdout.close()
@@ -218,7 +218,7 @@ def left_by_a_killed_caller() -> tuple[int, Snapshot, list[str]]:
     "words", [["gc"], pytest.param(["run", "-c", "print(1)", "--backend", "gvisor"], marks=pytest.mark.soak)]
 )
 def test_what_nobody_could_remove_goes_later(words: list[str]) -> None:
-    """Of a caller and a keeper killed together, empty control groups stay, until `gc` or the next start of gVisor.
+    """Of a caller and a shim killed together, empty control groups stay, until `gc` or the next start of gVisor.
 
     Somebody else on the machine may start it first, hardly ever thrice in turn.
     """
@@ -280,7 +280,7 @@ def test_an_image_is_dockers() -> None:
 
 
 def test_an_environment_below_tmp_is_shown(tmp_path: Path) -> None:
-    """Also where a container has a place of its own; and the answer that gVisor works is one for this interpreter."""
+    """Also where a container has a shim of its own; and the answer that gVisor works is one for this interpreter."""
     python = make_environment(tmp_path / "mine")
     run = "cloche.run('import inner; inner.WORD', backend='gvisor')"
     assert run_there(python, f"import cloche, json\nprint(json.dumps({run}.value))") == "within"

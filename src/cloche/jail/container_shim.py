@@ -1,7 +1,7 @@
 """Run programs of the host, such as runsc, in namespaces that end with the caller, every process and mount included.
 
-Two processes do it. The *shim* (`Keeper`) is a helper outside: it makes the control groups, hands on what the caller
-orders, and clears up. The *init* (`First`) is pid 1 of new namespaces: it makes the mounts, starts the programs and
+Two processes do it. The *shim* (`Shim`) is a helper outside: it makes the control groups, hands on what the caller
+orders, and clears up. The *init* (`Init`) is pid 1 of new namespaces: it makes the mounts, starts the programs and
 reaps what ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the
 init is killed, and with it, by the kernel, every process and mount of these namespaces. Should the shim itself be
 killed, the init dies with it. The guest is never one of these programs: it lives behind the wall that they are.
@@ -46,7 +46,7 @@ _signal: Any = __import__("_signal")
 
 SIGINT, SIGKILL, SIGCHLD = 2, 9, 17
 NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
-LOOK_S = 0.05
+POLL_S = 0.05
 BLOCK = 512
 GO = b"g"
 NOT_STARTED = 127
@@ -58,14 +58,14 @@ def main(fd: int) -> None:
     posix.umask(0o077)
     gc.freeze()
     gc.enable()
-    Keeper(fd).serve()
+    Shim(fd).serve()
 
 
-class Keeper:
+class Shim:
     """Be the shim: hold what lies outside of the namespaces, their init and a control group for each program."""
 
     def __init__(self, caller: int):
-        self.caller, self.link, self.first = caller, -1, 0
+        self.caller, self.link, self.init = caller, -1, 0
         self.groups: dict[int, Cgroup] = {}
 
     def serve(self) -> NoReturn:
@@ -73,7 +73,7 @@ class Keeper:
         try:
             while True:
                 ready = {fd for fd, _ in ppoll((self.caller, *((self.link,) if self.link >= 0 else ())), None)}
-                if self.caller in ready and not self._obey(*messages.receive(self.caller)):
+                if self.caller in ready and not self._handle(*messages.receive(self.caller)):
                     break
                 if self.link in ready and not self._report(*messages.receive(self.link)):
                     break
@@ -81,7 +81,7 @@ class Keeper:
             self._clear_up()
             posix._exit(0)
 
-    def _obey(self, tag: str, body: dict[str, Any], fds: list[int]) -> bool:
+    def _handle(self, tag: str, body: dict[str, Any], fds: list[int]) -> bool:
         if tag == "open":
             self._open(body)
         elif tag:
@@ -95,26 +95,26 @@ class Keeper:
         waiting, go = posix.pipe()
         has_users = body["inside_id"] is not None
         try:
-            self.first = clone(NAMESPACES | (CLONE_NEWUSER if has_users else 0))
+            self.init = clone(NAMESPACES | (CLONE_NEWUSER if has_users else 0))
         except OSError as error:
-            self._tell("failed", {"number": 0, "why": f"clone: {error.strerror}", "errno": error.errno})
+            self._send("failed", {"number": 0, "why": f"clone: {error.strerror}", "errno": error.errno})
             return
-        if self.first == 0:
+        if self.init == 0:
             posix.close(go)
             posix.close(ours)
             posix.close(self.caller)
-            First(theirs).live(waiting, body)
+            Init(theirs).live(waiting, body)
         posix.close(theirs)
         posix.close(waiting)
         self.link = ours
         try:
             if has_users:
                 ids = {"outside_uid": posix.geteuid(), "outside_gid": posix.getegid()}
-                user_namespaces.write_maps(self.first, inside_id=body["inside_id"], **ids, privileged=False)
+                user_namespaces.write_maps(self.init, inside_id=body["inside_id"], **ids, privileged=False)
             prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             posix.write(go, GO)
         except OSError as error:
-            self._tell("failed", {"number": 0, "why": f"cannot map ids: {error}", "errno": error.errno})
+            self._send("failed", {"number": 0, "why": f"cannot map ids: {error}", "errno": error.errno})
         finally:
             posix.close(go)
 
@@ -126,7 +126,7 @@ class Keeper:
                 group.create(**cgroup["amounts"])
             messages.send(self.link, tag, body, fds)
         except OSError as error:
-            self._tell("failed", {"number": number, "why": str(error), "errno": error.errno})
+            self._send("failed", {"number": number, "why": str(error), "errno": error.errno})
 
     def _report(self, tag: str, body: dict[str, Any], fds: list[int]) -> bool:  # noqa: ARG002 - none ever come
         group = self.groups.pop(body["number"], None) if tag in ("ended", "failed") else None
@@ -135,19 +135,19 @@ class Keeper:
             _empty(group)
             group.remove()
         if tag:
-            self._tell(tag, body)
+            self._send(tag, body)
         return bool(tag)
 
-    def _tell(self, tag: str, body: dict[str, Any]) -> None:
+    def _send(self, tag: str, body: dict[str, Any]) -> None:
         try:
             messages.send(self.caller, tag, body)
         except OSError:
             pass  # the caller is gone, which the loop will notice
 
     def _clear_up(self) -> None:
-        if self.first > 0:
-            posix.kill(self.first, SIGKILL)
-            wait4(self.first, 0)
+        if self.init > 0:
+            posix.kill(self.init, SIGKILL)
+            wait4(self.init, 0)
         for group in self.groups.values():
             _empty(group)
             group.remove()
@@ -170,7 +170,7 @@ def _empty(group: Cgroup) -> None:
             pass
 
 
-class First:
+class Init:
     """Be the init: pid 1 of the namespaces."""
 
     def __init__(self, link: int):
@@ -197,28 +197,28 @@ class First:
             messages.send(self.link, "opened", {"number": 0})
             self._serve()
         except Exception as error:
-            say = {"number": 0, "why": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", 0)}
-            messages.send(self.link, "failed", say)
+            failure = {"number": 0, "why": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", 0)}
+            messages.send(self.link, "failed", failure)
         finally:
             posix._exit(1)
 
     def _serve(self) -> None:
         while True:
-            ready = {fd for fd, _ in ppoll((self.link, self.wake), LOOK_S if self.memory else None)}
+            ready = {fd for fd, _ in ppoll((self.link, self.wake), POLL_S if self.memory else None)}
             if self.wake in ready:
                 posix.read(self.wake, 4096)
             self._reap()
             if self.memory:
-                self._look()
+                self._check_memory()
             if self.link in ready:
                 tag, body, fds = messages.receive(self.link)
                 if not tag:
                     return
-                self._obey(tag, body, fds)
+                self._handle(tag, body, fds)
                 for fd in fds:
                     posix.close(fd)
 
-    def _obey(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+    def _handle(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
         number = body["number"]
         if tag == "kill":
             self._kill(number, "asked")
@@ -234,7 +234,7 @@ class First:
                 self.memory[number] = body["watched_bytes"]
             messages.send(self.link, "started", {"number": number})
         except OSError as error:
-            self._leave(number)
+            self._unmount(number)
             messages.send(self.link, "failed", {"number": number, "why": str(error), "errno": error.errno})
 
     def _kill(self, number: int, cause: str) -> None:
@@ -254,12 +254,12 @@ class First:
             number = self.programs.pop(pid, None)
             if number is not None:
                 self.memory.pop(number, None)
-                self._leave(number)
+                self._unmount(number)
                 messages.send(
                     self.link, "ended", {"number": number, "status": status, "cause": self.causes.pop(number, "")}
                 )
 
-    def _leave(self, number: int) -> None:
+    def _unmount(self, number: int) -> None:
         """Take down what was put up for one program."""
         folder = self.folders.pop(number, "")
         try:
@@ -269,26 +269,26 @@ class First:
         except OSError:
             pass  # it never came to be, or goes with the namespaces
 
-    def _look(self) -> None:
+    def _check_memory(self) -> None:
         """Kill the programs that together hold too much in files of memory, the youngest first."""
         number = max(self.memory)
-        if held_in_memory_files() > sum(self.memory.values()):
+        if memfd_bytes() > sum(self.memory.values()):
             self._kill(number, "out_of_memory")
 
 
-def held_in_memory_files() -> int:
+def memfd_bytes() -> int:
     """Return the bytes in all files of memory that processes of this namespace have open: a guest's memory is there."""
     found: dict[int, int] = {}
     for name in posix.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
-                _add_memory_files(f"/proc/{name}/fd", found)
+                _add_memfds(f"/proc/{name}/fd", found)
             except OSError:
                 continue  # it has ended
     return sum(found.values())
 
 
-def _add_memory_files(folder: str, found: dict[int, int]) -> None:
+def _add_memfds(folder: str, found: dict[int, int]) -> None:
     for name in posix.listdir(folder):
         path = f"{folder}/{name}"
         try:
@@ -320,8 +320,8 @@ def _become(body: dict[str, Any], fds: list[int]) -> NoReturn:
         for number, fd in enumerate(fds):  # all above these three
             posix.dup2(fd, number)
         close_range(3)
-        posix.execve(body["words"][0], body["words"], body["env"])
+        posix.execve(body["argv"][0], body["argv"], body["env"])
     except Exception as error:
-        posix.write(2, f"cloche: cannot start {body['words'][0]}: {error}\n".encode())
+        posix.write(2, f"cloche: cannot start {body['argv'][0]}: {error}\n".encode())
     finally:
         posix._exit(NOT_STARTED)

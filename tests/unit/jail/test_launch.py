@@ -124,32 +124,32 @@ def test_where_nothing_can_be_kept_all_works(package: Path) -> None:
 
 def test_helpers_read_from_a_file_that_nobody_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """One memory file serves all helpers of a process, so none of them may alter what the next one reads."""
-    monkeypatch.setattr(launch, "_shelves", {})
-    shelf = launch._fill_shelf({"jail": b"one", "jail.steps": b"three", "interpreter": b""})
+    monkeypatch.setattr(launch, "_archive_files", {})
+    archive = launch._write_archive({"jail": b"one", "jail.steps": b"three", "interpreter": b""})
     try:
-        places = marshal.loads(os.pread(shelf.fd, shelf.head, 0))
-        found = {name: os.pread(shelf.fd, end - start, start) for name, (start, end) in places.items()}
+        offsets = marshal.loads(os.pread(archive.fd, archive.head, 0))
+        found = {name: os.pread(archive.fd, end - start, start) for name, (start, end) in offsets.items()}
         assert found == {"jail": b"one", "jail.steps": b"three", "interpreter": b""}
-        assert shelf.size == os.fstat(shelf.fd).st_size == shelf.head + len(b"onethree") + shelf.boot
-        for change in (lambda: os.pwrite(shelf.fd, b"x", 0), lambda: os.truncate(shelf.fd, 0)):
+        assert archive.size == os.fstat(archive.fd).st_size == archive.head + len(b"onethree") + archive.boot
+        for change in (lambda: os.pwrite(archive.fd, b"x", 0), lambda: os.truncate(archive.fd, 0)):
             with pytest.raises(PermissionError):
                 change()
     finally:
-        os.close(shelf.fd)
+        os.close(archive.fd)
 
 
 def test_a_descriptor_that_the_caller_closed_is_not_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its number may have become another file's, whose content no helper may ever run."""
-    monkeypatch.setattr(launch, "_shelves", {})
-    first = launch._shelf()
+    monkeypatch.setattr(launch, "_archive_files", {})
+    first = launch._archive_file()
     (tmp_path / "other").write_bytes(bytes(first.size))
     with (tmp_path / "other").open("rb") as other:
         # At once: another thread may want a number, too.
         stranger = os.dup2(other.fileno(), first.fd, inheritable=False)
     try:
-        second = launch._shelf()
+        second = launch._archive_file()
         assert second.fd != stranger
-        assert launch._shelf() is second
+        assert launch._archive_file() is second
     finally:
         os.close(stranger)
     os.close(second.fd)
@@ -157,12 +157,12 @@ def test_a_descriptor_that_the_caller_closed_is_not_used_again(monkeypatch: pyte
 
 def test_threads_that_come_first_at_once_share_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would leave a descriptor open for as long as the process lives."""
-    monkeypatch.setattr(launch, "_shelves", {})
+    monkeypatch.setattr(launch, "_archive_files", {})
     barrier, found = threading.Barrier(6), list[int]()
 
     def come() -> None:
         barrier.wait()
-        found.append(launch._shelf().fd)
+        found.append(launch._archive_file().fd)
 
     threads = [threading.Thread(target=come) for _ in range(6)]
     for thread in threads:
@@ -183,7 +183,7 @@ for closed in range(3):
 process, ours = launch.start_helper()
 ours.settimeout(20)
 ours.shutdown(1)  # a helper that has its socket ends when nobody is at the other end
-os._exit(0 if process.wait(20) == 0 and min(one.fd for one in launch._shelves.values()) > 2 else 9)
+os._exit(0 if process.wait(20) == 0 and min(one.fd for one in launch._archive_files.values()) > 2 else 9)
 """
 
 
@@ -213,7 +213,7 @@ map_archive()
 import jail.guest
 
 class Strangers:  # a finder that only looks like ours
-    places = dict(Archive.places)
+    offsets = dict(Archive.offsets)
     def find_spec(name, path=None, target=None): return None
 
 sys.meta_path.append(Strangers)
@@ -232,6 +232,6 @@ for name in {modules!r} + ("interpreter", "interpreter.oneshot", "interpreter.se
 
 def test_a_guest_forgets_the_finder_of_our_modules_by_what_it_is_and_not_by_a_name() -> None:
     """Nothing of the helper's can be imported any more, and another finder with the same attributes stays."""
-    shelf = launch._shelf()
-    words = shelf.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
-    subprocess.run([sys.executable, "-I", "-S", "-c", words], pass_fds=[shelf.fd], timeout=60, check=True)
+    archive = launch._archive_file()
+    words = archive.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
+    subprocess.run([sys.executable, "-I", "-S", "-c", words], pass_fds=[archive.fd], timeout=60, check=True)

@@ -26,7 +26,7 @@ from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
-from cloche.jail.setup.launch import start_keeper
+from cloche.jail.setup.launch import start_shim
 
 from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, boot_message
 from ..garbage_collection import Background, clear_groups, group_name
@@ -66,7 +66,7 @@ class ShimClient:
         self.is_lost = False
         clear_groups(host, KIND)
         try:
-            self._process, self._link = start_keeper(sys.executable)
+            self._process, self._link = start_shim(sys.executable)
         except OSError as error:
             raise StartFailed(f"cannot start the shim: {error}", step="shim") from error
         self._reader = threading.Thread(target=self._read, name="cloche-runsc", daemon=True)
@@ -91,7 +91,7 @@ class ShimClient:
             "number": number,
             "calls": plan.start_calls(number),
             "folder": plan.folder(number),
-            "words": plan.argv(number),
+            "argv": plan.argv(number),
             "env": {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
             "cgroup": cgroup,
             "watched_bytes": 0 if cgroup else plan.guest_bytes,

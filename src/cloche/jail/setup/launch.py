@@ -43,20 +43,20 @@ HELPER_MODULES = (
     "jail.guest", "jail.reaper", "jail.user_namespaces", "jail.cgroups", "jail.accounting", "jail.sandbox_state",
     "jail.supervisor", "jail.helper",
 )  # fmt: skip
-# What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
+# What a helper runs first, compiled once: it is given `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = """\
 import gc, marshal, posix, sys
 from _frozen_importlib import ModuleSpec, _load
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
 class Archive:
-    places, data = marshal.loads(posix.pread(archive, head, 0)), None
+    offsets, data = marshal.loads(posix.pread(archive, head, 0)), None
     def code(name):
-        start, end = Archive.places[name]
+        start, end = Archive.offsets[name]
         if Archive.data is None: return marshal.loads(posix.pread(archive, end - start, start))
         return marshal.loads(Archive.data[start:end])
     def find_spec(name, path=None, target=None):
         is_package = name in ("jail", "jail.setup", "interpreter")
-        if name in Archive.places: return ModuleSpec(name, Archive, origin="cloche", is_package=is_package)
+        if name in Archive.offsets: return ModuleSpec(name, Archive, origin="cloche", is_package=is_package)
     def create_module(spec): return None
     def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
 sys.meta_path.insert(0, Archive)
@@ -98,14 +98,14 @@ if {namespace} >= 0:
 _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
 if _guest: _guest()
 """
-_BOOT_TEMPLATE = """\
+_BOOT_FORK_SERVER = """\
 gc.enable()
 import jail.fork_server, jail.seccomp_notify, jail.procfs, jail.user_namespaces, jail.subordinate_ids
 jail.subordinate_ids.enter({namespace})
 _guest = jail.fork_server.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()
 """
-_BOOT_KEEPER = """\
+_BOOT_SHIM = """\
 import jail.container_shim
 jail.container_shim.main({fd})
 """
@@ -172,7 +172,7 @@ def _compile(path: str) -> types.CodeType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shelf:
+class _ArchiveFile:
     """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code."""
 
     fd: int
@@ -181,7 +181,7 @@ class _Shelf:
     boot: int  # bytes, at the end
     size: int  # bytes
 
-    def is_there(self) -> bool:
+    def is_open(self) -> bool:
         """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
         try:
             found = os.fstat(self.fd)
@@ -190,11 +190,11 @@ class _Shelf:
         return found.st_ino == self.inode and found.st_size == self.size
 
     def run_boot(self) -> str:
-        """Return the first words of whoever reads from here."""
+        """Return how the program of whoever reads from here begins."""
         return _RUN_BOOT.format(fd=self.fd, head=self.head, boot=self.boot, size=self.size)
 
 
-_shelves: dict[bool, _Shelf] = {}
+_archive_files: dict[bool, _ArchiveFile] = {}
 _turn = threading.Lock()
 # Held while a process starts, and while this one is forked: a child that was forked between would hold the pipe on
 # which the start is waited for, for as long as it lives. A handler of signals may fork in the midst of a start.
@@ -217,28 +217,28 @@ def _let_start() -> None:
 os.register_at_fork(before=_wait_for_starts, after_in_parent=_let_start, after_in_child=_forget_after_fork)
 
 
-def _shelf(*, is_probe: bool = False) -> _Shelf:
+def _archive_file(*, is_probe: bool = False) -> _ArchiveFile:
     """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
-    with _turn:  # else each of several threads that come first would fill one, and all but the last stay open for ever
-        found = _shelves.get(is_probe)
-        if found is None or not found.is_there():
-            found = _shelves[is_probe] = _fill_shelf(marshal.loads(_archive(is_probe)))
+    with _turn:  # else each of several threads that come first would write one, and all but the last stay open for ever
+        found = _archive_files.get(is_probe)
+        if found is None or not found.is_open():
+            found = _archive_files[is_probe] = _write_archive(marshal.loads(_archive(is_probe)))
         return found
 
 
-def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
+def _write_archive(codes: Mapping[str, bytes]) -> _ArchiveFile:
     """Return a sealed memory file with the archive."""
     head = 0
-    while head != (head := len(_places(codes, head))):  # numbers as long as they are at the end
+    while head != (head := len(_offsets(codes, head))):  # numbers as long as they are at the end
         pass
     boot = marshal.dumps(compile(_BOOT, "<cloche>", "exec", dont_inherit=True, optimize=2))
-    content = b"".join((_places(codes, head), *codes.values(), boot))
+    content = b"".join((_offsets(codes, head), *codes.values(), boot))
     fd = _passable(os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         if os.write(fd, content) != len(content):
             raise OSError(errno.ENOSPC, "no room for the modules of a helper")
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
-        return _Shelf(fd, os.fstat(fd).st_ino, head, len(boot), len(content))
+        return _ArchiveFile(fd, os.fstat(fd).st_ino, head, len(boot), len(content))
     except BaseException:
         os.close(fd)
         raise
@@ -257,7 +257,7 @@ def _passable(fd: int) -> int:
         os.close(fd)
 
 
-def _places(codes: Mapping[str, bytes], start: int) -> bytes:
+def _offsets(codes: Mapping[str, bytes], start: int) -> bytes:
     """Return where each module's code starts and ends, all of it lying behind `start`."""
     ends = list(itertools.accumulate(map(len, codes.values()), initial=start))
     return marshal.dumps(dict(zip(codes, itertools.pairwise(ends), strict=True)))
@@ -265,13 +265,13 @@ def _places(codes: Mapping[str, bytes], start: int) -> bytes:
 
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
-    shelf = _shelf(is_probe=True)
+    archive = _archive_file(is_probe=True)
     done = subprocess.run(
-        [executable, "-I", "-S", "-c", shelf.run_boot() + _BOOT_PROBE],
+        [executable, "-I", "-S", "-c", archive.run_boot() + _BOOT_PROBE],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=EMPTY_ENVIRONMENT,
-        pass_fds=(shelf.fd,),
+        pass_fds=(archive.fd,),
         timeout=timeout_s,
         check=False,
     )
@@ -292,16 +292,18 @@ def start_helper(
     `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
     `namespace` is the descriptor of the user namespace that it enters, see `subordinate_ids`, -1 for none.
     """
-    told = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
-    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **told), passed=namespace)
+    arguments = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **arguments), passed=namespace)
 
 
 def start_template(
     settings: Mapping[str, Any], executable: str = sys.executable, *, namespace: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a fork server and return its process and our end of its socket; `namespace` as above. Raises OSError."""
-    told = {"settings": dict(settings), "namespace": namespace}
-    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, **told), is_awaited=False, passed=namespace)
+    arguments = {"settings": dict(settings), "namespace": namespace}
+    return _start(
+        executable, lambda fd: _BOOT_FORK_SERVER.format(fd=fd, **arguments), is_awaited=False, passed=namespace
+    )
 
 
 def start_mapper(
@@ -312,24 +314,24 @@ def start_mapper(
     return _start(executable, lambda fd: _BOOT_MAPPER.format(fd=fd, order=order), passed=namespace)
 
 
-def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_shim(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a `container_shim` and return its process and our end of its socket. Raises OSError."""
-    return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd))
+    return _start(executable, lambda fd: _BOOT_SHIM.format(fd=fd))
 
 
 def _start(
-    executable: str, words: Callable[[int], str], *, is_awaited: bool = True, passed: int = -1
+    executable: str, end_of_boot: Callable[[int], str], *, is_awaited: bool = True, passed: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket.
+    """Start an interpreter with the modules of a helper; `end_of_boot` gives the rest of its program, by its socket.
 
     One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         theirs = socket.socket(fileno=_passable(theirs.detach()))
-        shelf = _shelf()
+        archive = _archive_file()
         first = f"make_modules({HELPER_MODULES})\nmap_archive()\n"
-        boot = shelf.run_boot() + _load_ctypes(executable) + first + words(theirs.fileno())
+        boot = archive.run_boot() + _load_ctypes(executable) + first + end_of_boot(theirs.fileno())
         with _starts:
             process = subprocess.Popen(
                 [executable, "-I", "-S", "-c", boot],
@@ -338,7 +340,7 @@ def _start(
                 stderr=subprocess.DEVNULL,
                 env=EMPTY_ENVIRONMENT,
                 cwd="/",
-                pass_fds=(theirs.fileno(), shelf.fd, *((passed,) if passed >= 0 else ())),
+                pass_fds=(theirs.fileno(), archive.fd, *((passed,) if passed >= 0 else ())),
                 start_new_session=True,
             )
         if is_awaited:  # where this is interrupted half-way, the process ends with our end of the socket
