@@ -42,18 +42,18 @@ class Show(Protocol):
 class SubordinateIds:
     """Hold a range of ids in a user namespace of ours, and the mapper that shows us what is theirs.
 
-    `places` are where the locks of ids in use may lie. `namespace` is the descriptor that helpers enter.
+    `lock_folders` are where the locks of ids in use may lie. `namespace` is the descriptor that helpers enter.
     """
 
-    def __init__(self, first: int, count: int, places: tuple[str, ...], programs: list[list[str]]):
+    def __init__(self, first: int, count: int, lock_folders: tuple[str, ...], programs: list[list[str]]):
         """Take the range. Raises OSError saying what is in the way."""
-        self.first, self.count, self.places, self._programs = first, count, places, programs
+        self.first, self.count, self.lock_folders, self._programs = first, count, lock_folders, programs
         self.namespace = -1
         self._state: os.stat_result | None = None
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        os.close(claim_outside_id(first, count, places).held)
+        os.close(claim_outside_id(first, count, lock_folders).held)
         self._take()
         _taken.append(self)
         os.register_at_fork(after_in_child=self._forget)
@@ -230,7 +230,7 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
     if why := hindrance():
         return why
     try:
-        return SubordinateIds(first, count, _places(user), arguments)
+        return SubordinateIds(first, count, _lock_folders(user), arguments)
     except OSError as error:
         return f"the ids of {FILES['newuidmap']} cannot be used: {error.strerror or error}"
 
@@ -254,6 +254,6 @@ def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
-def _places(user: pwd.struct_passwd) -> tuple[str, ...]:
+def _lock_folders(user: pwd.struct_passwd) -> tuple[str, ...]:
     """Return where the locks may lie: always the same for one user, whatever the environment says."""
     return os.path.join(user.pw_dir, ".cache"), f"/run/user/{user.pw_uid}"

@@ -1,7 +1,7 @@
 """Control groups: one per sandbox, made, read and removed by the helper outside.
 
 Version 1 has a tree per controller; version 2 has one. Counters are compared with what they were when the run
-began, so a group that lives for several runs tells each run's own hits.
+began, so a group that lives for several runs shows each run's own hits.
 """
 
 from __future__ import annotations

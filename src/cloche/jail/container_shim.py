@@ -4,7 +4,7 @@ Two processes do it. The *shim* (`Shim`) is a helper outside: it makes the contr
 orders, and clears up. The *init* (`Init`) is pid 1 of new namespaces: it makes the mounts, starts the programs and
 reaps what ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the
 init is killed, and with it, by the kernel, every process and mount of these namespaces. Should the shim itself be
-killed, the init dies with it. The guest is never one of these programs: it lives behind the wall that they are.
+killed, the init dies with it. The guest is never one of these programs: it lives behind the isolation that they are.
 
 The caller sends "open" with the set-up, "start" with a program, "kill" with its number. It receives "opened",
 "failed", "started", and "ended" with the wait status, why we killed it if we did, and how often it ran out of memory.

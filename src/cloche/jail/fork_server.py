@@ -1,9 +1,9 @@
 """The fork server: an interpreter with everything loaded that forks helpers, and nothing else.
 
-It is a fresh `python -I -S` process of the caller's, never a fork of the caller. The caller tells it which sockets new
-helpers shall serve, and nothing else: what a run is about goes to its reaper and guest directly, so that nothing of one
-run can be found in the memory of the next. It has one thread, which is checked: a fork with others would leave their
-locks held for ever. The client at the caller's end is `forkserver/slot.py`.
+It is a fresh `python -I -S` process of the caller's, never a fork of the caller. The caller sends it the sockets that
+new helpers shall serve, and nothing else: what a run is about goes to its reaper and guest directly, so that nothing of
+one run can be found in the memory of the next. It has one thread, which is checked: a fork with others would leave
+their locks held for ever. The client at the caller's end is `forkserver/slot.py`.
 """
 
 from __future__ import annotations

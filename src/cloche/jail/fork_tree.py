@@ -197,7 +197,7 @@ class ForkTree:
         return len(self.nodes) > 1
 
     def watched(self) -> list[int]:
-        """Return the descriptors that tell of a clone's end."""
+        """Return the descriptors that become readable at a clone's end."""
         return [node.ended for node in self.nodes.values() if node.ended >= 0]
 
     def report_ended(self, ready: set[int]) -> None:
@@ -354,7 +354,7 @@ class ForkTree:
         try:
             self.builders[clone] = new_builder(self.state.spec)
         except OSError:
-            pass  # it is started when it is needed, and who needs it is told what is wrong
+            pass  # it is started when it is needed, and who needs it gets the error
 
     def _builder(self, clone: int) -> Worker:
         """Return the process that builds the mounts of a clone, started ahead or now."""

@@ -116,7 +116,7 @@ class Guest:
         kept = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
         self._close_descriptors(kept)
         if command is not None:
-            if order.is_session:  # what is executed gets its ends by numbers that it was told
+            if order.is_session:  # what is executed gets its ends by numbers that it knows
                 for fd, number in zip(kept, (ANSWERS, LINK), strict=True):
                     call("dup3", fd, number, 0)
             self._exec(command, order.env)
@@ -150,9 +150,9 @@ class Guest:
     def _warm_up(self) -> None:
         """Take an order for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
         reading, writing = posix.pipe()
-        if self.building.rehearsal:
+        if self.building.warm_up:
             ours, theirs = socketpair()
-            messages.send_retrying(ours, "order", {"steps": self.building.rehearsal}, (reading,))
+            messages.send_retrying(ours, "order", {"steps": self.building.warm_up}, (reading,))
             _, body, (again,) = messages.receive(theirs)
             perform(body["steps"], {})
             for fd in (again, ours, theirs):
@@ -172,7 +172,7 @@ class Guest:
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
         posix.umask(0o022)
-        stdout = fds[2] if is_compiling else fds[1]  # a compiler's words are no output of the program
+        stdout = fds[2] if is_compiling else fds[1]  # a compiler's messages are no output of the program
         for number, fd in enumerate((fds[0], stdout, fds[2])):
             call("dup3", fd, number, 0)
 

@@ -153,11 +153,11 @@ class Spec(_Record):
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes unless it
     `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
-    all of these, with the places for their locks. A workspace `is_shown` by a second mount where the guest's id is not
+    all of these, with the folders for their locks. A workspace `is_shown` by a second mount where the guest's id is not
     one that the caller can be. `mounts` are
     the rows of `mounts.from_rows`.
     `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
-    `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
+    `landlock` and the two filters are None where that control is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
     """
@@ -258,7 +258,7 @@ class Building(_Record):
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
-    `rehearsal` is what a guest that waits does to have the way of its orders behind it once, empty for nothing.
+    `warm_up` is what a guest that waits does once, to have run the code that an order needs, empty for nothing.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -268,7 +268,7 @@ class Building(_Record):
     late: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
-    rehearsal: list[Step] = []
+    warm_up: list[Step] = []
 
     def steps_of_guest(self) -> list[Step]:
         """Return what the first guest does before the program is its own, in order."""

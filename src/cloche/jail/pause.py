@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 SIGCONT, SIGSTOP = 18, 19
-PATIENCE_S, NAP_S = 0.1, 0.0002
+STOP_TIMEOUT_S, POLL_S = 0.1, 0.0002
 MOST = 128  # processes: twice the usual limit, stopped in a quarter of that time, each held by a descriptor
-STANDING = "TtZXD"  # a parent in vfork waits as D until its child goes on, and does not stop before
+STOPPED_STATES = "TtZXD"  # a parent in vfork waits as D until its child goes on, and does not stop before
 
 
 class _TooMuch(Exception):
@@ -51,11 +51,11 @@ class Halt:
 
     def begin(self) -> None:
         """Stop them, as far as that is done soon; none at all where they are too many."""
-        self._deadline = monotonic() + PATIENCE_S
+        self._deadline = monotonic() + STOP_TIMEOUT_S
         if self._cgroup is not None and self._cgroup.freeze():
             self._is_frozen = True
             while not self._cgroup.is_frozen() and monotonic() < self._deadline:
-                ppoll((), NAP_S)
+                ppoll((), POLL_S)
             return
         try:
             self._stop_all()
@@ -82,14 +82,14 @@ class Halt:
         before: list[int] = []
         while True:
             found = self._found()
-            moving = [pid for pid in found if self._is_moving(pid)]
-            if not moving and found == before:
+            running = [pid for pid in found if self._is_running(pid)]
+            if not running and found == before:
                 return
-            self._hold([pid for pid in moving if pid not in self._stopped])
-            for pid in moving:
+            self._hold([pid for pid in running if pid not in self._stopped])
+            for pid in running:
                 if pid in self._stopped:
                     _send(self._stopped[pid], SIGSTOP)
-            before = [] if moving else found
+            before = [] if running else found
             posix.sched_yield()
 
     def _found(self) -> list[int]:
@@ -102,11 +102,11 @@ class Halt:
             self._check_time()
         return found
 
-    def _is_moving(self, pid: int) -> bool:
-        standing = STANDING if pid in self._stopped else STANDING.rstrip("D")
+    def _is_running(self, pid: int) -> bool:
+        stopped_states = STOPPED_STATES if pid in self._stopped else STOPPED_STATES.rstrip("D")
         for state in each_state_of(pid):
             self._check_time()
-            if state not in standing:
+            if state not in stopped_states:
                 return True
         return False
 

@@ -12,9 +12,9 @@ Landlock domain; and the filter refuses what limits another process, and all of 
 
 After each guest everything else in the process namespace is killed and waited for. What a network namespace remembers
 is too much to list (counters, flow labels, memberships, closed connections), so it is not looked at: a guest's filter
-tells this process of every socket of the network that it makes, and after the first one the jail ends with its guest.
+notifies this process of every socket of the network that it makes; after the first one the jail ends with its guest.
 Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the jail ends as well.
-It is the same with the namespace of System V IPC and message queues: the filter tells of every segment, set of
+It is the same with the namespace of System V IPC and message queues: the filter notifies of every segment, set of
 semaphores and queue that is made or opened.
 
 A guest takes its orders from the caller itself, over the *handoff socket*, whose inner end this process keeps,
@@ -27,7 +27,7 @@ A prefork jail may serve one sandbox alone, for all its runs: then what is new f
 
 `PreforkWatcher` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A
 guest waits for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from
-guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
+guest to guest is kept, and nothing that often fails is done so that failing is expensive.
 
 Early exit notice: the end of a guest is known before the kernel has taken its memory apart. Its
 interpreter's last call asks this process, which looks whether that is the end of all that is the guest's, reports, and

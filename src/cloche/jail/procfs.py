@@ -211,7 +211,7 @@ class Sockets:
 
 
 def open_last_pid() -> int:
-    """Open what tells which process or thread of this process namespace was made last; -1 where nothing does."""
+    """Open the file with the last pid of this process namespace; -1 where there is none."""
     return _open("/proc/sys/kernel/ns_last_pid")
 
 
@@ -310,7 +310,7 @@ def text_of(path: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-PATIENCE_S, NAP_S = 0.1, 0.02  # for the kernel to be through, and between looks after that
+FIRST_WAIT_S, POLL_S = 0.1, 0.02  # for the kernel to be through, and between looks after that
 PF_EXITING = 4
 TICKS_PER_S = posix.sysconf("SC_CLK_TCK")
 _FLAGS, _TIMES, _MEMORY = 6, slice(11, 15), 20  # in a line of /proc/PID/stat, counted from the state
@@ -330,12 +330,12 @@ class Death:
 
         False where the kernel takes long, and by now nobody in the group can do anything any more.
         """
-        ended, nap_s = posix.pidfd_open(self._reaper), PATIENCE_S
+        ended, wait_s = posix.pidfd_open(self._reaper), FIRST_WAIT_S
         try:
-            while not ppoll((ended,), nap_s):
+            while not ppoll((ended,), wait_s):
                 if is_done(self._cgroup):
                     return False
-                nap_s = NAP_S
+                wait_s = POLL_S
             return True
         finally:
             posix.close(ended)

@@ -73,7 +73,7 @@ class Reaper(Parent):
         ended = {"wait_status": status, **self.watcher.conclude(), **self._observe(status)}
         ended["denied"] = self.watcher.denied + (self._count_unreachable() if status else 0)
         messages.send(self.link, "ended", ended)
-        ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to tell
+        ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to report
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
@@ -110,10 +110,10 @@ class Reaper(Parent):
 
     def _observe(self, status: int) -> dict[str, int]:
         """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
-        places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
+        mount_points = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
         full = 0
-        for place in places:
-            state = posix.statvfs(place)
+        for mount_point in mount_points:
+            state = posix.statvfs(mount_point)
             full += state.f_bfree == 0 or state.f_ffree == 0
         return {"tasks": self._count_tasks() if status else 0, "full": full}
 

@@ -28,7 +28,7 @@ class SandboxState:
         self.spec = Spec()
         self.prepared: dict[str, Any] = {}
         self.claim: user_namespaces.Claim | None = None
-        self.keeper: user_namespaces.Claim | None = None
+        self.init_claim: user_namespaces.Claim | None = None
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
         self.handoff = self.status = self.timer = -1
@@ -38,11 +38,11 @@ class SandboxState:
         self.before: dict[str, int] = {}
         self._pids_before = 0
 
-    def claim_keeper(self) -> int:
-        """Return a second outside id, for the process that keeps a jail between its guests."""
-        if self.keeper is None:
-            self.keeper = user_namespaces.claim_outside_id(*self.spec.ids)
-        return self.keeper.outside_id
+    def claim_init_id(self) -> int:
+        """Return a second outside id, for pid 1 of a prefork jail."""
+        if self.init_claim is None:
+            self.init_claim = user_namespaces.claim_outside_id(*self.spec.ids)
+        return self.init_claim.outside_id
 
     def keep_workspace(self, fd: int) -> None:
         """Hold a workspace that the next reaper shall attach, in place of the one before; -1 for none."""

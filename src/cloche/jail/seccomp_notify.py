@@ -1,9 +1,9 @@
 """Seccomp's questions: calls that the filter hands to the reaper, which looks and lets them go on, or refuses.
 
 File locks live on inodes, and what the jail shows read-only of the host has the host's inodes: a lock on such a file
-would tell about, and speak to, the host and other sandboxes. So locking calls ask first, and go on only for files in
-the guest's own places. The look comes before the call: a guest with two threads can swap the descriptor in between,
-so this stops programs and leaves a narrow channel to a determined pair (said in the limitations).
+would be seen by the host and by other sandboxes, and show theirs. So locking calls ask first, and go on only for files
+in the guest's own mounts. The look comes before the call: a guest with two threads can swap the descriptor in between,
+so this stops programs and leaves a narrow channel to a determined pair (see the limitations).
 
 Where the namespaces of network and IPC may be used again (see `prefork`), making a socket of the network asks as well,
 and so does what makes or opens an IPC object that lasts: they are always allowed, and remembered. A live session asks
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
+from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, read_uint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ def reply(listener: int, question: bytes, refusal: int = 0) -> None:
 
 def is_exit_notice(question: bytes, pid: int) -> bool:
     """Tell whether process `pid` is about to end, and gives notice of it."""
-    number, upper = NUMBERS[MACHINE]["exit_group"], word(question, 36)
-    return (word(question, 16), word(question, 8), upper) == (number, pid, EXIT_NOTICE)
+    number, upper = NUMBERS[MACHINE]["exit_group"], read_uint(question, 36)
+    return (read_uint(question, 16), read_uint(question, 8), upper) == (number, pid, EXIT_NOTICE)
 
 
 def exit_code(question: bytes) -> int:
     """Return the exit code of an exit notice, as the kernel keeps it."""
-    return word(question, 32) & 0xFF
+    return read_uint(question, 32) & 0xFF
 
 
-def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
+def answer(listener: int, own_mounts: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
     """Take one question and answer it; a process that ended meanwhile needs none.
 
     Tell whether the policy blocked what it was for. `may_fork` tells whether the process of that number may clone
@@ -84,7 +84,7 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
     """
     try:
         question = receive(listener)
-        refused = refusal(question, own_places, may_fork)
+        refused = refusal(question, own_mounts, may_fork)
         reply(listener, question, refused)
     except OSError:
         return False  # we do not know what it was for
@@ -93,32 +93,33 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
 
 def is_denied(question: bytes, refused: int) -> bool:
     """Tell whether a call that was refused with this errno is one that the policy blocks, whoever makes it."""
-    return refused == EPERM and word(question, 16) != NUMBERS[MACHINE]["socket"]
+    return refused == EPERM and read_uint(question, 16) != NUMBERS[MACHINE]["socket"]
 
 
 def leaves_traces(question: bytes) -> bool:
     """Tell whether a question is for what may leave a trace in a namespace: a socket, or an IPC object."""
-    number = word(question, 16)
+    number = read_uint(question, 16)
     return number == NUMBERS[MACHINE]["socket"] or number in _LASTING
 
 
-def refusal(question: bytes, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
+def refusal(question: bytes, own_mounts: Sequence[str], may_fork: Callable[[int], bool]) -> int:
     """Return the errno to refuse a call with, 0 to let it go on."""
-    number, pid, argument = word(question, 16), word(question, 8), word(question, 32)  # the first of its arguments
+    number, pid = read_uint(question, 16), read_uint(question, 8)
+    argument = read_uint(question, 32)  # the first one
     if number == NUMBERS[MACHINE]["exit_group"]:
         return 0
     if number == NUMBERS[MACHINE]["socket"]:
-        return 0 if argument != AF_NETLINK or _is_powerless(pid) else EPERM
+        return 0 if argument != AF_NETLINK or _has_no_capabilities(pid) else EPERM
     if number in _LASTING:
         return 0
     if number == NUMBERS[MACHINE]["clone"]:
         return 0 if argument == FORK_FLAGS and may_fork(pid) else EPERM
     if number in _LOCKING:
-        return 0 if _is_own(pid, argument, own_places) else ENOLCK
+        return 0 if _is_own(pid, argument, own_mounts) else ENOLCK
     return EPERM
 
 
-def _is_powerless(pid: int) -> bool:
+def _has_no_capabilities(pid: int) -> bool:
     """Tell whether a thread has no capabilities: with those that it begins with a clone could arrange its network."""
     try:
         fd = posix.open(f"/proc/{pid}/status", posix.O_RDONLY | posix.O_CLOEXEC)
@@ -128,8 +129,8 @@ def _is_powerless(pid: int) -> bool:
         rows = posix.read(fd, 1 << 14).split(b"\n")  # of its name the kernel hides no other end of a line
     finally:
         posix.close(fd)
-    powers = [int(row.split()[1], 16) for row in rows if row.startswith((b"CapPrm:", b"CapEff:"))]
-    return len(powers) == 2 and not any(powers)
+    sets = [int(row.split()[1], 16) for row in rows if row.startswith((b"CapPrm:", b"CapEff:"))]
+    return len(sets) == 2 and not any(sets)
 
 
 def _ioctl(listener: int, request: int, data: bytes) -> None:
@@ -142,32 +143,32 @@ def _ioctl(listener: int, request: int, data: bytes) -> None:
         return
 
 
-def _is_own(pid: int, fd: int, own_places: Sequence[str]) -> bool:
-    """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own places.
+def _is_own(pid: int, fd: int, own_mounts: Sequence[str]) -> bool:
+    """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own mounts.
 
     What of the host is shown below them is on another mount, which no renaming of the folders above can hide. Nearly
-    always it is on another device, too, which is sooner told; but an overlay of several file systems has several.
+    always it is on another device, too, which is sooner known; but an overlay of several file systems has several.
     """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")
-        place = next((place for place in own_places if path.startswith(f"{place}/")), "")
-        if not place:
+        mount_point = next((mount_point for mount_point in own_mounts if path.startswith(f"{mount_point}/")), "")
+        if not mount_point:
             return False
-        root = f"/proc/{pid}/root{place}"
+        root = f"/proc/{pid}/root{mount_point}"
         if posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(root).st_dev:
             return True
         held = posix.open(root, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
         try:
-            return _mount(f"/proc/{pid}/fdinfo/{fd}") == _mount(f"/proc/self/fdinfo/{held}")
+            return _mount_id(f"/proc/{pid}/fdinfo/{fd}") == _mount_id(f"/proc/self/fdinfo/{held}")
         finally:
             posix.close(held)
     except OSError:
         return False
 
 
-def _mount(place: str) -> int:
-    """Return the number of the mount that a descriptor is on, which /proc tells at `place`."""
-    fd = posix.open(place, posix.O_RDONLY | posix.O_CLOEXEC)
+def _mount_id(path: str) -> int:
+    """Return the number of the mount that a descriptor is on, by its file in /proc."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         rows = posix.read(fd, 1 << 10).split(b"\n")
     finally:

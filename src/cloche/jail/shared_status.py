@@ -3,7 +3,7 @@
 The shared status is a memory file and a timer. The caller writes an order down and sets the timer; the guest writes
 down when it starts the program, and pid 1 of its jail that it has ended. The helper sleeps until the timer goes off or
 a message comes, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
-short run needs no message. No program ever holds the file: the guest lets go of it before.
+short run needs no message. No program ever holds the file: the guest closes it before.
 
 Behind all that a guest leaves to those after it which memory it writes to (`find_dirty_pages`, `populate`), so that the
 next one has these pages as its own at once and not one by one.
@@ -69,7 +69,7 @@ def note_order(
     is_under_load: bool = False,
     shares_workspace: bool = False,
 ) -> None:
-    """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
+    """Write down that run `number` is ordered; with its number at both ends, so that half of it is recognized."""
     order = number, int(timeout_s * _NS), rebuilds, is_under_load, shares_workspace, number
     posix.pwrite(file, _pack_uints(*order), _ORDERED_AT)
 
@@ -224,11 +224,11 @@ def _behind_hole(left: int, ranges: bytes, done: int) -> tuple[int, bytes]:
 def find_dirty_pages() -> bytes:
     """Return which pages are this process's own: their sum in bytes, then ranges as the kernel reads them.
 
-    All are words of eight bytes; a range is an address and a length.
+    All are integers of eight bytes; a range is an address and a length.
     """
     found = _own_ranges()[:MOST_RANGES]
-    words = [sum(length for _, length in found), *(word for one in found for word in one)]
-    return b"".join([word.to_bytes(_UINT_BYTES, "little") for word in words])
+    numbers = [sum(length for _, length in found), *(number for one in found for number in one)]
+    return b"".join([number.to_bytes(_UINT_BYTES, "little") for number in numbers])
 
 
 def _own_ranges() -> list[tuple[int, int]]:

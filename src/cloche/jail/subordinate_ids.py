@@ -43,7 +43,7 @@ _signal: Any = __import__("_signal")
 
 SIGINT = 2
 GO = b"g"
-MOST_SAID = 400
+MOST_ERROR_BYTES = 400
 FSCONFIG_CMD_CREATE = 6
 CALLER = 0  # in the namespace
 TRIED_ID = 1000
@@ -59,7 +59,7 @@ def enter(namespace: int) -> None:
 def main(fd: int, order: dict[str, Any]) -> NoReturn:
     """Be the mapper for the caller at socket `fd`; the end of the caller is the end of it.
 
-    `order` holds `namespace`, the descriptor of one that was made before, or -1 and the `programs`: words to which
+    `order` holds `namespace`, the descriptor of one that was made before, or -1 and the `programs`: arguments to which
     the number of this process is yet to be added, as the second.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
@@ -93,25 +93,25 @@ def main(fd: int, order: dict[str, Any]) -> NoReturn:
 def _take_range(programs: list[list[str]]) -> None:
     """Make the namespace, and have its maps written by the programs, which must run outside of it."""
     waiting, go = posix.pipe()
-    hearing, saying = posix.pipe()
+    errors, error_pipe = posix.pipe()
     number = str(posix.getpid())
     pids = []
     for program, *rows in programs:
         pid = posix.fork()
         if pid == 0:
-            _write_map([program, number, *rows], waiting, go, saying)
+            _write_map([program, number, *rows], waiting, go, error_pipe)
         pids.append(pid)
     posix.close(waiting)
-    posix.close(saying)
+    posix.close(error_pipe)
     unshare(CLONE_NEWUSER | CLONE_NEWNS)
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else our maps belong to root alone
     posix.write(go, GO * len(pids))
     posix.close(go)
     statuses = [wait4(pid, 0)[1] for pid in pids]
     if any(statuses):
-        said = posix.read(hearing, MOST_SAID).decode("utf-8", "replace").strip()
-        raise OSError(0, said or "newuidmap has failed")
-    posix.close(hearing)
+        text = posix.read(errors, MOST_ERROR_BYTES).decode("utf-8", "replace").strip()
+        raise OSError(0, text or "newuidmap has failed")
+    posix.close(errors)
 
 
 def _leave_mounts() -> None:
@@ -128,21 +128,21 @@ def _leave_mounts() -> None:
     posix.chdir("/")
 
 
-def _write_map(words: list[str], waiting: int, go: int, saying: int) -> NoReturn:
+def _write_map(argv: list[str], waiting: int, go: int, error_pipe: int) -> NoReturn:
     """Become one of the programs, when the namespace is there."""
     try:
         posix.close(go)
         if posix.read(waiting, 1) == GO:
-            posix.dup2(saying, 2)
-            posix.execve(words[0], words, {"LANG": "C"})
+            posix.dup2(error_pipe, 2)
+            posix.execve(argv[0], argv, {"LANG": "C"})
     except OSError as error:
-        posix.write(saying, f"{words[0]}: {error}\n".encode())
+        posix.write(error_pipe, f"{argv[0]}: {error}\n".encode())
     finally:
         posix._exit(1)
 
 
 def _show(mount: int, inside_id: int, namespaces: dict[int, int]) -> None:
-    """Have a detached mount show what is `inside_id`'s as the caller's; then let go of it. Raises OSError."""
+    """Have a detached mount show what is `inside_id`'s as the caller's; then close it. Raises OSError."""
     try:
         if inside_id not in namespaces:
             namespaces[inside_id] = user_namespaces.mapping_namespace(inside_id, CALLER)

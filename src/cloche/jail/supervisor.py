@@ -171,15 +171,15 @@ class Supervisor:
             if state.claim is not None:
                 registers[OUTSIDE_ID] = state.claim.outside_id
                 state.claim.forget()
-            if state.keeper is not None:
-                state.keeper.forget()
+            if state.init_claim is not None:
+                state.init_claim.forget()
             if state.workspace_fd >= 0:
                 registers[ATTACHED_WORKSPACE] = state.workspace_fd
             if state.cgroup is not None and state.cgroup.version == 1:
                 state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             return self._live(registers, ends)
-        except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
+        except BaseException as error:  # a fault of ours: it is reported, and nothing of the helper may run on here
             try:
                 messages.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
             finally:  # also when there is nobody left to tell
@@ -196,8 +196,8 @@ class Supervisor:
         self._map_ids()
         posix.write(go, GO)
 
-    def _map_ids(self, keeper: int | None = None) -> None:
-        """Map the ids of a jail; pid 1 has the outside id `keeper` where it shall not have the guest's."""
+    def _map_ids(self, init_id: int | None = None) -> None:
+        """Map the ids of a jail; pid 1 has the outside id `init_id` where it shall not have the guest's."""
         if self.spec.level != "jail":
             return
         outside = self.spec.outside
@@ -208,7 +208,7 @@ class Supervisor:
             outside_uid=uid,
             outside_gid=gid,
             privileged=outside is not None,
-            keeper=keeper,
+            init_id=init_id,
         )
 
     def _open_private(self, paths: list[str]) -> list[int]:
@@ -411,7 +411,7 @@ class Supervisor:
         """Handle one message of the caller's; False when it is gone."""
         tag, body, fds = messages.receive(self.state.caller)
         is_early = tag in ("kill", "over") and body["number"] > self.run.number
-        if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall hear of at once
+        if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall receive at once
             self.state.early.append((tag, body, fds))
             return True
         if fds:
@@ -425,7 +425,7 @@ class Supervisor:
         return tag != ""
 
     def _handle(self, tag: str, body: dict[str, Any]) -> None:
-        """Do what the caller says."""
+        """Handle a message of the caller's."""
         run = self.run
         if tag in ("kill", "over"):
             if body["number"] != run.number:  # about a run that is over
@@ -504,7 +504,7 @@ class PreforkSupervisor(Supervisor):
 
     def _release(self, go: int) -> None:  # noqa: ARG002 - no guest has been forked that waits for it
         """Map the ids of a new pid 1, for which nobody waits."""
-        self._map_ids(self.state.claim_keeper() if self.spec.outside else None)
+        self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
 
     def _begin(self, body: dict[str, Any]) -> None:
         """Forget the run before, or go on with the same one as the caller has said meanwhile."""
@@ -535,7 +535,7 @@ class PreforkSupervisor(Supervisor):
         return run.is_undecided
 
     def _looks_regularly(self) -> bool:
-        """Tell so until the program has started, too, of which the shared status alone tells."""
+        """Tell so until the program has started, too, which only the shared status shows."""
         return not self.run.started_at or super()._looks_regularly()
 
 

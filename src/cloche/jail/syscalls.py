@@ -68,7 +68,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP, CLONE_ARGS_BYTES, SIGCHLD = 0x200000000, 88, 17
-# The one word with which a live session may be cloned into a jail of its own.
+# The only flags with which a live session may be cloned into a jail of its own.
 FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
@@ -93,7 +93,7 @@ WNOHANG, WEXITED, WNOWAIT = 1, 4, 0x01000000
 P_ALL, SCHED_BATCH = 0, 3
 MOST_PROCESSORS = 4  # among which a blind choice of another one is a good one
 PROT_READ, MAP_PRIVATE = 1, 2
-# Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's place.
+# Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's offset.
 _CMSG_HEADER, _SCM_RIGHTS, _CONTROL_LENGTH_AT = 16, bytes((1, 0, 0, 0, 1, 0, 0, 0)), 40
 
 _ctypes: Any = __import__("_ctypes")  # private to CPython, so no type checker knows all of it
@@ -194,7 +194,7 @@ def run_beside(pid: int, allowed: set[int]) -> None:
     """Move a child that has just been made to another processor than ours; it may run on all that are `allowed`.
 
     The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. What
-    the child makes before a word of ours may inherit a mask that is half changed, and must be given the right one.
+    the child makes before a message of ours may inherit a mask that is half changed, and must be given the right one.
     Where that cannot be had, or there are many processors to choose from, the choice is the kernel's.
     """
     if not 1 < len(allowed) <= MOST_PROCESSORS:
@@ -202,7 +202,7 @@ def run_beside(pid: int, allowed: set[int]) -> None:
     here = fresh(4)
     try:
         call("getcpu", here, None, None)
-        posix.sched_setaffinity(pid, allowed - {word(here, 0)})
+        posix.sched_setaffinity(pid, allowed - {read_uint(here, 0)})
         posix.sched_setaffinity(pid, allowed)
     except OSError:
         return
@@ -234,24 +234,24 @@ def fresh(size: int) -> bytes:
     return bytes(bytearray(size))
 
 
-def word(data: bytes, place: int, size: int = 4) -> int:
-    """Read an unsigned integer of the kernel's at `place`."""
-    return int.from_bytes(data[place : place + size], "little")
+def read_uint(data: bytes, at: int, size: int = 4) -> int:
+    """Read an unsigned integer of the kernel's, `at` bytes from the start."""
+    return int.from_bytes(data[at : at + size], "little")
 
 
 def socketpair() -> tuple[int, int]:
     """Return the two ends of a connected socket that keeps messages apart; children may inherit neither."""
     pair = fresh(8)
     call("socketpair", AF_UNIX, SOCK_SEQPACKET | posix.O_CLOEXEC, 0, pair)
-    return word(pair, 0), word(pair, 4)
+    return read_uint(pair, 0), read_uint(pair, 4)
 
 
 def sendmsg(fd: int, data: bytes, fds: Sequence[int] = ()) -> None:
     """Send one message with descriptors; raises OSError when the other end is gone."""
     control = b""
     if fds:
-        words = b"".join(one.to_bytes(4, "little") for one in fds)
-        control = (_CMSG_HEADER + len(words)).to_bytes(8, "little") + _SCM_RIGHTS + words
+        packed = b"".join(one.to_bytes(4, "little") for one in fds)
+        control = (_CMSG_HEADER + len(packed)).to_bytes(8, "little") + _SCM_RIGHTS + packed
         control += bytes(-len(control) % 8)
     header, _vector = _message(data, control)
     _again("sendmsg", fd, header, MSG_NOSIGNAL)
@@ -262,12 +262,12 @@ def recvmsg(fd: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
     data, control = fresh(size), fresh(_CMSG_HEADER + 4 * most_fds + 8)
     header, _vector = _message(data, control)
     received = _again("recvmsg", fd, header, MSG_CMSG_CLOEXEC)
-    filled = word(header, _CONTROL_LENGTH_AT, 8)
+    filled = read_uint(header, _CONTROL_LENGTH_AT, 8)
     fds, at = [], 0
     while at + _CMSG_HEADER <= filled:
-        length = word(control, at, 8)
+        length = read_uint(control, at, 8)
         if control[at + 8 : at + _CMSG_HEADER] == _SCM_RIGHTS:
-            fds += [word(control, place) for place in range(at + _CMSG_HEADER, at + length, 4)]
+            fds += [read_uint(control, start) for start in range(at + _CMSG_HEADER, at + length, 4)]
         at += max(_CMSG_HEADER, length + -length % 8)
     return data[:received], fds
 
@@ -284,15 +284,15 @@ def ppoll(fds: Sequence[int], timeout_s: float | None) -> list[tuple[int, int]]:
         call("ppoll", table, len(fds), span)
     except InterruptedError:
         return []
-    return [(fd, events) for at, fd in enumerate(fds) if (events := word(table, 8 * at + 6, 2))]
+    return [(fd, events) for at, fd in enumerate(fds) if (events := read_uint(table, 8 * at + 6, 2))]
 
 
 def wait4(pid: int, options: int) -> tuple[int, int, tuple[float, float, int]]:
     """Return pid, wait status and what it used (user and system seconds, largest resident KiB); pid 0 for none yet."""
     status, usage = fresh(4), fresh(144)
     found = _again("wait4", pid, status, options, usage)
-    seconds = [word(usage, at, 8) + word(usage, at + 8, 8) / 1e6 for at in (0, 16)]
-    return found, word(status, 0), (seconds[0], seconds[1], word(usage, 32, 8))
+    seconds = [read_uint(usage, at, 8) + read_uint(usage, at + 8, 8) / 1e6 for at in (0, 16)]
+    return found, read_uint(status, 0), (seconds[0], seconds[1], read_uint(usage, 32, 8))
 
 
 def _again(name: str, *args: int | bytes | None) -> int:

@@ -25,7 +25,7 @@ from .syscalls import (
     call,
     clone,
     fresh,
-    word,
+    read_uint,
 )
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EPERM, ENOENT, EAGAIN, EACCES, EROFS, EADDRINUSE = 1, 2, 11, 13, 30, 98
 # Where nobody but root can put a name first. The second is for containers and services whose /run is read-only.
-PLACES = ("/run", "/dev")
+LOCK_FOLDERS = ("/run", "/dev")
 FOLDER, FILE = "cloche", "ids"
 _NO_LINK = posix.O_NOFOLLOW | posix.O_CLOEXEC
 _KIND, _IS_FOLDER, _IS_FILE = 0o170000, 0o040000, 0o100000
@@ -61,19 +61,19 @@ class Claim:
         return Claim(self.outside_id, posix.dup(self.held))
 
     def forget(self) -> None:
-        """Let go of this process's own hold; a forked child must not keep the id claimed."""
+        """Close this process's own descriptor; a forked child must not keep the id claimed."""
         if self.held >= 0:
             posix.close(self.held)
             self.held = -1
 
 
-def claim_outside_id(first: int, count: int, places: Sequence[str] = PLACES) -> Claim:
-    """Claim a free id of the range, starting at a place that this process's pid spreads.
+def claim_outside_id(first: int, count: int, folders: Sequence[str] = LOCK_FOLDERS) -> Claim:
+    """Claim a free id of the range, starting at one that depends on this process's pid.
 
-    Raises OSError when all are in use, or no place is root's alone.
+    Raises OSError when all are in use, or no folder is root's alone.
     """
     start = posix.getpid() * 7919
-    held = _open_locks(places)
+    held = _open_locks(folders)
     try:
         for at in range(count):
             outside_id = first + (start + at) % count
@@ -88,9 +88,10 @@ def claim_outside_id(first: int, count: int, places: Sequence[str] = PLACES) -> 
 
 def _is_locked_by_us(held: int, at: int) -> bool:
     """Lock one byte; the lock is the open file's, and so its copies' in other processes, and ends with the last."""
-    words = (F_WRLCK, at, 1, 0)  # of `struct flock`: kind (from the start of the file), first byte, bytes, nobody's pid
+    # Of `struct flock`: kind (from the start of the file), first byte, bytes, nobody's pid.
+    fields = (F_WRLCK, at, 1, 0)
     try:
-        call("fcntl", held, F_OFD_SETLK, b"".join(word.to_bytes(8, "little") for word in words))
+        call("fcntl", held, F_OFD_SETLK, b"".join(value.to_bytes(8, "little") for value in fields))
     except OSError as error:
         if error.errno in (EAGAIN, EACCES):
             return False
@@ -98,35 +99,35 @@ def _is_locked_by_us(held: int, at: int) -> bool:
     return True
 
 
-def _open_locks(places: Sequence[str]) -> int:
-    """Open the file of locks in the first place that is root's alone. Raises OSError saying what is in the way."""
-    said = []
-    for place in places:
+def _open_locks(folders: Sequence[str]) -> int:
+    """Open the file of locks in the first folder that is root's alone. Raises OSError saying what is in the way."""
+    reasons = []
+    for folder in folders:
         try:
-            state = _look_at(place)
+            state = _look_at(folder)
             if state.st_uid != posix.geteuid() or state.st_mode & _OTHERS_WRITE:
-                said.append(f"others may write to {place}")
+                reasons.append(f"others may write to {folder}")
                 continue
-            return _open_in(f"{place}/{FOLDER}")
+            return _open_in(f"{folder}/{FOLDER}")
         except OSError as error:
             if error.errno not in (EROFS, ENOENT, EACCES):
                 raise
-            said.append(f"{place}: {error.strerror}")
-    raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(said)}")
+            reasons.append(f"{folder}: {error.strerror}")
+    raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(reasons)}")
 
 
-def _look_at(place: str) -> posix.stat_result:
-    """Return the state of a place, made anew where the folder above is ours: a cache may be removed at any time."""
+def _look_at(folder: str) -> posix.stat_result:
+    """Return the state of a folder, made anew where the folder above is ours: a cache may be removed at any time."""
     try:
-        return posix.stat(place)
+        return posix.stat(folder)
     except FileNotFoundError:
-        if posix.stat(place.rpartition("/")[0]).st_uid != posix.geteuid():
+        if posix.stat(folder.rpartition("/")[0]).st_uid != posix.geteuid():
             raise
     try:
-        posix.mkdir(place, 0o700)
+        posix.mkdir(folder, 0o700)
     except FileExistsError:
         pass
-    return posix.stat(place)
+    return posix.stat(folder)
 
 
 def _open_in(folder: str) -> int:
@@ -170,7 +171,7 @@ def become_owner(outside_id: int) -> bool:
     """
     held = fresh(_CAPABILITY_SETS_BYTES)
     call("capget", _CAPABILITIES, held)
-    if word(held, 0) & OVER_OTHERS != OVER_OTHERS:
+    if read_uint(held, 0) & OVER_OTHERS != OVER_OTHERS:
         return False
     call("setresuid", UNCHANGED, outside_id, outside_id)
     try:
@@ -188,15 +189,15 @@ def become_root() -> None:
 
 
 def write_maps(
-    pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool, keeper: int | None = None
+    pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool, init_id: int | None = None
 ) -> None:
     """Map one id of process `pid`'s new user namespace; without privilege only the writer's own id can be mapped.
 
-    `keeper` is the outside id of a second one, 0 inside, which no guest ever has.
+    `init_id` is the outside id of a second one, 0 inside, which no guest ever has.
     """
     if not privileged:
         _write(f"/proc/{pid}/setgroups", "deny")
-    second = "" if keeper is None else f"\n0 {keeper} 1"
+    second = "" if init_id is None else f"\n0 {init_id} 1"
     _write(f"/proc/{pid}/gid_map", f"{inside_id} {outside_gid} 1{second}")
     _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1{second}")
 

@@ -102,14 +102,14 @@ class WorkFolder:
         _remove(self.folder)
 
 
-def _measure(places: tuple[str, ...], most: int) -> tuple[int, int]:
-    """Return bytes stored and number of files below `places`, however deep: the guest decides how deep.
+def _measure(roots: tuple[str, ...], most: int) -> tuple[int, int]:
+    """Return bytes stored and number of files below `roots`, however deep: the guest decides how deep.
 
     It may move folders about meanwhile, so each is counted once; and who has more than `most` has too many, however
     many more. Of each folder its own name is kept, not its path: a few of the longest would fill the memory.
     """
     used = count = 0
-    folders: list[tuple[int, bytes]] = [(-1, os.fsencode(place)) for place in places]  # and which one each is in
+    folders: list[tuple[int, bytes]] = [(-1, os.fsencode(root)) for root in roots]  # and which one each is in
     pending = list(range(len(folders)))
     visited: set[int] = set()
     while pending and count <= most:
@@ -187,16 +187,16 @@ def _remove_one(name: str, here: int) -> None:
 
 def _open_unlocked(name: str, here: int) -> int:
     """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
-    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
-        return os.open(".", _DIRECTORY, dir_fd=place)
+        os.chmod(f"/proc/self/fd/{folder}", 0o700)
+        return os.open(".", _DIRECTORY, dir_fd=folder)
     finally:
-        os.close(place)
+        os.close(folder)
 
 
 SIGKILL = 9
-PATIENCE_S = 5.0
+KILL_TIMEOUT_S = 5.0
 
 
 def clear_remains(spec: Spec) -> None:
@@ -213,7 +213,7 @@ def clear_remains(spec: Spec) -> None:
 
 
 def _empty(cgroup: Cgroup) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     cgroup.lift_quota()
     while (pids := cgroup.members()) and time.monotonic() < deadline:
         for pid in pids:

@@ -23,7 +23,7 @@ from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import build_filter
-from cloche.jail.user_namespaces import PLACES
+from cloche.jail.user_namespaces import LOCK_FOLDERS
 
 from .. import layout
 from ..garbage_collection import group_name, new_folder
@@ -153,9 +153,9 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
 def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
     """Return the outside ids to claim from, and the places for their locks; none where there is one id to give."""
     if host.owns_ids and level in (Level.JAIL, Level.CONFINED):
-        return (*OUTSIDE_IDS, PLACES)
+        return (*OUTSIDE_IDS, LOCK_FOLDERS)
     if host.ids is not None and level is Level.JAIL:
-        return (host.ids.first, host.ids.count, host.ids.places)
+        return (host.ids.first, host.ids.count, host.ids.lock_folders)
     return (0, 0, ())
 
 

@@ -33,7 +33,7 @@ def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> b
     What is in the user's own cache runs as this user does, or is given to guests: nobody else may have written it.
     """
     try:
-        with _opened(folder, is_own=is_own) as place, open(name, "rb", opener=place.open) as file:
+        with _opened(folder, is_own=is_own) as cache_folder, open(name, "rb", opener=cache_folder.open) as file:
             if is_own and not _is_ours(file.fileno()):
                 return None
             kept, found, digest = marshal.loads(file.read(MOST_BYTES))
@@ -51,17 +51,17 @@ def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool
     fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
     try:
         os.makedirs(folder, 0o700 if is_own else 0o777, exist_ok=True)
-        with _opened(folder, is_own=is_own) as place:
+        with _opened(folder, is_own=is_own) as cache_folder:
             try:
-                with open(fresh, "xb", opener=place.open) as file:
+                with open(fresh, "xb", opener=cache_folder.open) as file:
                     file.write(marshal.dumps((key, data, hashlib.blake2b(data).digest()), 4))
-                os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+                os.replace(fresh, name, src_dir_fd=cache_folder.fd, dst_dir_fd=cache_folder.fd)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.unlink(fresh, dir_fd=place.fd)
+                    os.unlink(fresh, dir_fd=cache_folder.fd)
                 raise
             if most:
-                _remove_oldest(place.fd, most)
+                _remove_oldest(cache_folder.fd, most)
     except OSError:
         return False
     return True
@@ -69,8 +69,8 @@ def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool
 
 def remove_cache(folder: str, name: str) -> None:
     """Remove what is kept, if anything is."""
-    with contextlib.suppress(OSError), _opened(folder, is_own=True) as place:
-        os.unlink(name, dir_fd=place.fd)
+    with contextlib.suppress(OSError), _opened(folder, is_own=True) as cache_folder:
+        os.unlink(name, dir_fd=cache_folder.fd)
 
 
 def _remove_oldest(folder_fd: int, most: int) -> None:
@@ -87,7 +87,7 @@ def _remove_oldest(folder_fd: int, most: int) -> None:
             os.unlink(name, dir_fd=folder_fd)
 
 
-class _Place:
+class _CacheFolder:
     """Hold a folder open, and open files in it, through no link."""
 
     def __init__(self, fd: int, mode: int):
@@ -98,13 +98,13 @@ class _Place:
 
 
 @contextlib.contextmanager
-def _opened(folder: str, *, is_own: bool) -> Iterator[_Place]:
+def _opened(folder: str, *, is_own: bool) -> Iterator[_CacheFolder]:
     """Open a folder. Raises OSError, also where one that should be the user's own is not."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if is_own and not _is_ours(fd):
             raise PermissionError(errno.EPERM, "others may write there", folder)
-        yield _Place(fd, 0o600 if is_own else 0o666)
+        yield _CacheFolder(fd, 0o600 if is_own else 0o666)
     finally:
         os.close(fd)
 

@@ -90,7 +90,7 @@ class Bind:
 
     def calls(self) -> list[Call]:
         return [
-            *_place(self.target, is_directory=self.is_directory),
+            *_make_mount_point(self.target, is_directory=self.is_directory),
             move_mount(self.register, self.target),
             make("close", self.register),
         ]
@@ -100,7 +100,7 @@ class Bind:
 
 
 class Inner(Bind):
-    """Show one in a place that belongs to the guest, which may have left anything there: no link is followed."""
+    """Show one in a mount that belongs to the guest, which may have left anything there: no link is followed."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class Attach:
         self.register, self.target = register, target
 
     def calls(self) -> list[Call]:
-        return [*_place(self.target, is_directory=True), move_mount(self.register, self.target)]
+        return [*_make_mount_point(self.target, is_directory=True), move_mount(self.register, self.target)]
 
     def describe(self) -> str:
         return f"attach the sandbox's own /{self.target}"
@@ -146,7 +146,7 @@ class Tmpfs:
     def calls(self) -> list[Call]:
         data = f"size={self.size_bytes},nr_inodes={self.inodes},mode={self.mode}"
         made = mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
-        return [*_place(self.target, is_directory=True), made]
+        return [*_make_mount_point(self.target, is_directory=True), made]
 
     def describe(self) -> str:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes at /{self.target}"
@@ -162,7 +162,7 @@ class Symlink:
 
     def calls(self) -> list[Call]:
         link = make("symlinkat", os.fsencode(self.points_to), AT_FDCWD, os.fsencode(self.target))
-        return [*_place(os.path.dirname(self.target), is_directory=True), link]
+        return [*_make_mount_point(os.path.dirname(self.target), is_directory=True), link]
 
     def describe(self) -> str:
         return f"link /{self.target} to {self.points_to}"
@@ -178,7 +178,7 @@ class Text:
 
     def calls(self) -> list[Call]:
         return [
-            *_place(os.path.dirname(self.target), is_directory=True),
+            *_make_mount_point(os.path.dirname(self.target), is_directory=True),
             make("openat", AT_FDCWD, os.fsencode(self.target), _CREATE, 0o644, keep="text"),
             make("write", "text", self.content.encode()),
             make("close", "text"),
@@ -198,7 +198,7 @@ class Proc:
 
     def calls(self) -> list[Call]:
         made = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
-        return [*_place("proc", is_directory=True), made, *self.covers()]
+        return [*_make_mount_point("proc", is_directory=True), made, *self.covers()]
 
     def covers(self) -> list[Call]:
         """Cover what is masked of the /proc that is mounted in the working directory."""
@@ -261,7 +261,7 @@ def stage_root(inodes: int = 4096) -> list[Call]:
 
 
 def pivot() -> list[Call]:
-    """Make the working directory the root, let go of the old one, and close the new one for writing."""
+    """Make the working directory the root, unmount the old one, and close the new one for writing."""
     return [
         make("pivot_root", b".", b"."),
         make("umount2", b".", MNT_DETACH),
@@ -288,7 +288,7 @@ def detached_proc(register: str) -> list[Call]:
 
 
 def process_counter(register: str) -> list[Call]:
-    """Keep open, for writing, what says which process of this namespace was made last; nothing where that is refused.
+    """Keep open, for writing, the file with the last pid of this namespace; nothing where that is refused.
 
     It is reached by a /proc of its own that is attached nowhere: all that a guest can see is read-only.
     """
@@ -317,7 +317,7 @@ def _detached(kind: str, settings: dict[str, str], attributes: int, register: st
 
 
 def opened_again(bind: Bind) -> list[Call]:
-    """Keep a copy of a bind that is in its place."""
+    """Keep a copy of a bind that is attached."""
     return [open_tree(bind.source, bind.register, recursive=bind.is_directory)]
 
 
@@ -327,7 +327,7 @@ def placed_again(bind: Bind, owner: int) -> list[Call]:
 
 
 def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
-    """Attach a bind in a guest's place, and make the folders above it, which are the guest's then.
+    """Attach a bind in a guest's mount, and make the folders above it, which are the guest's then.
 
     What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
     """
@@ -411,14 +411,14 @@ def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
     return b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
 
 
-def _place(path: str, *, is_directory: bool) -> list[Call]:
+def _make_mount_point(path: str, *, is_directory: bool) -> list[Call]:
     """Make the mount point, with its parents."""
     parts = path.split("/") if path else []
     folders = parts if is_directory else parts[:-1]
-    places = [
+    steps = [
         make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
         for at in range(len(folders))
     ]
     if not is_directory:
-        places.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
-    return places
+        steps.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+    return steps

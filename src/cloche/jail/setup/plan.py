@@ -94,7 +94,7 @@ def compile_prefork_jail(
         late=steps.late,
         private=run.private,
         seccomp=spec.prefork_filter,
-        rehearsal=[_step("rehearse", "write a file that keeps nothing", *_file_of_nothing())],
+        warm_up=[_step("warm_up", "write a file that keeps nothing", *_file_of_nothing())],
     )
 
 

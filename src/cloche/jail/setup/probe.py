@@ -117,16 +117,16 @@ def _namespaces() -> str:
     if os.geteuid() == 0 and not can_map and _is_outside_root():
         return "uid_map: this root may not give the guest another id, and the guest is never root"
     ready, go = os.pipe()
-    report, tell = os.pipe()
+    report, writing = os.pipe()
     try:
         pid = clone(ALL_NAMESPACES)
     except OSError as error:
         return str(error.strerror)
     if pid == 0:
         os.read(ready, 1)
-        os.write(tell, _outcome(build).encode()[:4000])
+        os.write(writing, _outcome(build).encode()[:4000])
         os._exit(0)
-    os.close(tell)
+    os.close(writing)
     try:
         outside = PROBE_ID if can_map else os.geteuid()
         gid = outside if can_map else os.getegid()
@@ -204,24 +204,24 @@ def _own_groups() -> dict[str, str]:
 
 def _mounted(kind: str) -> dict[str, str]:
     """Return where control groups of `kind` are mounted: by controller for version 1, under "" for version 2."""
-    places = {}
+    mount_points = {}
     with open("/proc/self/mounts", encoding="utf-8") as file:
         lines = file.read().splitlines()
     for line in lines:
-        _, place, fstype, options, *_ = line.split(" ")
+        _, mount_point, fstype, options, *_ = line.split(" ")
         if fstype == kind:
             names = [word for word in options.split(",") if word in CONTROLLERS] if kind == "cgroup" else [""]
-            places.update(dict.fromkeys(names, place))
-    return places
+            mount_points.update(dict.fromkeys(names, mount_point))
+    return mount_points
 
 
 def _cgroup_v1() -> dict[str, Any] | None:
-    places, own = _mounted("cgroup"), _own_groups()
+    mount_points, own = _mounted("cgroup"), _own_groups()
     folders = {}
     for controller in CONTROLLERS:
-        if controller not in places or controller not in own:
+        if controller not in mount_points or controller not in own:
             return None
-        base = places[controller]
+        base = mount_points[controller]
         folder = base + own[controller].rstrip("/")
         folder = folder if os.path.isdir(folder) else base
         if not os.access(folder, os.W_OK):
@@ -232,11 +232,11 @@ def _cgroup_v1() -> dict[str, Any] | None:
 
 def _cgroup_v2() -> dict[str, Any] | None:
     """Take the nearest group above us that may have children of ours with all three controllers."""
-    place, path = _mounted("cgroup2").get(""), _own_groups().get("")
-    if place is None or path is None:
+    mount_point, path = _mounted("cgroup2").get(""), _own_groups().get("")
+    if mount_point is None or path is None:
         return None
-    folder = place + path.rstrip("/")
-    while len(folder) >= len(place):
+    folder = mount_point + path.rstrip("/")
+    while len(folder) >= len(mount_point):
         if _delegates(folder):
             return {"version": 2, "folders": dict.fromkeys(CONTROLLERS, folder), "reason": ""}
         folder = os.path.dirname(folder)
@@ -494,12 +494,12 @@ def _clone_into_cgroup() -> Finding:
     folder = f"{found['folders']['pids']}/cloche-probe-{os.getpid()}-born"
     os.mkdir(folder)
     try:
-        return _answer(_be_born_in(folder))
+        return _answer(_clone_into(folder))
     finally:
         os.rmdir(folder)
 
 
-def _be_born_in(folder: str) -> str:
+def _clone_into(folder: str) -> str:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         pid = clone(0, fd)

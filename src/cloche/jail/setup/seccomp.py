@@ -224,9 +224,9 @@ def build_filter(
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
-    `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is told of every
+    `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
-    for a session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine
+    for a session: a clone into new namespaces, with one exact set of flags, asks too. Raises KeyError for a machine
     without a table.
     """
     arch = AUDIT_ARCH[machine]
