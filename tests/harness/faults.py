@@ -15,7 +15,7 @@ from typing import Any
 from cloche.backends.enforcement import local_controls
 from cloche.backends.host import Host, measure_host
 from cloche.backends.local.helper_link import Connection
-from cloche.backends.local.plan import build_spec, choose_places
+from cloche.backends.local.plan import build_spec, choose_guest_paths
 from cloche.backends.local.prefork import pool_for
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.core.enforcement import Enforcement, Level
@@ -94,7 +94,7 @@ def _close_all(_tag: str, _body: dict[str, Any], fds: list[int]) -> None:
 
 
 def _spec(host: Host) -> Spec:
-    return build_spec(Level.JAIL, Policy(), Limits(), host, choose_places(Level.JAIL))
+    return build_spec(Level.JAIL, Policy(), Limits(), host, choose_guest_paths(Level.JAIL))
 
 
 async def interpreter_missing(host: Host) -> None:

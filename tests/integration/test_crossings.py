@@ -243,7 +243,7 @@ def test_a_session_whose_orders_cannot_be_sent_ends() -> None:
         async with sandbox_in_use() as sandbox:
             inner = opened(sandbox)
             assert inner._connection is not None
-            program = build_session_program("python", {}, inner._places)
+            program = build_session_program("python", {}, inner._guest_paths)
             session = LocalSession(
                 LocalTransport(inner, program, sandbox.limits), program, sandbox.limits,
                 enforcement=inner._enforcement, can_fork=False,

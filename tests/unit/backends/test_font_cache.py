@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a place for fonts, which is this user's cache as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "fonts").mkdir()
-    monkeypatch.setattr(font_cache, "_PLACES", (str(tmp_path / "fonts"),))
+    monkeypatch.setattr(font_cache, "_FONT_FOLDERS", (str(tmp_path / "fonts"),))
     return tmp_path
 
 

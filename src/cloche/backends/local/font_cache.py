@@ -38,7 +38,7 @@ _LOOKED_AT_BYTES = MIB  # of each file
 _AGAIN_S = 3600  # after which it is tried once more to make what could not be made
 _NAME = re.compile(r"fontlist-v[0-9.]{1,20}\.json")
 # Where matplotlib and fontconfig look in a jail; a folder changes when a font comes or goes.
-_PLACES = (
+_FONT_FOLDERS = (
     "/etc/fonts", "/usr/share/fonts", "/usr/local/share/fonts", "/usr/share/texmf/fonts", "/usr/X11R6/lib/X11/fonts",
     "/usr/X11/lib/X11/fonts", "/usr/lib/openoffice/share/fonts",
 )  # fmt: skip
@@ -54,7 +54,7 @@ class FontList:
 
 def seems_to_draw(data: bytes) -> bool:
     """Tell whether a program or one of its files is about figures; matplotlib itself need not be named."""
-    return any(data.find(word, 0, _LOOKED_AT_BYTES) >= 0 for word in (b"plot", b"seaborn"))
+    return any(data.find(mark, 0, _LOOKED_AT_BYTES) >= 0 for mark in (b"plot", b"seaborn"))
 
 
 async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]]) -> FontList | None:
@@ -100,9 +100,9 @@ def _key(shown: Sequence[str]) -> bytes:
         version = _version(folder, os.stat(folder).st_mtime_ns)
     except (importlib.metadata.PackageNotFoundError, OSError):  # or it is in no folder
         return b""
-    places = [state for place in _PLACES for state in _states(place)]
+    states = [state for root in _FONT_FOLDERS for state in _states(root)]
     about = (sys.executable, sys.version, version, folder, tuple(shown))
-    return marshal.dumps((about, places))
+    return marshal.dumps((about, states))
 
 
 @functools.lru_cache(maxsize=4)
@@ -113,9 +113,9 @@ def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the an
     return importlib.metadata.version("matplotlib")
 
 
-def _states(place: str) -> Iterator[tuple[str, int]]:
-    """Yield each folder at and below a place, and when it was last changed."""
-    for folder, _, _ in os.walk(place):
+def _states(root: str) -> Iterator[tuple[str, int]]:
+    """Yield each folder at and below `root`, and when it was last changed."""
+    for folder, _, _ in os.walk(root):
         try:
             yield folder, os.stat(folder).st_mtime_ns
         except OSError:

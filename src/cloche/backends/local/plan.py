@@ -73,7 +73,7 @@ _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
 
 SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
-_environments: dict[tuple[Places, str], Mapping[str, str]] = {}
+_environments: dict[tuple[GuestPaths, str], Mapping[str, str]] = {}
 MOST_ENVIRONMENTS = 64
 
 FOR_EVER_S = 1e9  # the time-out of a session's run
@@ -81,7 +81,7 @@ _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class GuestPaths:
     """Name the guest's folders as the guest sees them."""
 
     workspace: str = "/workspace"
@@ -89,34 +89,34 @@ class Places:
     folder: str = ""
 
 
-INSIDE = Places()
+INSIDE = GuestPaths()
 
 
-def choose_places(level: Level) -> Places:
-    """Return fixed places at level jail, and a new folder of the host below it."""
+def choose_guest_paths(level: Level) -> GuestPaths:
+    """Return fixed paths at level jail, and those of a new folder of the host below it."""
     if level is Level.JAIL:
         return INSIDE
     folder = new_folder()
-    return Places(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
+    return GuestPaths(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
 
 
-def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
+def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_paths: GuestPaths) -> Spec:
     """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
     if level is not Level.JAIL:
-        return _new_spec(level, policy, limits, host, places)
-    key = (policy.user, policy.writable_paths, limits, places)
+        return _new_spec(level, policy, limits, host, guest_paths)
+    key = (policy.user, policy.writable_paths, limits, guest_paths)
     found = _JAILS.get(key)
     if found is None or found[0] is not host:
         if len(_JAILS) >= MOST_JAILS:
             _JAILS.clear()
-        found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, places))
+        found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, guest_paths))
     spec = found[1].copy()  # its fields are replaced, never changed
     spec.origin = found[1]
     spec.cgroup = _cgroup(limits, host)
     return spec
 
 
-def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
+def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_paths: GuestPaths) -> Spec:
     user, uid = layout.USERS.get(policy.user, layout.USERS[None])
     ids = _outside_ids(level, host)
     spec = Spec(
@@ -125,9 +125,9 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
         outside=ids[:2] if ids[1] else None,
         ids=ids,
         is_shown=level is Level.JAIL and host.ids is not None,
-        workspace=places.workspace,
-        tmp=places.tmp,
-        folder=places.folder,
+        workspace=guest_paths.workspace,
+        tmp=guest_paths.tmp,
+        folder=guest_paths.folder,
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         rlimits=_rlimits(level, limits, host),
@@ -145,13 +145,13 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
     if level in (Level.JAIL, Level.CONFINED):
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
-        spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
+        spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
     return spec
 
 
 def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
-    """Return the outside ids to claim from, and the places for their locks; none where there is one id to give."""
+    """Return the outside ids to claim from, and the folders for their locks; none where there is one id to give."""
     if host.owns_ids and level in (Level.JAIL, Level.CONFINED):
         return (*OUTSIDE_IDS, LOCK_FOLDERS)
     if host.ids is not None and level is Level.JAIL:
@@ -193,12 +193,12 @@ def filter_for(*, confined: bool, counted: bool = True, prefork: bool = False, f
 
 
 def _mounts(user: str, uid: int, limits: Limits) -> list[layout.Row]:
-    memory = [("tmpfs", place, limits.tmp_bytes, limits.inodes, "1777") for place in ("dev/shm", "tmp")]
+    memory = [("tmpfs", mount_point, limits.tmp_bytes, limits.inodes, "1777") for mount_point in ("dev/shm", "tmp")]
     return [*layout.system_rows(), *layout.etc_rows(user, uid), *memory]
 
 
-def _landlock(level: Level, places: Places, policy: Policy) -> list[tuple[str, str]]:
-    writable = [places.workspace, *([places.tmp] if "/tmp" in policy.writable_paths else [])]
+def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tuple[str, str]]:
+    writable = [guest_paths.workspace, *([guest_paths.tmp] if "/tmp" in policy.writable_paths else [])]
     rules = [(path, "write") for path in writable]
     rules += [(f"/dev/{name}", "device") for name in layout.DEVICES]
     if level is Level.JAIL:
@@ -248,9 +248,11 @@ def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
     }
 
 
-def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mapping[str, str]) -> dict[str, str]:
+def guest_environment(
+    guest_paths: GuestPaths, given: Mapping[str, str], toolchain: Mapping[str, str]
+) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
-    minimum = layout.guest_variables(places.workspace, places.tmp)
+    minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
     return {"PATH": layout.search_path(), **minimum, **toolchain, **given}
 
 
@@ -292,36 +294,36 @@ def _python_runtime() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
-def build_program(request: Request, places: Places, timeout_s: float) -> Program:
+def build_program(request: Request, guest_paths: GuestPaths, timeout_s: float) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
     if request.code is None:
-        run = Run(commands=[list(request.argv)], env=guest_environment(places, request.env, {}))
+        run = Run(commands=[list(request.argv)], env=guest_environment(guest_paths, request.env, {}))
         return _finished(run, request.files, timeout_s, None, None)
     language = language_named(request.language)
     toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
     path, files = source_of(request, language=language.name, file_name=language.file_name)
-    source = f"{places.workspace}/{path}"
-    build = f"{places.tmp}/.cloche-build"  # where no environment lies
+    source = f"{guest_paths.workspace}/{path}"
+    build = f"{guest_paths.tmp}/.cloche-build"  # where no environment lies
     engine = toolchain.engine
-    run = Run(env={**_environment(toolchain, places, source, build), **request.env})
+    run = Run(env={**_environment(toolchain, guest_paths, source, build), **request.env})
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
         if files[-1].path == path and len(files[-1].data) <= SHORT_BYTES:
             run.python["source"] = files[-1].data
     else:
-        run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
+        run.commands = [list(argv) for argv in render(engine, toolchain.programs, source, build, request.argv)]
         run.folders, run.generated = [build], dict(render_generated(engine, source, build))
     return _finished(run, files, timeout_s, toolchain, language)
 
 
-def _environment(toolchain: Toolchain, places: Places, source: str, build: str) -> Mapping[str, str]:
+def _environment(toolchain: Toolchain, guest_paths: GuestPaths, source: str, build: str) -> Mapping[str, str]:
     """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
-    key = (places, source)
+    key = (guest_paths, source)
     found = _environments.get(key) if toolchain is python_toolchain() else None
     if found is None:
         env = {**render_env(toolchain.engine, source, build), **toolchain.env}
-        found = guest_environment(places, {}, env)
+        found = guest_environment(guest_paths, {}, env)
         if toolchain is python_toolchain():
             if len(_environments) >= MOST_ENVIRONMENTS:
                 _environments.clear()
@@ -357,21 +359,21 @@ class SessionProgram:
         return tuple(dict.fromkeys((*python_toolchain().binds, *self.toolchain.binds)))
 
 
-def build_session_program(name: str, env: Mapping[str, str], places: Places) -> SessionProgram:
+def build_session_program(name: str, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
     """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
     if driver is None:
-        return _python(language, env, places)
-    return _driven(language, env, places, driver)
+        return _python(language, env, guest_paths)
+    return _driven(language, env, guest_paths, driver)
 
 
-def _python(language: Language, env: Mapping[str, str], places: Places) -> SessionProgram:
+def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
     check_variables(env)
     # A library's threads could not be cloned, so those that would start some are asked not to.
-    run = Run(env=guest_environment(places, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
+    run = Run(env=guest_environment(guest_paths, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
     run.python = {
-        "path": f"{places.workspace}/cell",
-        "home": places.workspace,
+        "path": f"{guest_paths.workspace}/cell",
+        "home": guest_paths.workspace,
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
@@ -382,13 +384,13 @@ def _python(language: Language, env: Mapping[str, str], places: Places) -> Sessi
     )
 
 
-def _driven(language: Language, env: Mapping[str, str], places: Places, driver: Driver) -> SessionProgram:
+def _driven(language: Language, env: Mapping[str, str], guest_paths: GuestPaths, driver: Driver) -> SessionProgram:
     """Return a session in an interpreter of its own, which runs a driver that is written into its /tmp."""
     toolchain = find_toolchain(language)
     check_toolchain(language, driver, toolchain)
-    folder = f"{places.tmp}/.cloche"
+    folder = f"{guest_paths.tmp}/.cloche"
     path = f"{folder}/{driver.file_name}"
-    run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=FOR_EVER_S, is_session=True)
+    run = Run(env=guest_environment(guest_paths, env, toolchain.env), timeout_s=FOR_EVER_S, is_session=True)
     run.commands = [driver.command(toolchain.programs[driver.program], path, LINK, ANSWERS)]
     run.folders, run.generated = [folder], {path: driver.text()}
     return SessionProgram(

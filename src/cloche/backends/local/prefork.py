@@ -21,7 +21,7 @@ from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host
 from ..toolchain import has_customization, python_toolchain, user_site
-from .plan import KIND, Places, guest_environment
+from .plan import KIND, GuestPaths, guest_environment
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
@@ -200,7 +200,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         "customizes": has_customization(),
         "home": "/workspace",
         "ahead": {
-            "env": guest_environment(Places(), {}, python_toolchain().env),
+            "env": guest_environment(GuestPaths(), {}, python_toolchain().env),
             "shown": list(python_toolchain().binds),
         },
     }

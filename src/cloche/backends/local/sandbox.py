@@ -29,7 +29,7 @@ from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import Connection
-from .plan import Program, build_program, build_spec, choose_places, make_forkable, show_toolchain
+from .plan import Program, build_program, build_spec, choose_guest_paths, make_forkable, show_toolchain
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .run_report import observed, usage
 from .streams import Pipes, started_first
@@ -55,10 +55,10 @@ class LocalOpenSandbox:
         self._pool = pool_for(policy, host) if policy.warm and enforcement.level is Level.JAIL else None
         self._slot: Slot | None = None
         self._start = COLD
-        self._places = choose_places(enforcement.level)
-        self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
+        self._guest_paths = choose_guest_paths(enforcement.level)
+        self._spec = build_spec(enforcement.level, policy, limits, host, self._guest_paths)
         self._connection: Connection | None = None
-        folder = "" if enforcement.level is Level.JAIL else self._places.workspace
+        folder = "" if enforcement.level is Level.JAIL else self._guest_paths.workspace
         self.workspace = Workspace(limits, folder, self._showing())
         self.workspace.has_owner = True
         self._turn = asyncio.Lock()
@@ -78,9 +78,9 @@ class LocalOpenSandbox:
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        program = build_program(request, self._places, request.timeout_s or self._limits.timeout_s)
-        words = (word.encode("utf-8", "surrogateescape") for word in request.argv)  # which need not be UTF-8
-        self._note_drawing(*(data for *_, data in program.run.files), *words)
+        program = build_program(request, self._guest_paths, request.timeout_s or self._limits.timeout_s)
+        argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # which need not be UTF-8
+        self._note_drawing(*(data for *_, data in program.run.files), *argv)
         if self._draws:
             await self._give_fonts(program.run)
         async with self._turn:
@@ -117,7 +117,7 @@ class LocalOpenSandbox:
         from .plan import build_session_program
         from .session import LocalSession, LocalTransport
 
-        program = build_session_program(language, env, self._places)
+        program = build_session_program(language, env, self._guest_paths)
         async with self._turn:
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")
@@ -141,7 +141,7 @@ class LocalOpenSandbox:
     async def _start_session(self, session: LocalSession, program: SessionProgram) -> None:
         """Start a helper of the session's own, with this sandbox's identity and workspace."""
         self._claim_id()
-        spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
+        spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
         spec.outside, spec.shares_folder = self._spec.outside, True
         if self._can_fork and program.is_forkable:
             make_forkable(spec, self._host)
@@ -155,13 +155,13 @@ class LocalOpenSandbox:
 
         workspace = self.workspace
 
-        def attend(on_word: Callable[[str, Mapping[str, Any]], None]) -> Coroutine[Any, Any, dict[str, Any]]:
-            def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        def attend(on_message: Callable[[str, Mapping[str, Any]], None]) -> Coroutine[Any, Any, dict[str, Any]]:
+            def take(tag: str, body: dict[str, Any], fds: list[int]) -> None:
                 if tag == "ready" or fds:
                     workspace.take(fds)
-                on_word(tag, body)
+                on_message(tag, body)
 
-            return connection.attend(hear)
+            return connection.attend(take)
 
         def send(streams: list[int]) -> None:
             connection.send_run(program.run, streams, workspace=workspace.fd if spec.level == "jail" else -1)
@@ -269,7 +269,7 @@ class LocalOpenSandbox:
             asyncio.get_running_loop().call_later(BEGIN_S, self._pool.start)
 
     def _release(self) -> None:
-        """Give the pool its slot back, or tell it that there is one less; and make sure that it has begun."""
+        """Give the pool its slot back, or have it count one less; and make sure that it has begun."""
         slot, self._slot = self._slot, None
         if self._pool is None:
             return
@@ -309,7 +309,7 @@ class LocalOpenSandbox:
 
     async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
         """Return the list of fonts, and where matplotlib looks for it; None where it would not, or there is none."""
-        cache, limits = f"{self._places.tmp}/.cache", self._limits
+        cache, limits = f"{self._guest_paths.tmp}/.cache", self._limits
         if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
             return None
         await become_task()
@@ -368,7 +368,7 @@ class LocalOpenSandbox:
         self._pool = None
         if not has_workspace:
             self.workspace.forget()
-        self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
+        self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
 
     async def _move_to_warm(self) -> None:
         """Leave the helper that was started before there was a template, once there is one; the files stay."""
@@ -377,7 +377,7 @@ class LocalOpenSandbox:
             return
         if connection.is_alive and self._pool.is_ready():
             outside, self._connection = self._spec.outside, None
-            self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
+            self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
             self._spec.outside = outside  # which this sandbox has claimed
             await finish(connection.close())
 
@@ -403,7 +403,7 @@ class LocalOpenSandbox:
             pipes.close_guest_ends()
         plan: list[PlanStep] = []
 
-        def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        def on_message(tag: str, body: dict[str, Any], fds: list[int]) -> None:
             if tag == "started" and pipes is not None and self._slot is None:
                 pipes.listen_soon()
             if tag == "ready" or fds:
@@ -421,13 +421,13 @@ class LocalOpenSandbox:
                 pipes.listen_soon(seconds)
 
         try:
-            ended = await connection.attend(hear, wait)
+            ended = await connection.attend(on_message, wait)
             self._is_over = self._is_last and self._spec.level == "jail"
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
             with suppress_logged(log, "how a cancelled run ended, which nobody waits for any more", Exception):
-                await finish(connection.attend(hear))
+                await finish(connection.attend(on_message))
             raise
         except StartFailed as error:
             if error.step == "files":
@@ -490,8 +490,8 @@ class LocalOpenSandbox:
             try:
                 self._claim = claim_outside_id(*self._spec.outside, self._spec.ids[2])
             except OSError as error:
-                said = f"there is no outside id for this sandbox: {error}"
-                raise StartFailed(said, step="identity", errno=error.errno) from error
+                text = f"there is no outside id for this sandbox: {error}"
+                raise StartFailed(text, step="identity", errno=error.errno) from error
         self._spec.outside = (self._claim.outside_id, 1)
 
     def _kill(self, cause: KillCause) -> None:
@@ -499,28 +499,28 @@ class LocalOpenSandbox:
             self._connection.kill(cause)
 
     async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes) -> Result:
-        told = pipes.told()
+        report = pipes.report()
         if found.save is not None and self._slot is not None:
             self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         engine = program.toolchain.engine if program.toolchain else None
         notes = run_notes(engine, runtime, self._limits, self._enforcement, ended["wall_s"])
         return make_result(
-            decide(observed(ended).with_refusal(told.refused)),
+            decide(observed(ended).with_refusal(report.refused)),
             stdout=pipes.kept("stdout"),
             stderr=pipes.kept("stderr"),
             is_truncated=pipes.is_truncated,
-            value=told.value,
-            value_is_repr=told.is_repr,
-            outputs=told.outputs,
+            value=report.value,
+            value_is_repr=report.is_repr,
+            outputs=report.outputs,
             usage=usage(ended),
             enforcement=self._enforcement,
             found=found,
-            meta={**notes, "backend": "local", "start": self._start.name, **told.notes()},
+            meta={**notes, "backend": "local", "start": self._start.name, **report.notes()},
         )
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
-    """Return what was done, with the time that it took; a guest that waited tells none."""
+    """Return what was done, with the time that it took; there is none of a guest that waited."""
     for (name, description, _), spent in zip(steps, seconds, strict=False):
         yield PlanStep(name=name, description=whose + description, seconds=spent)

@@ -34,7 +34,7 @@ _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 CHUNK_BYTES = 65_536
 DRAIN_S = 0.3
 PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
-UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
+LISTEN_DELAY_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 _F_ADD_SEALS = 1033
 SESSION_CHUNK_BYTES = 1 << 18
@@ -200,7 +200,7 @@ class Pipes(StreamSet):
 
     def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
         super().__init__()
-        self._told = GuestReportReader()
+        self._report_reader = GuestReportReader()
         self._listening: asyncio.TimerHandle | None = None
 
         def on_flood() -> None:
@@ -210,22 +210,22 @@ class Pipes(StreamSet):
             self._guest.append(_stdin(stdin))
             for stream in _STREAMS:
                 self._add_reader(stream, limits.output_bytes, limits.flood_bytes, to_sink(stream, sink), on_flood)
-            self._add_reader("value", 1, MAX_REPORT_BYTES, self._hearer(kill), on_flood)
+            self._add_reader("value", 1, MAX_REPORT_BYTES, self._value_reader(kill), on_flood)
         except BaseException:
             self.close()
             raise
 
-    def _hearer(self, kill: Callable[[KillCause], None]) -> Callable[[bytes], None]:
-        """Return what reads the value as it comes, and ends a run that tells too much."""
-        told = self._told
+    def _value_reader(self, kill: Callable[[KillCause], None]) -> Callable[[bytes], None]:
+        """Return what reads the value as it comes, and kills a run whose report is too large."""
+        reader = self._report_reader
 
-        def on_message(data: bytes) -> None:
-            was_refused = bool(told.refused)
-            told.feed(data)
-            if told.refused and not was_refused:
+        def read(data: bytes) -> None:
+            was_refused = bool(reader.refused)
+            reader.feed(data)
+            if reader.refused and not was_refused:
                 kill(KillCause.OUTPUT_LIMIT)
 
-        return on_message
+        return read
 
     def guest_ends(self) -> tuple[int, ...]:
         """Return the guest's ends: standard input, output, error, and the value's pipe."""
@@ -236,7 +236,7 @@ class Pipes(StreamSet):
         for reader in self._readers.values():
             reader.listen()
 
-    def listen_soon(self, seconds: float = UNHEARD_S) -> None:
+    def listen_soon(self, seconds: float = LISTEN_DELAY_S) -> None:
         """Read what comes as it comes, once the program has run for a while."""
         if self._listening is None:
             self._listening = asyncio.get_running_loop().call_later(seconds, self.listen)
@@ -247,9 +247,9 @@ class Pipes(StreamSet):
             self._listening.cancel()
         super().close()
 
-    def told(self) -> GuestReport:
-        """Return what the guest told of its value, and what it showed."""
-        return self._told.report()
+    def report(self) -> GuestReport:
+        """Return what the guest reported: its value, and what it showed."""
+        return self._report_reader.report()
 
 
 def _stdin(data: bytes) -> int:
@@ -393,7 +393,7 @@ class SessionPipes(StreamSet):
     def collect(self, *, is_up_to_date: bool) -> Printed:
         """Return what was printed since it was last collected, and keep nothing of it.
 
-        Where this loop has just handled all that was ready, pipes of which nothing was heard are empty.
+        Where this loop has just handled all that was ready, pipes from which nothing was read are empty.
         """
         readers = self._readers.values()
         if not is_up_to_date or any(reader.output.total for reader in readers):
@@ -409,7 +409,7 @@ class SessionPipes(StreamSet):
         super().close()
 
     def end(self, reason: str) -> None:
-        """Take what was said at last: the interpreter has ended, though somebody may still hold its end of the link."""
+        """Take what was sent at last: the interpreter has ended, though somebody may still hold its end of the link."""
         for _ in range(MOST_PIECES):  # more than the socket holds: who still writes would keep us here
             if self.link.lost.done() or not self._listen():
                 break
@@ -431,7 +431,7 @@ class SessionPipes(StreamSet):
         return True
 
     def _take(self, frame: dict[str, Any]) -> None:
-        """Take what only an interpreter says that is cloned, and pid 1 around a clone."""
+        """Take the messages of clones alone, and of pid 1 around one."""
         kind = frame.get("op")
         if kind == "cloned" and not self.cloned.done():
             self.cloned.set_result(frame)

@@ -69,7 +69,7 @@ class Collection:
     """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped.
 
     `known` has paths as bytes: as text, one character outside of the BMP makes each of a path's take four. `partial`
-    says why files may be missing: words of `walking.REASONS`.
+    says why files may be missing: those of `hostfs.REASONS`.
     """
 
     known: Mapping[bytes, Known]
@@ -382,8 +382,8 @@ def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
     finally:
         os.close(fd)
     if why := walk.reasons & {"time", "entries", "paths"}:
-        said = f"there is too much below {path!r} to list it ({', '.join(sorted(why))}); list a folder below it"
-        raise SandboxFileTooLarge(said, path=path)
+        text = f"there is too much below {path!r} to list it ({', '.join(sorted(why))}); list a folder below it"
+        raise SandboxFileTooLarge(text, path=path)
     return tuple(sorted(found))
 
 
@@ -430,11 +430,11 @@ class KeptCopies:
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - lives as long as the result
         weakref.finalize(self, self._file.close)  # dropping a result is no leak, so nobody shall be warned of one
         self._records: tuple[FileRecord, ...] = ()
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
 
     def begin(self, path: str) -> None:
         """Begin with the next file."""
-        self._places[path] = self._file.tell()
+        self._offsets[path] = self._file.tell()
 
     def write(self, data: bytes, /) -> None:
         """Take more of it."""
@@ -442,7 +442,7 @@ class KeptCopies:
 
     def forget(self, path: str) -> None:
         """Keep nothing of the last file."""
-        self._file.seek(self._places.pop(path))
+        self._file.seek(self._offsets.pop(path))
         self._file.truncate()
 
     def saver(self, records: tuple[FileRecord, ...]) -> SaveFiles:
@@ -457,7 +457,7 @@ class KeptCopies:
 
     @contextmanager
     def _open(self, record: FileRecord) -> Iterator[Source]:
-        yield Slice(self._file.fileno(), self._places[record.path])
+        yield Slice(self._file.fileno(), self._offsets[record.path])
 
 
 class Workspace:
@@ -473,7 +473,7 @@ class Workspace:
         self._known: dict[bytes, Known] = {}
         self._program = ""  # the file of the last one, which lies there until the next run
         self.fd = -1
-        self.has_owner = False  # a sandbox that lets go of it at its own end, or when it moves to another one
+        self.has_owner = False  # a sandbox that drops it at its own end, or when it moves to another one
         self.has_node = False  # an interpreter that may go on in it
 
     def copy_for_fork(self) -> Workspace:
@@ -552,7 +552,7 @@ class Workspace:
         self._shown, self._is_shown = -1, False
 
     def forget(self) -> None:
-        """Let go of it and of what is known: another one takes its place."""
+        """Drop it and what is known of it: another one takes its place."""
         self.drop()
         self._known.clear()
 
@@ -576,7 +576,7 @@ class Workspace:
         if (few := self._collect_few(seen, given)) is not None:
             return self._changes(few, seen)
         until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
-        fd, known = os.dup(seen), self._known  # of our own: a sandbox that is closed lets go of its own
+        fd, known = os.dup(seen), self._known  # of our own: a sandbox that is closed closes its own
 
         def look() -> Collection:
             return collect(fd, known, given, max_bytes=self._max_bytes, until=until, copies=copies)
