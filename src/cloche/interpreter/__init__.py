@@ -3,7 +3,7 @@
 In: settings, environment and descriptors, from `jail/guest.py` or from pid 1 of a container, with two records of
 `oneshot`: `Preloaded`, what a fork server did ahead, and `Privileges`, what the process that starts a program can do
 for it. Out: what `python script` would print, and values and pictures as frames on a pipe, which the caller checks:
-they are the guest's word.
+they are what a guest claims.
 `oneshot` runs one script; `result_value` sends the value of its last expression; `preload` is what fork server or
 container load ahead. `session` runs the cells of a live session (`session.js` and `session.sh` those of Node and Bash);
 `session_fork` clones it. `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` are

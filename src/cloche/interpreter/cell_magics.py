@@ -10,7 +10,7 @@ import sys
 import time
 
 from . import command_line
-from .command_line import UsageError, number, say, take_options, words
+from .command_line import UsageError, number, print_line, split_line, take_options
 from .rich import bundle
 
 TYPE_CHECKING = False
@@ -53,8 +53,8 @@ def _time(magics: Magics, source: str) -> Any:
     value = magics.host.run_cell(source)
     wall, after = time.perf_counter() - began, _used()
     user, system = (after[at] - before[at] for at in (0, 1))
-    say(f"CPU times: user {duration(user)}, sys: {duration(system)}, total: {duration(user + system)}")
-    say(f"Wall time: {duration(wall)}")
+    print_line(f"CPU times: user {duration(user)}, sys: {duration(system)}, total: {duration(user + system)}")
+    print_line(f"Wall time: {duration(wall)}")
     return value
 
 
@@ -120,7 +120,7 @@ def _timeit(magics: Magics, options: dict[str, str], statement: str, setup: str)
     runs = number(options.get("r", "7"), "-r")
     result = TimeitResult(loops, timer.repeat(runs, loops), number(options.get("p", "3"), "-p"))
     if "q" not in options:
-        say(str(result))
+        print_line(str(result))
     return result if "o" in options else None
 
 
@@ -140,7 +140,7 @@ def script(*program: str) -> CellMagic:
 
     def run(magics: Magics, line: str, body: str) -> None:
         options, rest = _script_options(line)
-        argv = [*program, *words(rest)]
+        argv = [*program, *split_line(rest)]
         if not argv:
             raise UsageError("%%script takes a program and its arguments")
         code = _run_script(magics, argv, options, body)
@@ -185,14 +185,14 @@ def writefile(magics: Magics, line: str, body: str) -> None:
     """Write a cell to a file, or with `-a` to its end."""
     del magics
     options, rest = take_options(line, flags="a")
-    given = words(rest)
+    given = split_line(rest)
     if len(given) != 1:
         raise UsageError("%%writefile takes one file name, and -a to append")
     path = os.path.expanduser(given[0])
     done = "Appending to" if "a" in options else "Overwriting" if os.path.exists(path) else "Writing"
     with open(path, "a" if "a" in options else "w", encoding="utf-8") as file:
         file.write(body)
-    say(f"{done} {path}")
+    print_line(f"{done} {path}")
 
 
 def show_as(mime: str) -> CellMagic:

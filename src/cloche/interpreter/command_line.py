@@ -22,7 +22,7 @@ class UsageError(Exception):
     """A magic that does not exist, or was not called as it is meant to be. A session prints it as one line."""
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line for the program's reader."""
     sys.stdout.write(f"{text}\n")
 
@@ -33,7 +33,7 @@ def warn(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def words(line: str) -> list[str]:
+def split_line(line: str) -> list[str]:
     """Split a line as a shell does. Raises UsageError for a quote without end."""
     import shlex
 
@@ -56,20 +56,20 @@ def take_options(
     options: dict[str, str] = {}
     rest = line.strip()
     while found := re.match(r"(--?[A-Za-z][\w-]*|--)(=?)(\S*)\s*", rest):
-        word, equals, value = found.groups()
+        option, equals, value = found.groups()
         after = rest[found.end() :]
-        if word == "--":
+        if option == "--":
             return options, after
-        if word.startswith("--"):
-            after = _take_long(word[2:], f"{equals}{value}", after, long, options)
-        elif word[1] in valued:
-            given = word[2:] + equals + value
-            given, after = (given, after) if given else _first_word(after)
-            options[word[1]] = given
-        elif not equals and not value and all(letter in flags for letter in word[1:]):
-            options.update(dict.fromkeys(word[1:], ""))
+        if option.startswith("--"):
+            after = _take_long(option[2:], f"{equals}{value}", after, long, options)
+        elif option[1] in valued:
+            given = option[2:] + equals + value
+            given, after = (given, after) if given else _first_argument(after)
+            options[option[1]] = given
+        elif not equals and not value and all(letter in flags for letter in option[1:]):
+            options.update(dict.fromkeys(option[1:], ""))
         else:
-            raise UsageError(f"unknown option {word}")
+            raise UsageError(f"unknown option {option}")
         rest = after
     return options, rest
 
@@ -78,17 +78,17 @@ def _take_long(name: str, given: str, after: str, long: Collection[str], options
     if name in long and not given:
         options[name] = ""
     elif f"{name}=" in long:
-        options[name], after = (given[1:], after) if given else _first_word(after)
+        options[name], after = (given[1:], after) if given else _first_argument(after)
     else:
         raise UsageError(f"unknown option --{name}")
     return after
 
 
-def _first_word(line: str) -> tuple[str, str]:
-    word, _, rest = line.partition(" ")
-    if not word:
+def _first_argument(line: str) -> tuple[str, str]:
+    argument, _, rest = line.partition(" ")
+    if not argument:
         raise UsageError("an option lacks its value")
-    return word, rest.lstrip()
+    return argument, rest.lstrip()
 
 
 def number(text: str, what: str) -> int:
@@ -99,7 +99,7 @@ def number(text: str, what: str) -> int:
 
 
 _SHELLS = ("/bin/bash", "/bin/sh")
-_PATIENCE_S = 1.0  # between an interrupt and the end
+_INTERRUPT_TIMEOUT_S = 1.0  # between an interrupt and the end
 _CONVERSIONS: dict[str, Callable[[object], str]] = {"r": repr, "s": str, "a": ascii}
 
 
@@ -229,7 +229,7 @@ class _PutOff:
         is_main = threading.current_thread() is threading.main_thread()
         self._handler: Any = signal.getsignal(signal.SIGINT) if is_main else None
         if callable(self._handler):
-            signal.signal(signal.SIGINT, lambda *word: self._came.append(word))
+            signal.signal(signal.SIGINT, lambda *arguments: self._came.append(arguments))
 
     def __exit__(self, *_: object) -> None:
         if callable(self._handler):
@@ -239,8 +239,8 @@ class _PutOff:
 
     def make_up(self) -> None:
         """Interrupt now, where it was to be."""
-        for word in self._came[:1]:
-            self._handler(*word)
+        for arguments in self._came[:1]:
+            self._handler(*arguments)
 
 
 def _end(process: Any) -> None:
@@ -249,7 +249,7 @@ def _end(process: Any) -> None:
 
     _kill(process.pid, signal.SIGINT)
     try:
-        process.wait(_PATIENCE_S)
+        process.wait(_INTERRUPT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         pass
     finally:

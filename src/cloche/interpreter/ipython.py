@@ -61,7 +61,7 @@ def _call_back(loader: Any, action: Callable[[Any], None]) -> None:
     try:
         loader.exec_module = exec_module
     except AttributeError:
-        pass  # a loader that cannot be told; its module stays as it is
+        pass  # a loader that cannot be changed; its module stays as it is
 
 
 def _do(action: Callable[[Any], None], module: Any) -> None:

@@ -297,10 +297,10 @@ class Image(DisplayObject):
     def _found_format(self) -> str:
         """Return what the data is, whatever it is called. Raises ValueError for what cannot be embedded."""
         found = next((name for start, name in _SIGNATURES if bytes(self.data[:16]).startswith(start)), None)
-        ending = os.path.splitext(self.filename or "")[1].lstrip(".").lower()
-        chosen = found or _PICTURES.get((self.format or ending or "png").lower())
+        suffix = os.path.splitext(self.filename or "")[1].lstrip(".").lower()
+        chosen = found or _PICTURES.get((self.format or suffix or "png").lower())
         if chosen is None:
-            raise ValueError(f"cannot embed a picture of the format {self.format or ending}; for SVG there is SVG()")
+            raise ValueError(f"cannot embed a picture of the format {self.format or suffix}; for SVG there is SVG()")
         return chosen
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:

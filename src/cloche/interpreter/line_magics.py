@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import cell_magics, rich
-from .command_line import UsageError, number, say, take_options, warn, words
+from .command_line import UsageError, number, print_line, split_line, take_options, warn
 from .magics import listed
 from .pretty import Printer, bounded, safe_repr, text_of
 
@@ -29,7 +29,7 @@ _LAST_VALUES = ("_", "__", "___", "_i", "_ii", "_iii")
 
 def own_names(magics: Magics, line: str = "") -> list[str]:
     """Return the names the program made, of the types in the line if any are given."""
-    hidden, kinds = magics.hidden, words(line)
+    hidden, kinds = magics.hidden, split_line(line)
     return sorted(
         name
         for name, value in magics.host.namespace.items()
@@ -42,20 +42,20 @@ def own_names(magics: Magics, line: str = "") -> list[str]:
 def who(magics: Magics, line: str) -> None:
     """Print the names the program made."""
     names = own_names(magics, line)
-    say("\t ".join(names) if names else "Interactive namespace is empty.")
+    print_line("\t ".join(names) if names else "Interactive namespace is empty.")
 
 
 def whos(magics: Magics, line: str) -> None:
     """Print a table of the names the program made, with types and values."""
     names = own_names(magics, line)
     if not names:
-        return say("Interactive namespace is empty.")
+        return print_line("Interactive namespace is empty.")
     rows = [("Variable", "Type", "Data/Info")]
     rows += [(name, type(value := magics.host.namespace[name]).__name__, _summary(value)) for name in names]
     name_width, type_width = (max(len(row[at]) for row in rows) + 3 for at in (0, 1))
     lines = [f"{name:<{name_width}}{kind:<{type_width}}{info}" for name, kind, info in rows]
     lines.insert(1, "-" * (name_width + type_width + len(rows[0][2])))
-    return say("\n".join(lines))
+    return print_line("\n".join(lines))
 
 
 def _summary(value: Any) -> str:
@@ -99,7 +99,7 @@ def history(magics: Magics, line: str) -> None:
         wanted = wanted[-number(options["l"], "-l") :]
     chosen = [at for part in rest.split() for at in _range(part, len(cells))] if rest else list(wanted)
     for at in chosen:
-        say(f"{f'{at:4}: ' if 'n' in options else ''}{cells[at]}")
+        print_line(f"{f'{at:4}: ' if 'n' in options else ''}{cells[at]}")
 
 
 def _range(part: str, count: int) -> range:
@@ -123,9 +123,11 @@ def _inspect(magics: Magics, line: str, *, with_source: bool) -> None:
     try:
         value = eval(line, magics.scope or magics.host.namespace)
     except Exception:  # the program's expression; whatever it raises, there is nothing to describe
-        return say(f"Object `{line}` not found.")
+        return print_line(f"Object `{line}` not found.")
     parts = _description(value, with_source=with_source)
-    return say("\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in parts if text))
+    return print_line(
+        "\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in parts if text)
+    )
 
 
 def _description(value: Any, *, with_source: bool) -> list[tuple[str, str]]:
@@ -157,7 +159,7 @@ def run_file(magics: Magics, line: str) -> None:
     `-n` lets it find another `__name__` than `__main__`, `-e` and `-t` (ignore errors, time) are not there.
     """
     options, rest = take_options(line, flags="in")
-    given = words(rest)
+    given = split_line(rest)
     if not given:
         raise UsageError("%run takes the name of a Python file, and arguments for it")
     path = os.path.expanduser(given[0])
@@ -194,7 +196,7 @@ def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, be
 def _lsmagic(magics: Magics, line: str) -> None:
     """Print the magics there are."""
     del line
-    say(f"Line magics:\n{listed('%', magics.line)}\n\nCell magics:\n{listed('%%', magics.cell)}")
+    print_line(f"Line magics:\n{listed('%', magics.line)}\n\nCell magics:\n{listed('%%', magics.cell)}")
 
 
 def _pwd(magics: Magics, line: str) -> str:
@@ -217,7 +219,7 @@ def _cd(magics: Magics, line: str) -> None:
         raise UsageError(f"cannot go to {target}: {error.strerror}") from None
     magics.folder_before = before
     if not is_quiet:
-        say(os.getcwd())
+        print_line(os.getcwd())
 
 
 def _shell_command(command: str) -> LineMagic:
@@ -249,15 +251,15 @@ def _set_env(magics: Magics, line: str) -> None:
     if not name or ("=" not in text and " " not in text) or any(sign.isspace() for sign in name):
         raise UsageError("%set_env takes NAME=value or NAME value")
     os.environ[name] = value
-    say(f"env: {name}={value}")
+    print_line(f"env: {name}={value}")
 
 
 def _matplotlib(magics: Magics, line: str) -> None:
     """Accept a choice of backend: figures are shown in any case, and there are no windows."""
     del magics
-    options = words(line)
+    options = split_line(line)
     if options[:1] in (["-l"], ["--list"]):
-        say("Available matplotlib backends: ['inline', 'agg']")
+        print_line("Available matplotlib backends: ['inline', 'agg']")
     elif options and options[0] in _HAS_WINDOWS:
         warn(f"%matplotlib {options[0]}: a sandbox has no window; figures are shown as pictures when a cell ends")
 
@@ -271,7 +273,7 @@ def _config(magics: Magics, line: str) -> Any:
     if owner != "InlineBackend":
         raise UsageError(f"%config has InlineBackend only, not {owner or 'nothing'}")
     if option is None:
-        return say("\n".join(f"InlineBackend.{name}={get()!r}" for name, (get, _) in _INLINE_OPTIONS.items()))
+        return print_line("\n".join(f"InlineBackend.{name}={get()!r}" for name, (get, _) in _INLINE_OPTIONS.items()))
     if option not in _INLINE_OPTIONS:
         raise UsageError(f"InlineBackend has no option {option}. Known: {' '.join(_INLINE_OPTIONS)}")
     get, change = _INLINE_OPTIONS[option]

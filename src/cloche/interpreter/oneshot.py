@@ -3,7 +3,7 @@
 This runs with the guest's privileges, behind every wall, in a process that was started with `-I -S` and forked.
 What a script can see of that is put right here: flags, `sys.path`, standard streams, `__main__`, the environment.
 The value of the last expression goes to a pipe as one byte (`J` for JSON, `R` for a repr) and UTF-8 text; it is the
-guest's word, so the other end bounds and checks it.
+guest's claim, so the other end bounds and checks it.
 """
 
 from __future__ import annotations
@@ -192,20 +192,20 @@ def finish(code: int, folder: str, preloaded: Preloaded, privileges: Privileges)
     """End the process: threads, exit functions, streams, then the script's own objects; the rest goes unvisited.
 
     The interpreter would take every module apart, which copies most pages of a forked process for nothing. What a
-    script can tell is done: threads are joined, exit functions run, and its own modules (those of `folder`) are let
-    go, first as garbage, so that finalizers still find the names they use, then name by name.
+    script can tell is done: threads are joined, exit functions run, and its own modules (those of `folder`) are
+    unloaded, first as garbage, so that finalizers still find the names they use, then name by name.
     """
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
     unflushed = flush()
-    has_libraries = let_go(folder, preloaded)
+    has_libraries = unload(folder, preloaded)
     _leave(unflushed or flush() or code, privileges.exit_early, has_libraries=has_libraries)
 
 
-def let_go(folder: str, preloaded: Preloaded) -> bool:
-    """Let the script's own modules go; return whether C libraries may have buffers or exit functions of their own."""
+def unload(folder: str, preloaded: Preloaded) -> bool:
+    """Unload the script's own modules; return whether C libraries may have buffers or exit functions of their own."""
     loaded = _loaded_here(preloaded.modules)
     has_libraries = _has_libraries(loaded, preloaded)
     left = _take_out(loaded, folder)

@@ -120,7 +120,7 @@ def warm_up_fork() -> None:
 
 
 def _run_nothing(preloaded: oneshot.Preloaded) -> None:
-    """Do what a run does from its orders to its end, but for leaving."""
+    """Do what a run does from its order to its end, but for exiting."""
     oneshot.set_up_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
     oneshot.main_module(_NOWHERE)
     oneshot.read_source(os.devnull)
@@ -131,4 +131,4 @@ def _run_nothing(preloaded: oneshot.Preloaded) -> None:
     eval(last, namespace)
     oneshot.flush()
     del sys.modules["__main__"]
-    oneshot.let_go(_NOWHERE, preloaded)
+    oneshot.unload(_NOWHERE, preloaded)

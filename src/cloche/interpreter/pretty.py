@@ -315,8 +315,8 @@ def bounded(text: str, limit: int = MAX_TEXT_BYTES) -> str:
     tail = limit // 4
     head = limit - tail - 100  # room for the words between
     left_out = len(data) - head - tail
-    words = f"\n... ({left_out} bytes left out) ...\n"
-    return data[:head].decode("utf-8", "ignore") + words + data[-tail:].decode("utf-8", "ignore")
+    note = f"\n... ({left_out} bytes left out) ...\n"
+    return data[:head].decode("utf-8", "ignore") + note + data[-tail:].decode("utf-8", "ignore")
 
 
 def report(error: BaseException) -> None:

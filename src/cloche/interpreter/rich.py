@@ -202,7 +202,7 @@ if TYPE_CHECKING:
     Metadata = dict[str, Any]
     Emit = Callable[[dict[str, Any], dict[str, Any]], None]
 
-MAX_BUNDLE_BYTES = 8 << 20  # as it is told: bytes as base64, text with its escapes
+MAX_BUNDLE_BYTES = 8 << 20  # as it is sent: bytes as base64, text with its escapes
 MAX_METADATA_BYTES, MAX_METADATA_PARTS = 64 << 10, 1000
 MAX_DIGITS = 4300  # of an integer there, whatever this interpreter prints
 MAX_MIMES = 100
@@ -379,11 +379,11 @@ def _drop_what_is_too_large(data: Bundle) -> None:
     room = MAX_BUNDLE_BYTES - _size(data.get("text/plain", ""))
     while sum(sizes.values()) > room:
         mime = max(sizes, key=sizes.__getitem__)
-        words = (
+        note = (
             f"[{mime} left out: {sizes.pop(mime) / _MIB:.1f} MiB, with at most {MAX_BUNDLE_BYTES // _MIB} MiB a result]"
         )
         del data[mime]
-        data["text/plain"] = f"{_text(data)}\n{words}".lstrip("\n")
+        data["text/plain"] = f"{_text(data)}\n{note}".lstrip("\n")
 
 
 def _text(data: Bundle) -> str:
@@ -396,8 +396,8 @@ def _size(content: Content) -> int:
         return (len(content) + 2) // 3 * 4
     import _json
 
-    told = _json.encode_basestring_ascii(content)
-    return max(len(told), ESCAPE_BYTES * told.count("\\"))
+    encoded = _json.encode_basestring_ascii(content)
+    return max(len(encoded), ESCAPE_BYTES * encoded.count("\\"))
 
 
 def _plain_metadata(metadata: dict[Any, Any]) -> Metadata:
