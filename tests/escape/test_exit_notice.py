@@ -1,7 +1,7 @@
 """Attempts on the early exit notice of a run: to be reported as ended and to work on, or to lie.
 
 A guest may make the call itself, whenever it likes. It is always an end; when others of the guest's are about it is not
-the early one. Each attempt is first made where it works: beside a process that hears of an end in another way.
+the early one. Each attempt is first made where it works: beside a process that learns of an end in another way.
 """
 
 import hashlib
@@ -136,7 +136,7 @@ def _ends_with(code: str) -> tuple[Result, Result]:
     ],
 )
 def test_an_end_is_told_as_it_is(ending: str) -> None:
-    """Exit code, status and words are those of a run that starts cold, whose end is waited for."""
+    """Exit code, status and output are those of a run that starts cold, whose end is waited for."""
     cold, warm = _ends_with(f"{SAY}\n{ending}")
     assert (warm.status, warm.exit_code, warm.stdout, warm.stderr) == (
         cold.status,
@@ -243,7 +243,7 @@ memory = bytearray(100 << 20)
 
 @pytest.mark.parametrize("name", ["VmHWM:1", "VmHWM:-5", "VmHWM:9999999", "x\\nVmHWM:1"])
 def test_a_figure_is_not_the_guest_s_word(name: str) -> None:
-    """What a process calls itself comes before its largest memory in what the kernel tells of it."""
+    """What a process calls itself comes before its largest memory in what the kernel reports of it."""
     rename = f"ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)"
     result = run_pooled(f"{SAY}x = b'x' * 50_000_000\n{rename}\nsay(0)", memory="300m")
     assert result.ok, result.stderr

@@ -90,16 +90,16 @@ import mmap, random, select
 from time import perf_counter
 for _ in range(50):
     os.fork() or os._exit(0)
-shared, born, parent = mmap.mmap(-1, 4096), [0], os.getpid()
+shared, clones, parent = mmap.mmap(-1, 4096), [0], os.getpid()
 SETSID, INIT, RECEIVE = os.setsid, FORKING.Clone.__init__, type(SESSION).receive
 WAIT_S = random.uniform(0.00006, 0.0004)
 
 def init(self, *rest):
-    born[0] += 1
+    clones[0] += 1
     INIT(self, *rest)
 
 def release(self, give_up):
-    if born[0] == 1:
+    if clones[0] == 1:
         RELEASE(self, give_up)
         shared.close()
         return
@@ -126,9 +126,9 @@ def receive():
         return RECEIVE(SESSION)
     shared[8:9] = b"0"
     until, count = perf_counter() + 5, 0
-    word = select.poll()
-    word.register(SESSION.link, 1)
-    while perf_counter() < until and shared[8:9] != b"1" and (count % 16 or not word.poll(0)):
+    poll = select.poll()
+    poll.register(SESSION.link, 1)
+    while perf_counter() < until and shared[8:9] != b"1" and (count % 16 or not poll.poll(0)):
         count += 1
         shared[0:8] = count.to_bytes(8, "little")
     if shared[8:9] == b"1":
@@ -311,15 +311,15 @@ def test_a_thread_behind_a_dead_first_one_is_seen(sandbox: cloche.Sandbox) -> No
         assert "still running" in _refuses_to_fork(session)
 
 
-def test_other_words_of_flags_are_refused(sandbox: cloche.Sandbox) -> None:
-    """Clones into new namespaces by any other word, or when nobody waits for one, are refused."""
+def test_other_flags_are_refused(sandbox: cloche.Sandbox) -> None:
+    """Clones into new namespaces with any other flags, or when nobody waits for one, are refused."""
     with sandbox:
         session = sandbox.session()
         session.run(TAKE_OVER)
         every = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000
-        words = [every | 17, every | 18, every, every | 0x8000 | 17, *(1 << bit | 17 for bit in (7, 17, 25, 26, 27))]
-        words += [1 << bit | 17 for bit in (28, 29, 30)]
-        tried = f"[refused(lambda: syscall(56, word, 0, 0, 0, 0) or os._exit(0)) for word in {words}]"
+        flags = [every | 17, every | 18, every, every | 0x8000 | 17, *(1 << bit | 17 for bit in (7, 17, 25, 26, 27))]
+        flags += [1 << bit | 17 for bit in (28, 29, 30)]
+        tried = f"[refused(lambda: syscall(56, value, 0, 0, 0, 0) or os._exit(0)) for value in {flags}]"
         assert set(session.run(tried).value) == {"refused: Operation not permitted"}
         assert session.run("os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8").value == 7
 

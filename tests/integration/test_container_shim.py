@@ -85,7 +85,7 @@ def test_a_program_is_killed_by_its_number(shim: ShimClient) -> None:
 
 
 def test_a_program_that_is_missing_says_so(shim: ShimClient) -> None:
-    """Where its words would be."""
+    """Where its output would be."""
     output = shim.start(1, "/no/such/program")
     assert [shim.receive()[0] for _ in range(2)] == ["started", "ended"]
     assert b"cannot start /no/such/program" in said(output)

@@ -214,7 +214,7 @@ def test_how_many_is_checked(session: Session) -> None:
     ],
 )
 def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
-    """Nothing has changed then, and nobody is left who was to build a home; the session goes on."""
+    """Nothing has changed then, and no worker is left that was to build its mounts; the session goes on."""
     assert session.run(code).ok
     helper = helper_of(session)
     before = set(children(helper))
@@ -251,7 +251,7 @@ def test_a_session_can_make_no_timer_of_another_kind(session: Session) -> None:
 
 @pytest.mark.parametrize("ends", [lambda session, _: session.close(), lambda _, helper: kill_helpers([helper])])
 def test_nobody_waits_for_a_clone_that_never_comes(session: Session, ends: Callable[[Session, int], None]) -> None:
-    """Who was to build its home ends with the session, and with the helper alike."""
+    """The worker that was to build its mounts ends with the session, and with the helper alike."""
     helper = helper_of(session)
     before, deadline = set(children(helper)), time.monotonic() + 30
     with held_up(guests(helper), for_s=60), ThreadPoolExecutor(1) as thread:
@@ -265,7 +265,7 @@ def test_nobody_waits_for_a_clone_that_never_comes(session: Session, ends: Calla
 
 
 def test_what_does_not_stand_in_the_way(session: Session) -> None:
-    """A file open for reading keeps its place; an event loop that was used, and a process that ended, do not matter."""
+    """A file open for reading keeps its offset; an event loop that was used and a process that ended do not matter."""
     session.run("_ = open('r', 'w').write('abcdef')")
     session.run(
         "import asyncio, subprocess; f = open('r'); f.read(2); await asyncio.sleep(0); subprocess.run(['true'])"
@@ -363,7 +363,7 @@ def test_what_a_closed_fork_keeps_goes_with_the_first_sandbox() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # of a pool that has begun meanwhile
 
 
-# It answers cells without reading them, until the link has no room for the word that asks for a clone.
+# It answers cells without reading them, until the link has no room for the request for a clone.
 NEVER_READS = """
 import array, fcntl, gc, json, os, signal, termios, time
 own = next(one for one in gc.get_objects() if type(one).__name__ == "Session" and hasattr(one, "answers"))

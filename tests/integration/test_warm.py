@@ -178,7 +178,7 @@ def test_a_killed_template_is_replaced() -> None:
 
 
 @pytest.mark.root
-def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
+def test_a_guest_notes_for_those_after_it_what_memory_they_will_write_to() -> None:
     """The first one of a prefork jail that has the time; where the kernel can have it copied at once."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
@@ -187,7 +187,7 @@ def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
     while shared_status.is_possible() and not any(
         shared_status.dirty_pages(handoff.other_ends[1]) for handoff in handoffs
     ):
-        assert time.monotonic() < deadline, "no guest has told"
+        assert time.monotonic() < deadline, "no guest has noted its pages"
         time.sleep(0.02)
     assert handoffs
 
@@ -214,7 +214,7 @@ def test_after_a_killed_helper_is_cleared_up_in_a_task(monkeypatch: pytest.Monke
     monkeypatch.setattr(asyncio, "wait_for", demanding)
     run_pooled("1")
     kill_helpers(slot.pid for slot in pool_for(Policy(), measure_host())._idle if slot.pid)
-    assert cloche.run("print(5)", memory="77MiB").stdout == "5\n"  # other amounts, of which the helper must be told
+    assert cloche.run("print(5)", memory="77MiB").stdout == "5\n"  # other amounts, which the helper must be sent
 
 
 def _kill_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -372,7 +372,7 @@ def test_a_slot_s_group_is_its_own() -> None:
 
 
 def test_a_jail_that_is_still_dying_is_given_to_nobody() -> None:
-    """The end of a run may be told before the kernel is through with it, and the next run shall not wait for that."""
+    """The end of a run may be reported before the kernel is done with it, and the next run shall not wait for that."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
     jail = pool._latest
@@ -452,7 +452,7 @@ def test_nothing_is_remembered_of_folders_that_a_run_does_not_see() -> None:
     assert [one for one in ast.literal_eval(hidden) if not one.endswith(".zip")] == []
 
 
-def test_what_rehearses_leaves_no_trace() -> None:
+def test_a_warm_up_leaves_no_trace() -> None:
     """A warm program finds what a fresh interpreter has: its arguments, streams and modules, and no output."""
     code = """
 import gc, io, os, sys

@@ -1,7 +1,7 @@
 """A session's guest that obeys nobody: text for its first cell, which puts its own hands into its interpreter.
 
 `IN_CLONE` is what a clone does between its start and the moment when somebody outside looks at it; `instead` leaves
-out that it lets go of its parent's things. Whatever the interpreter would refuse by itself, it no longer does.
+out that it releases its parent's things. Whatever the interpreter would refuse by itself, it no longer does.
 """
 
 from textwrap import dedent

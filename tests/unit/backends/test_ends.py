@@ -43,7 +43,7 @@ def test_why_it_failed_is_counted_by_a_control_group() -> None:
     ],
 )
 def test_anything_else_waits_for_it(change: dict[str, Any], timeout_s: float) -> None:
-    """Where the helper might know more, its word is awaited."""
+    """Where the helper might know more, its report is awaited."""
     assert not is_short(10.0, {**WELL, **change}, timeout_s, is_counted=False)
 
 
@@ -68,7 +68,7 @@ def helper(tag: str, **body: object) -> Message:
 
 
 def what_came_of(messages: list[Message], *, generation: int = JAIL) -> list[object]:
-    """Return what each message was found to say: an error's type, `Ask.HELPER`, or whose report it is."""
+    """Return what each message was found to mean: an error's type, `Ask.HELPER`, or whose report it is."""
     end = RunEnd(RUN, 30.0, generation=generation)
     found: list[object] = []
     for source, tag, body in messages:
@@ -110,9 +110,9 @@ def what_came_of(messages: list[Message], *, generation: int = JAIL) -> list[obj
         pytest.param(
             [jail("ready", {"number": 0}), jail("ended", {**SHORT, "number": RUN - 1})],
             [None, None],
-            id="the jail tells of an earlier run",
+            id="the jail reports an earlier run",
         ),
-        pytest.param([helper("ended", number=RUN - 1)], [None], id="the helper tells of an earlier run"),
+        pytest.param([helper("ended", number=RUN - 1)], [None], id="the helper reports an earlier run"),
         pytest.param(
             [helper("ended", number=RUN - 1, generation=JAIL + 1)],
             [StartFailed],

@@ -63,8 +63,8 @@ class Other:
         async with asyncio.timeout(PATIENCE_S):
             return await self.connection.attend(on_message)
 
-    def say(self, tag: str, fds: tuple[int, ...] = (), **body: object) -> None:
-        """Say something on the handoff socket, from inside, about the run that was sent last."""
+    def send_as_jail(self, tag: str, fds: tuple[int, ...] = (), **body: object) -> None:
+        """Send a message over the handoff socket, from inside, about the run that was sent last."""
         link, file, _ = self.handoff.other_ends
         now, number = self.now, self.connection._run.number
         if tag == "started":
@@ -76,8 +76,8 @@ class Other:
         self, tag: str, number: int, *, fds: tuple[int, ...] = (), is_over: bool = False, **body: object
     ) -> None:
         """Say something as the helper, of a run with a number, perhaps that its prefork jail is no more."""
-        told = {"number": number, "generation": self.handoff.generation + is_over, "cause": "", **body}
-        messages.send(self.link.fileno(), tag, told, fds)
+        report = {"number": number, "generation": self.handoff.generation + is_over, "cause": "", **body}
+        messages.send(self.link.fileno(), tag, report, fds)
 
     async def end(self) -> None:
         """Hang up at both ends."""
@@ -100,10 +100,10 @@ def play(work: Callable[[Other], Coroutine[Any, Any, None]]) -> None:
 
 
 async def run_short(other: Other) -> int:
-    """Let a run end well, and tell the connection by the handoff socket alone; return its number."""
+    """Let a run end well, and report it over the handoff socket alone; return its number."""
     number = other.send()
-    other.say("started")
-    other.say("ended", **WELL)
+    other.send_as_jail("started")
+    other.send_as_jail("ended", **WELL)
     assert (await other.attend())["ended"]["wait_status"] == 0
     return number
 
@@ -134,7 +134,7 @@ def test_a_new_jail_may_be_ready_before_the_end_of_the_one_before_it_is_known() 
         before = await run_short(other)
         other.send()
         other.report("ended", before, is_over=True)
-        other.say("ready", generation=other.handoff.generation + 1)
+        other.send_as_jail("ready", generation=other.handoff.generation + 1)
         with pytest.raises(StartFailed):
             await other.attend()
 
@@ -157,8 +157,8 @@ def test_a_failure_of_a_run_that_was_given_up_is_not_the_next_one_s() -> None:
         other.report("failed", given_up, fds=(fd,), **failure("nothing was prepared to run in"))
         attending = asyncio.ensure_future(other.attend())
         await asyncio.sleep(0.05)
-        other.say("started")
-        other.say("ended", **WELL)
+        other.send_as_jail("started")
+        other.send_as_jail("ended", **WELL)
         assert (await attending)["ended"]["wait_status"] == 0
         assert len(os.listdir("/proc/self/fd")) == descriptors
         os.close(fd)
@@ -167,7 +167,7 @@ def test_a_failure_of_a_run_that_was_given_up_is_not_the_next_one_s() -> None:
 
 
 def test_a_failure_of_its_own_is_a_run_s() -> None:
-    """It is raised with the helper's words."""
+    """It is raised with the helper's message."""
 
     async def work(other: Other) -> None:
         other.report("failed", other.send(), **failure("no room"))
@@ -183,7 +183,7 @@ def test_a_run_killed_before_it_began_hands_its_workspace_on() -> None:
     async def work(other: Other) -> None:
         number = other.send()
         fd = os.open("/", os.O_RDONLY)
-        other.say("ready", (fd,))
+        other.send_as_jail("ready", (fd,))
         os.close(fd)
         other.connection.kill("cancelled")
         other.report("ended", number, is_over=True, cause="cancelled", ended=None)
@@ -199,8 +199,8 @@ def test_the_end_of_a_run_that_was_killed_is_the_helper_s_word() -> None:
     async def work(other: Other) -> None:
         number = other.send()
         other.connection.kill("output_limit")
-        other.say("started")
-        other.say("ended", **WELL)
+        other.send_as_jail("started")
+        other.send_as_jail("ended", **WELL)
         attending = asyncio.ensure_future(other.attend())
         await asyncio.sleep(0.05)
         assert not attending.done()

@@ -67,7 +67,7 @@ def test_how_a_run_starts(slot: Helper | None, jail: WarmJail | None, is_last: b
         pytest.param(OTHER, FORKED_SINGLE, False, COLD, id="the only run, in a jail built for it"),
         pytest.param(SINGLE, FORKED_KEPT, False, COLD, id="the first of several"),
         pytest.param(SINGLE, FORKED, False, COLD, id="the first of several, of several processes"),
-        pytest.param(SINGLE, COLD, False, COLD, id="a slot that cannot be told of the sandbox"),
+        pytest.param(SINGLE, COLD, False, COLD, id="a slot that cannot be given the sandbox"),
         pytest.param(KEPT, POOLED_KEPT, True, FORKED_KEPT, id="a further one, and its guest had waited"),
         pytest.param(EMPTY, FORKED_KEPT, True, None, id="a further one, in a jail built for it with the files"),
         pytest.param(EMPTY, FORKED, True, None, id="a further one, of several processes"),

@@ -48,8 +48,8 @@ def prepare(slot: Slot, *, rebuilds: bool, workspace: int = -1) -> None:
     slot.prepare("a jail", Building(), {"private": []}, is_prefork=True, rebuilds=rebuilds, workspace=workspace)
 
 
-def heard(link: socket.socket) -> tuple[str, dict[str, Any], int]:
-    """Return what the helper is told, with the number of descriptors that came along."""
+def received(link: socket.socket) -> tuple[str, dict[str, Any], int]:
+    """Return what the helper receives, with the number of descriptors that came along."""
     tag, body, fds = messages.receive(link.fileno())
     for fd in fds:
         socket.close(fd)
@@ -61,7 +61,7 @@ def test_a_jail_is_named_by_its_key_once_its_helper_was_told_to_build_it(pair: t
     slot, helper = pair
     with socket.socket() as held:
         prepare(slot, rebuilds=False, workspace=held.fileno())
-    tag, body, count = heard(helper)
+    tag, body, count = received(helper)
     assert (tag, count) == ("prepare", 5)
     assert slot.handoff is not None
     assert body == {"private": [], "is_prefork": True, "has_workspace": True, "generation": slot.handoff.generation}
@@ -147,10 +147,10 @@ def test_a_helper_is_told_of_a_sandbox_once(pair: tuple[Slot, socket.socket]) ->
     slot.open(Spec())
     slot.open(Spec())
     slot.open(Spec(disk_bytes=1))
-    assert [heard(helper)[0] for _ in range(2)] == ["open", "open"]
+    assert [received(helper)[0] for _ in range(2)] == ["open", "open"]
     helper.setblocking(False)
     with pytest.raises(BlockingIOError):
-        heard(helper)
+        received(helper)
 
 
 def changed_slots(tree: ast.AST, fields: set[str]) -> list[str]:

@@ -43,7 +43,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
 
 @pytest.mark.parametrize("maps", [USUAL, USUAL + OF_SYSTEM, OF_SYSTEM + USUAL])
 def test_what_is_private_or_the_systems_may_stay(check: Check, maps: str) -> None:
-    """Shared memory of a file that nobody can write to tells nobody anything."""
+    """Shared memory of a file that nobody can write to reveals nothing."""
     check(maps)
 
 

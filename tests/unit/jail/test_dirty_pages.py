@@ -44,10 +44,10 @@ def in_child(work: Callable[[], bytes]) -> bytes:
 
 def own_pages(ranges: bytes, address: int) -> set[int]:
     """Return which pages of the memory are in ranges as `shared_status.find_dirty_pages` returns them."""
-    total, *words = (int.from_bytes(ranges[at : at + 8], "little") for at in range(0, len(ranges), 8))
-    assert total == sum(words[1::2])
+    total, *numbers = (int.from_bytes(ranges[at : at + 8], "little") for at in range(0, len(ranges), 8))
+    assert total == sum(numbers[1::2])
     pages = set()
-    for start, length in zip(words[::2], words[1::2], strict=True):
+    for start, length in zip(numbers[::2], numbers[1::2], strict=True):
         first = (start - address) // shared_status.PAGE
         pages |= set(range(first, first + length // shared_status.PAGE))
     return pages & set(range(PAGES))
@@ -85,8 +85,8 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
 
     # Only these pages: a worker that has run many tests has more holes than are looked behind.
     starts = [memory[1] + page * shared_status.PAGE for page in sorted(own_pages(in_child(find), memory[1]))]
-    dirty_pages = words(
-        len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE))
+    dirty_pages = pack_uints(
+        len(starts) * shared_status.PAGE, *(number for start in starts for number in (start, shared_status.PAGE))
     )
 
     def work() -> bytes:
@@ -97,7 +97,7 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
     assert own_pages(in_child(work), memory[1]) == (set(WRITTEN) if shared_status.is_possible() else set())
 
 
-def words(*values: int) -> bytes:
+def pack_uints(*values: int) -> bytes:
     """Return values as the kernel reads them."""
     return b"".join([value.to_bytes(8, "little") for value in values])
 
@@ -108,8 +108,8 @@ def test_what_is_not_there_keeps_nothing_else_away(memory: Memory, hole_at: int)
     _, address = memory
     pages = [address + 3 * shared_status.PAGE, address + 20 * shared_status.PAGE]
     starts = [*pages[:hole_at], 1 << 46, *pages[hole_at:]]
-    dirty_pages = words(
-        len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE))
+    dirty_pages = pack_uints(
+        len(starts) * shared_status.PAGE, *(number for start in starts for number in (start, shared_status.PAGE))
     )
 
     def work() -> bytes:
@@ -124,7 +124,9 @@ def test_the_next_child_has_it_as_its_first_deed(memory: Memory) -> None:
     """That one alone, and not its children; nothing is wanted where nothing was found."""
     _, address = memory
     copying = shared_status.Copying()
-    copying.wanted = dirty_pages_of(words(shared_status.PAGE, address + 5 * shared_status.PAGE, shared_status.PAGE))
+    copying.wanted = dirty_pages_of(
+        pack_uints(shared_status.PAGE, address + 5 * shared_status.PAGE, shared_status.PAGE)
+    )
 
     def work() -> bytes:
         copying._populate()  # as the hook does, which could not be taken back

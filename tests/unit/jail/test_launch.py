@@ -233,5 +233,5 @@ for name in {modules!r} + ("interpreter", "interpreter.oneshot", "interpreter.se
 def test_a_guest_forgets_the_finder_of_our_modules_by_what_it_is_and_not_by_a_name() -> None:
     """Nothing of the helper's can be imported any more, and another finder with the same attributes stays."""
     archive = launch._archive_file()
-    words = archive.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
-    subprocess.run([sys.executable, "-I", "-S", "-c", words], pass_fds=[archive.fd], timeout=60, check=True)
+    program = archive.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], pass_fds=[archive.fd], timeout=60, check=True)

@@ -233,7 +233,7 @@ def test_a_child_s_exit_notice_is_its_own() -> None:
 
 
 def test_a_thread_s_exit_notice_ends_all() -> None:
-    """It ends the process, as the call does, but nobody is told before it is over."""
+    """It ends the process, as the call does, but nobody is notified before it is over."""
 
     def work() -> int:
         threading.Thread(target=give_exit_notice, args=(8,)).start()
@@ -244,7 +244,7 @@ def test_a_thread_s_exit_notice_ends_all() -> None:
 
 
 def test_who_was_killed_has_given_no_exit_notice() -> None:
-    """Nor who ends by the same call with another word."""
+    """Nor who ends by the same call with another argument."""
 
     def kill_itself() -> int:
         os.kill(os.getpid(), signal.SIGKILL)

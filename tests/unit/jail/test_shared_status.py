@@ -22,9 +22,9 @@ def made() -> Iterator[tuple[int, int]]:
     os.close(timer)
 
 
-def is_off(timer: int, patience_s: float) -> bool:
+def is_off(timer: int, timeout_s: float) -> bool:
     """Tell whether the timer goes off in time."""
-    return bool(select.select([timer], [], [], patience_s)[0])
+    return bool(select.select([timer], [], [], timeout_s)[0])
 
 
 def test_a_new_shared_status_knows_of_no_run(made: tuple[int, int]) -> None:
@@ -34,7 +34,7 @@ def test_a_new_shared_status_knows_of_no_run(made: tuple[int, int]) -> None:
 
 
 def test_order_start_and_end_are_kept_apart(made: tuple[int, int]) -> None:
-    """Each has a place of its own, and what was written last is read."""
+    """Each has a field of its own, and what was written last is read."""
     file, _ = made
     for number in (1, 2**40):
         shared_status.note_order(file, number, 1.5, rebuilds=number > 1)
@@ -69,14 +69,14 @@ def test_no_half_of_an_order_is_read(made: tuple[int, int]) -> None:
 
 
 def test_the_timer_goes_off_once(made: tuple[int, int]) -> None:
-    """It goes off when it was wound, and not again after it was heard."""
+    """It goes off when it was set, and not again after it was read."""
     _, timer = made
     assert not is_off(timer, 0)
     shared_status.set_timer(timer, 0.001)
     assert is_off(timer, 10)
     shared_status.clear_timer(timer)
     assert not is_off(timer, 0.05)
-    shared_status.clear_timer(timer)  # nothing to hear
+    shared_status.clear_timer(timer)  # nothing to read
 
 
 def test_winding_again_puts_the_timer_off(made: tuple[int, int]) -> None:

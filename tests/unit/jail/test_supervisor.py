@@ -25,7 +25,7 @@ ENDED = {"wait_status": 0, "is_alone": True, "is_worn": False, "tasks": 0, "full
 
 
 class Stage:
-    """A supervisor whose pid 1 sleeps: the test says what pid 1 and the caller have to say."""
+    """A supervisor whose pid 1 sleeps: the test sends what pid 1 and the caller would."""
 
     def __init__(self, kind: type[Supervisor]):
         self.caller, theirs = socketpair()
@@ -37,15 +37,15 @@ class Stage:
         pid1 = os.posix_spawn("/bin/sleep", ["sleep", "60"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, self.link, 0)])
         self.supervisor.reaper = pid1
 
-    def order(self, number: int, timeout_s: float = LONG_S, **told: Any) -> None:
+    def order(self, number: int, timeout_s: float = LONG_S, **fields: Any) -> None:
         """Order a run, of which the caller has said something where it is a prefork jail's."""
         shared_status.note_order(self.state.status, number, timeout_s, rebuilds=False)
         body = {"number": number, "timeout_s": timeout_s, "is_last": False, "again": True, "has_files": False}
         fds = [] if isinstance(self.supervisor, PreforkSupervisor) else [0]
-        self.supervisor.order({**body, "cause": "", "ended": None, **told}, fds)
+        self.supervisor.order({**body, "cause": "", "ended": None, **fields}, fds)
 
     def start_and_end(self, number: int, *, at: float, ends: bool) -> None:
-        """Have a program started, and perhaps ended, by the word of pid 1."""
+        """Have a program started, and perhaps ended, as pid 1 reports it."""
         if isinstance(self.supervisor, PreforkSupervisor):
             shared_status.note_start(self.state.status, number, at)
             if ends:
@@ -55,7 +55,7 @@ class Stage:
         if ends:
             messages.send(self.link, "ended", ENDED)
 
-    def say(self, tag: str, **body: Any) -> None:
+    def send(self, tag: str, **body: Any) -> None:
         """Send a message as the caller."""
         messages.send(self.caller, tag, body)
 
@@ -103,10 +103,10 @@ def prefork() -> Iterator[Stage]:
 
 
 def test_who_has_ended_is_killed_by_nobody(stage: Stage) -> None:
-    """What the reaper sent comes before the caller's word and before the clock, though all are there at once."""
+    """What the reaper sent comes before the caller's message and before the clock, though all are there at once."""
     stage.order(1, timeout_s=1)
     stage.start_and_end(1, at=monotonic() - LONG_S, ends=True)
-    stage.say("kill", number=1, cause="cancelled")
+    stage.send("kill", number=1, cause="cancelled")
     stage.attend()
     assert [(tag, body["cause"]) for tag, body, _ in stage.received()[1:]] == [("ended", "")]
 
@@ -115,7 +115,7 @@ def test_a_guest_that_has_ended_is_killed_by_nobody(prefork: Stage) -> None:
     """What the shared status says comes first; how it ended the caller is to forward, and nothing is reported."""
     prefork.order(1, timeout_s=1)
     prefork.start_and_end(1, at=monotonic() - LONG_S, ends=True)
-    prefork.say("kill", number=1, cause="cancelled")
+    prefork.send("kill", number=1, cause="cancelled")
     prefork.attend()
     run = prefork.supervisor.run
     assert (run.is_undecided, run.can_go_on, prefork.is_killed(), prefork.received()) == (True, True, False, [])
@@ -143,7 +143,7 @@ def test_whom_the_caller_kills_meets_no_limit(stage: Stage) -> None:
     """Where the time is up in the same moment, the cause is the caller's."""
     stage.order(1, timeout_s=1)
     stage.start_and_end(1, at=monotonic() - LONG_S, ends=False)
-    stage.say("kill", number=1, cause="output_limit")
+    stage.send("kill", number=1, cause="output_limit")
     stage.attend()
     assert stage.is_killed()
     assert [(tag, body["cause"]) for tag, body, _ in stage.received()[1:]] == [("ended", "output_limit")]
@@ -153,10 +153,10 @@ def test_a_kill_is_for_the_run_that_it_names(prefork: Stage) -> None:
     """That of an earlier run is too late, that of a later one waits for it."""
     prefork.order(2)
     prefork.start_and_end(2, at=monotonic(), ends=False)
-    prefork.say("kill", number=1, cause="cancelled")
-    prefork.say("kill", number=3, cause="cancelled")
-    prefork.say("over", number=1, ended={**ENDED, "at": 0.0, "wait_status": 9})
-    prefork.say("over", number=2, ended={**ENDED, "at": monotonic()})
+    prefork.send("kill", number=1, cause="cancelled")
+    prefork.send("kill", number=3, cause="cancelled")
+    prefork.send("over", number=1, ended={**ENDED, "at": 0.0, "wait_status": 9})
+    prefork.send("over", number=2, ended={**ENDED, "at": monotonic()})
     prefork.attend()
     ((tag, body, _),) = prefork.received()
     assert (tag, body["number"], body["cause"], body["ended"]["wait_status"]) == ("ended", 2, "", 0)
@@ -182,7 +182,7 @@ def test_nothing_of_a_run_is_left_to_the_next(prefork: Stage) -> None:
     """Neither its cause, its start and its end, nor the largest sums of its memory and its processes."""
     prefork.order(1, cause="cancelled")
     prefork.start_and_end(1, at=monotonic() - LONG_S / 2, ends=True)
-    prefork.attend()  # the caller is about to say that it ended by itself
+    prefork.attend()  # the caller is about to report that it ended by itself
     prefork.order(1, ended={**ENDED, "at": monotonic(), "wait_status": 256})
     prefork.supervisor.accounting.peak_bytes, prefork.supervisor.accounting.peak_tasks = 1 << 30, 40
     prefork.attend()
@@ -210,7 +210,7 @@ def test_a_jail_goes_on_after_a_guest_that_ended_well(prefork: Stage, way: str) 
     prefork.order(1)
     prefork.start_and_end(1, at=monotonic(), ends=way != "killed")
     ended = {**ENDED, "at": monotonic(), "is_worn": way == "worn"}
-    prefork.say("kill", number=1, cause="cancelled")
+    prefork.send("kill", number=1, cause="cancelled")
     if way == "killed too late":
         prefork.state.early.append(("kill", {"number": 1, "cause": "cancelled"}, []))
     if way != "killed":
@@ -263,7 +263,7 @@ def test_a_refused_clone_into_a_group_is_no_clone_outside(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(cgroups, "clone", clone)
-    monkeypatch.setattr(supervisor, "prctl", lambda *words: settings.append(words[1]))
+    monkeypatch.setattr(supervisor, "prctl", lambda *arguments: settings.append(arguments[1]))
     before = os.listdir("/proc/self/fd")
     one = _supervisor(tmp_path)
     with pytest.raises(OSError, match=os.strerror(number)):
@@ -279,7 +279,7 @@ def test_a_group_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyte
     """Then there are no limits, and so there is no group to clone into."""
     settings = list[int]()
     monkeypatch.setattr(cgroups, "clone", lambda *_: pytest.fail("cloned without limits"))
-    monkeypatch.setattr(supervisor, "prctl", lambda *words: settings.append(words[1]))
+    monkeypatch.setattr(supervisor, "prctl", lambda *arguments: settings.append(arguments[1]))
     before = os.listdir("/proc/self/fd")
     one = _supervisor(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):

@@ -12,14 +12,14 @@ from cloche.jail.user_namespaces import FILE, FOLDER, claim_outside_id
 FIRST = 1_899_000_000
 
 
-def claimed(place: Path, count: int) -> set[int]:
+def claimed(lock_folder: Path, count: int) -> set[int]:
     """Return the ids that a process can claim beside us; they are free again when it has ended."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         held = []
         try:
             while True:
-                held.append(claim_outside_id(FIRST, count, [str(place)]))
+                held.append(claim_outside_id(FIRST, count, [str(lock_folder)]))
         except OSError as error:
             ids = " ".join(str(claim.outside_id) for claim in held)
             os.write(writing, ids.encode() if error.errno == errno.EADDRINUSE else str(error).encode())
@@ -27,9 +27,9 @@ def claimed(place: Path, count: int) -> set[int]:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(pid, 0)
-    return {int(word) for word in said.split()}
+    return {int(number) for number in output.split()}
 
 
 def test_no_id_is_claimed_twice(tmp_path: Path) -> None:
@@ -45,25 +45,25 @@ def test_no_id_is_claimed_twice(tmp_path: Path) -> None:
     assert claimed(tmp_path, 3) == everything
 
 
-def _open_to_others(place: Path) -> None:
-    (place / FOLDER).mkdir()
-    (place / FOLDER).chmod(0o775)
+def _open_to_others(lock_folder: Path) -> None:
+    (lock_folder / FOLDER).mkdir()
+    (lock_folder / FOLDER).chmod(0o775)
 
 
-def _file_open_to_others(place: Path) -> None:
-    (place / FOLDER).mkdir(mode=0o700)
-    (place / FOLDER / FILE).touch()
-    (place / FOLDER / FILE).chmod(0o644)
+def _file_open_to_others(lock_folder: Path) -> None:
+    (lock_folder / FOLDER).mkdir(mode=0o700)
+    (lock_folder / FOLDER / FILE).touch()
+    (lock_folder / FOLDER / FILE).chmod(0o644)
 
 
-def _another_users(place: Path) -> None:
-    (place / FOLDER).mkdir(mode=0o700)
-    os.chown(place / FOLDER, 65534, 65534)
+def _another_users(lock_folder: Path) -> None:
+    (lock_folder / FOLDER).mkdir(mode=0o700)
+    os.chown(lock_folder / FOLDER, 65534, 65534)
 
 
-def _link(place: Path) -> None:
-    (place / "own").mkdir(mode=0o700)
-    (place / FOLDER).symlink_to("own")
+def _link(lock_folder: Path) -> None:
+    (lock_folder / "own").mkdir(mode=0o700)
+    (lock_folder / FOLDER).symlink_to("own")
 
 
 WAYS = [_open_to_others, _file_open_to_others, _link, *([_another_users] if os.geteuid() == 0 else [])]
@@ -72,23 +72,23 @@ WAYS = [_open_to_others, _file_open_to_others, _link, *([_another_users] if os.g
 @pytest.mark.parametrize("way", WAYS)
 def test_a_folder_of_locks_that_is_not_ours_alone_is_refused(way: Callable[[Path], None], tmp_path: Path) -> None:
     """Whoever can open the locks can take them all: nothing is claimed there, nor anywhere else instead."""
-    place, other = tmp_path / "place", tmp_path / "other"
-    place.mkdir()
+    lock_folder, other = tmp_path / "place", tmp_path / "other"
+    lock_folder.mkdir()
     other.mkdir()
-    way(place)
-    with pytest.raises(OSError, match=str(place)):
-        claim_outside_id(FIRST, 3, [str(place), str(other)])
+    way(lock_folder)
+    with pytest.raises(OSError, match=str(lock_folder)):
+        claim_outside_id(FIRST, 3, [str(lock_folder), str(other)])
     assert not list(other.iterdir())
 
 
-def test_a_place_where_others_may_write_is_none(tmp_path: Path) -> None:
-    """Names there are whoever comes first's; the next place is taken, and where there is none, all are told of."""
-    place, other = tmp_path / "place", tmp_path / "none" / "other"
-    place.mkdir()
-    place.chmod(0o1777)
-    with pytest.raises(OSError, match=f"others may write to {place}, {other}: No such file"):
-        claim_outside_id(FIRST, 3, [str(place), str(other)])
-    other.parent.mkdir()  # ours, so that the place is made
-    claim_outside_id(FIRST, 3, [str(place), str(other)]).forget()
-    assert not list(place.iterdir())
+def test_a_folder_where_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """Names there are whoever comes first's; the next folder is used, and where there is none, all are named."""
+    lock_folder, other = tmp_path / "place", tmp_path / "none" / "other"
+    lock_folder.mkdir()
+    lock_folder.chmod(0o1777)
+    with pytest.raises(OSError, match=f"others may write to {lock_folder}, {other}: No such file"):
+        claim_outside_id(FIRST, 3, [str(lock_folder), str(other)])
+    other.parent.mkdir()  # ours, so that the folder is made
+    claim_outside_id(FIRST, 3, [str(lock_folder), str(other)]).forget()
+    assert not list(lock_folder.iterdir())
     assert other.stat().st_mode & 0o777 == 0o700
