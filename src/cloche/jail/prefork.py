@@ -27,11 +27,11 @@ A prefork jail may serve one sandbox alone, for all its runs: then what is new f
 
 `PreforkWatcher` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A
 guest waits for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from
-guest to guest is kept, and nothing that often fails is done so that failing is expensive.
+guest to guest is kept, and what often fails is done so that failing costs little.
 
-Early exit notice: the end of a guest is known before the kernel has taken its memory apart. Its
-interpreter's last call asks this process, which looks whether that is the end of all that is the guest's, reports, and
-kills it. Who asks is held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made,
+Early exit notice: the end of a guest is known before the kernel has taken its memory apart. Its interpreter's last call
+asks this process, which looks whether that is the end of all that is the guest's, reports, and kills it. Who asks is
+held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made,
 where anybody outside may hold what it held, or anything is in doubt, the call is answered and the end is waited for, as
 that of a guest that gives no notice.
 """

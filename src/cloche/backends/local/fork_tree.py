@@ -171,7 +171,7 @@ class ForkTree:
         ]
         orders = {"clones": clones, "steps": self._steps(), "bound": self._inner}
         mounts = await self._ask("set_up", orders, node=parent.number)
-        self._restart_timeout()  # anew: copying a large workspace takes its time
+        self._restart_timeout()  # copying a large workspace takes its time
         parent.is_frozen = True
         for node in nodes:
             node.pipes.close_guest_ends()

@@ -43,9 +43,7 @@ log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 END_TIMEOUT_S = 0.3
-LINK_LOST_TIMEOUT_S = (
-    5.0  # for who has closed its link to be gone: its end is reported by a reaper that may be kept waiting
-)
+LINK_LOST_TIMEOUT_S = 5.0  # for who has closed its link to be gone: the reaper that reports it may be kept waiting
 ACK_TIMEOUT_S = 10.0  # for a helper to say that it has done what it was asked
 HALT_TIMEOUT_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
 _NONE = Changes()

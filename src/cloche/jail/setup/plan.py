@@ -65,12 +65,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
-    who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
+    who, (limits, drops) = _identity(spec, run), (_limits(spec), _drop_privileges(spec))
     die, session = who[-1:], _lead_session()
     return Building(
-        build=_build(spec, run, who, [*limits, *_affinity(spec), *powers], has_workspace=has_workspace),
+        build=_build(spec, run, who, [*limits, *_affinity(spec), *drops], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one starts without them.
-        first=[*who, *limits, *powers, session],
+        first=[*who, *limits, *drops, session],
         later=[*die, session],
         late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
         private=run.private,
@@ -136,7 +136,7 @@ class PreforkSteps:
             _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
             *_without_repetition([
                 *_named(tree),
-                *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in self.own_mounts.values()),
+                *(("mount_point", f"make room for /{one.target}", one.calls()[:-1]) for one in self.own_mounts.values()),
             ]),
             _step("process_counter", "open what tells a guest how many processes there were before it",
                   *mounts.process_counter(PROCESS_COUNTER)),
@@ -455,8 +455,8 @@ def _affinity(spec: Spec) -> list[Step]:
     return [_step("affinity", text, make("sched_setaffinity", 0, len(words), words))]
 
 
-def _powers(spec: Spec) -> list[Step]:
-    """List the powers to give up for good."""
+def _drop_privileges(spec: Spec) -> list[Step]:
+    """List how privileges are dropped for good."""
     steps = []
     if spec.level == "jail":
         steps.append(_step("capabilities", "drop all capabilities, the bounding set too", *privileges.drop_all()))
