@@ -136,7 +136,10 @@ class PreforkSteps:
             _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
             *_without_repetition([
                 *_named(tree),
-                *(("mount_point", f"make room for /{one.target}", one.calls()[:-1]) for one in self.own_mounts.values()),
+                *(
+                    ("mount_point", f"make room for /{one.target}", one.calls()[:-1])
+                    for one in self.own_mounts.values()
+                ),
             ]),
             _step("process_counter", "open what tells a guest how many processes there were before it",
                   *mounts.process_counter(PROCESS_COUNTER)),
