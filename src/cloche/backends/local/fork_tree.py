@@ -318,9 +318,7 @@ class ForkTree:
         try:
             await finish(asyncio.wait_for(self.end, CLOSE_TIMEOUT_S))
         except TimeoutError:
-            log.warning(
-                "the end of a session was not reported within %g s; the link to its helper is closed", CLOSE_TIMEOUT_S
-            )
+            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_TIMEOUT_S)
         except Exception as error:  # whoever ran in it got the error; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())
