@@ -28,8 +28,8 @@ def test_an_interrupt_that_comes_late_is_not_for_the_next_cell(monkeypatch: pyte
             session = await sandbox.session()
             await session.run("import time")
             inner = inner_of(session)
-            assert inner.family is not None
-            with held_up([inner.family.connection.helper_pid], for_s=7.0):
+            assert inner.fork_tree is not None
+            with held_up([inner.fork_tree.connection.helper_pid], for_s=7.0):
                 late = await session.run("time.sleep(5); 'answered'", timeout=0.2)
                 following = await session.run("time.sleep(4); 'answered, too'", timeout=60)
             assert (late.status, late.value) == ("timeout", "answered")
