@@ -30,7 +30,9 @@ if [[ ! -e $work/project ]]; then
     # Read by all, as an installation is; only what a user's own folder would be is theirs.
     chmod -R go=rX "$work/venv" "$work/toolchains"
     mkdir "$work/copy"
-    cp -R tests examples docs bench scripts README.md CHANGELOG.md pyproject.toml "$work/copy/"
+    # Without what other lanes are compiling just now.
+    tar --create --exclude=__pycache__ tests examples docs bench scripts README.md CHANGELOG.md pyproject.toml |
+        tar --extract --directory="$work/copy"
     chown -R "$uid:$uid" "$work/copy" "$work/home" "$work/tmp"
     mv "$work/copy" "$work/project"
 fi
