@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.microvm.backend import MicroVMBackend
-from cloche.testing.conformance import CHECKS, run_conformance
+from cloche.testing.conformance import CHECKS, Outcome, run_conformance
 from tests.harness.machines import monitors
 
 # All checks are kept, and take ten minutes of emulation. The soak tries the first of each family, and whole families
 # whose claims are a machine's own: that it says what is true of it, and that its walls stand. Those whose first check
 # boots eight machines have another one try for them.
-WHOLE = ("truth", "walls")
+WHOLE = ("truth", "walls", "sessions")
+# No checkpoints, and no Node.js on the disk.
+SKIPPED = {"rollback", "fork", "session: javascript"}
 INSTEAD = {"eight at once": "in parallel"}
 
 
@@ -24,14 +26,23 @@ def some_checks() -> list[str]:
     return [INSTEAD.get(name, name) for name in kept]
 
 
-@pytest.mark.soak  # for its length
 @pytest.mark.timeout(1800)
-def test_microvm_conforms(microvm_image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("names", "skipped"),
+    [
+        pytest.param(["session"], set(), id="session"),
+        pytest.param(some_checks(), SKIPPED, id="some", marks=pytest.mark.soak),  # for its length
+    ],
+)
+def test_microvm_conforms(
+    names: list[str], skipped: set[str], microvm_image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every check is kept, without a deviation, and no machine is left."""
     before = monitors()
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(microvm_image))
     monkeypatch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
-    rows = run_conformance(MicroVMBackend(), only=some_checks(), deviations={}, at_once=2)
+    rows = run_conformance(MicroVMBackend(), only=names, deviations={}, at_once=2)
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
+    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == skipped
     assert monitors() <= before

@@ -22,6 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import Request
 from cloche.core.result import Result
+from cloche.testing import FakeBackend
 from cloche.testing.conformance import CHECKS, Outcome, Row, run_conformance
 
 LIES = {control: Measure(state=State.ENFORCED, mechanism="a lie") for control in Control}
@@ -86,6 +87,23 @@ def test_a_deviation_that_passes_is_an_error() -> None:
     assert [(row.outcome, row.ok) for row in rows] == [(Outcome.UNEXPECTED, False)]
 
 
+def test_what_is_not_offered_is_skipped() -> None:
+    """Who has no forks at a level is not held to them, and the row says why; who has them is."""
+    rows = [
+        run_conformance(LocalBackend(), level=level, only=["fork"], deviations={})[0]
+        for level in (Level.PROCESS, Level.JAIL)
+    ]
+    assert [(row.outcome, row.ok) for row in rows] == [(Outcome.SKIPPED, True), (Outcome.KEPT, True)]
+    assert "need level jail" in rows[0].reason
+
+
+def test_a_skipped_check_is_no_deviation() -> None:
+    """Who declares that it deviates from what it does not offer is skipped all the same, and a row is plain data."""
+    (row,) = run_conformance(FakeBackend(), only=["session"], deviations={"session": "believed broken"})
+    wanted = {"check": "session", "ok": True, "outcome": "skipped", "reason": "its sandboxes have no sessions"}
+    assert row.as_dict().items() >= wanted.items()
+
+
 def test_an_unknown_name_is_refused() -> None:
     """A deviation from a check that does not exist is a slip, and says which names there are."""
     for arguments in ({"only": ["nonesuch"]}, {"deviations": {"nonesuch": "x"}}):
@@ -101,4 +119,5 @@ def test_the_command_line_runs_it() -> None:
     rows = json.loads(done.stdout)
     assert (done.returncode, [row for row in rows if not row["ok"]]) == (0, []), done.stderr
     assert len(rows) == len(CHECKS)
+    assert {row["check"] for row in rows if row["outcome"] == "skipped"} == {"rollback", "fork"}
     assert {"host files", "host loopback"} <= {row["check"] for row in rows if row["outcome"] == "deviates"}

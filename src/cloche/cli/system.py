@@ -156,7 +156,7 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
     from cloche.core.policy import Policy
     from cloche.core.protocols import SupportsImages
     from cloche.execution.registry import backend_named, policy_for
-    from cloche.testing.conformance import run_conformance
+    from cloche.testing.conformance import Outcome, run_conformance
 
     policy = policy_for(name, Policy(level=Level.parse(level) if level else None))
     backend = backend_named(name)
@@ -168,7 +168,8 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
         show(as_dicts, as_json=True)
     else:
         show([{column: row[column] for column in _CONFORMANCE_COLUMNS} for row in as_dicts], as_json=False)
-        print(f"{sum(row.ok for row in rows)} of {len(rows)} as promised")
+        skipped = sum(row.outcome is Outcome.SKIPPED for row in rows)
+        print(f"{sum(row.ok for row in rows) - skipped} of {len(rows) - skipped} as promised, {skipped} skipped")
     return 0 if all(row.ok for row in rows) else 1
 
 

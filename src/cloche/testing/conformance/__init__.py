@@ -8,7 +8,8 @@ error, so that the list stays true.
 
 Each file has the attempts of some families, and `CHECKS`, the table of them: `results` (what a result holds, statuses),
 `limits`, `files` (in and out), `sandbox` (what lives between runs, what is left behind), `truth` (what is reported as
-enforced, and the isolation that every sandbox promises). `subject` has what they are written with.
+enforced, and the isolation that every sandbox promises), `sessions` (interpreters that live, and forks; skipped where a
+backend has none). `subject` has what they are written with.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
-from . import files, limits, results, sandbox, truth
-from .subject import Broken, Check, Subject, enforcement_of
+from . import files, limits, results, sandbox, sessions, truth
+from .subject import Broken, Check, Skipped, Subject, enforcement_of
 
 CHECKS: tuple[Check, ...] = (
     *results.CHECKS,
@@ -34,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     *files.CHECKS,
     *sandbox.CHECKS,
     *truth.CHECKS,
+    *sessions.CHECKS,
 )
 CHECK_TIMEOUT_S = 240.0
 
@@ -44,12 +46,13 @@ class Outcome(enum.StrEnum):
     KEPT = "kept"
     DEVIATES = "deviates"
     BROKEN = "broken"
+    SKIPPED = "skipped"
     UNEXPECTED = "unexpected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Hold one check's outcome; `reason` is what was seen, or why the backend deviates."""
+    """Hold one check's outcome; `reason` is what was seen, or why the backend deviates or is not asked."""
 
     check: Check
     outcome: Outcome
@@ -59,7 +62,7 @@ class Row:
     @property
     def ok(self) -> bool:
         """Tell whether the backend did as it says."""
-        return self.outcome in (Outcome.KEPT, Outcome.DEVIATES)
+        return self.outcome in (Outcome.KEPT, Outcome.DEVIATES, Outcome.SKIPPED)
 
     def as_dict(self) -> dict[str, object]:
         """Return plain data, ready for JSON."""
@@ -143,9 +146,14 @@ def _named(names: Sequence[str]) -> tuple[Check, ...]:
 
 async def _row(check: Check, subject: Subject, deviation: str | None) -> Row:
     started = time.monotonic()
-    broken = await _broken_by(check, subject)
+    try:
+        broken, skipped = await _broken_by(check, subject), ""
+    except Skipped as error:
+        broken, skipped = "", str(error)
     seconds = time.monotonic() - started
-    if deviation is None:
+    if skipped:
+        outcome, reason = Outcome.SKIPPED, skipped
+    elif deviation is None:
         outcome, reason = (Outcome.KEPT, "") if not broken else (Outcome.BROKEN, broken)
     elif broken:
         outcome, reason = Outcome.DEVIATES, deviation
@@ -161,6 +169,8 @@ async def _broken_by(check: Check, subject: Subject) -> str:
             await check.attempt(subject)
     except Broken as error:
         return str(error)
+    except Skipped:
+        raise
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT_S:g} s"
     except Exception as error:

@@ -18,6 +18,8 @@ from cloche.core.protocols import OpenSandbox, SupportsStreaming
 from cloche.core.result import Status
 
 from .subject import (
+    HEART,
+    HEART_IN_CHILD,
     TRIES_S,
     Broken,
     Check,
@@ -27,6 +29,7 @@ from .subject import (
     describe,
     eventually,
     expect,
+    expect_no_heartbeat,
     expect_ok,
     expect_that,
     has_file,
@@ -38,22 +41,6 @@ from .subject import (
     timed_out,
 )
 
-# Write the time into the workspace for two minutes, whatever is sent or closed.
-_HEART = """
-import os, signal, sys, time
-def beat():
-    for number in (1, 2, 13, 15):
-        signal.signal(number, signal.SIG_IGN)
-    for _ in range(1200):
-        with open("heartbeat", "w") as file:
-            file.write(str(time.time()))
-        time.sleep(0.1)
-    os._exit(0)
-def wait_for_beat():
-    while not os.path.exists("heartbeat"):
-        time.sleep(0.02)
-"""
-_FORKS = "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\n"
 _DAEMON = """
 if os.fork() == 0:
     os.setsid()
@@ -66,28 +53,22 @@ wait_for_beat()
 SURVIVORS = {
     "child": "if os.fork() == 0: beat()\nwait_for_beat()",
     "daemon": _DAEMON,
-    "many": _FORKS * 4,
-    "killed": _FORKS + "os.kill(os.getpid(), 9)",
-    "timed out": _FORKS + "time.sleep(100)",
+    "many": HEART_IN_CHILD * 4,
+    "killed": HEART_IN_CHILD + "os.kill(os.getpid(), 9)",
+    "timed out": HEART_IN_CHILD + "time.sleep(100)",
 }
 
 
 async def _dies_with_run(subject: Subject, how: str) -> None:
     async with subject.open() as sandbox:
-        code = _HEART + SURVIVORS[how]
+        code = HEART + SURVIVORS[how]
         if how == "timed out":
             await timed_out(sandbox, code, mark="heartbeat")
         else:
             result = await sandbox.run(python(code))
             wanted = Status.SIGNALED if how == "killed" else Status.OK
             expect_that(result.status is wanted, f"the run ended with {describe(result)}")
-        await _expect_no_heartbeat(sandbox)
-
-
-async def _expect_no_heartbeat(sandbox: OpenSandbox) -> None:
-    code = "import time\nfirst = open('heartbeat').read(); time.sleep(2)\nprint(first == open('heartbeat').read())"
-    result = expect_ok(await sandbox.run(python(code)))
-    expect("the heartbeat has stopped", result.stdout, "True\n")
+        await expect_no_heartbeat(sandbox)
 
 
 async def _held_pipe(subject: Subject) -> None:
@@ -101,7 +82,7 @@ async def _held_pipe(subject: Subject) -> None:
 
 async def _cancelled(subject: Subject) -> None:
     """Cancel a run whose heart beats, which it says; where nobody hears that, it is given more time until it does."""
-    code = _HEART + _FORKS + "print('beats', flush=True)\ntime.sleep(200)"
+    code = HEART + HEART_IN_CHILD + "print('beats', flush=True)\ntime.sleep(200)"
     async with subject.open(timeout_s=220) as sandbox:
         for patience_s in TRIES_S:
             async with at_work(sandbox, python(code), patience_s=patience_s) as running:
@@ -112,7 +93,7 @@ async def _cancelled(subject: Subject) -> None:
             expect_that(isinstance(ended, asyncio.CancelledError), f"a cancelled run came to {ended!r}")
             expect_that(time.monotonic() - started < 40, "cancelling a run took more than 40 s")
             if await has_file(sandbox, "heartbeat"):
-                await _expect_no_heartbeat(sandbox)
+                await expect_no_heartbeat(sandbox)
                 return
     raise Broken("a program did not come to write its heartbeat before it was cancelled")
 

@@ -1,7 +1,7 @@
 """What the conformance checks are written with: the subject under test, a check, expectations, the search for leaks.
 
 A check knows a backend through `core.protocols` alone. Inside the sandbox it relies on `python` and `bash`, on the
-working directory being the workspace, and on `TMPDIR`; never on the paths of one backend. `leftovers` lists what this
+working directory being the workspace, and on `TMPDIR`; never on the paths of one backend. `leaks` lists what this
 process's sandboxes may have left on this host.
 """
 
@@ -33,9 +33,30 @@ FIRST_OUTPUT_S = 50.0  # how long a program's first word is waited for that then
 # Where sandboxes of this process leave their name: `cloche-<pid>-...`, see `backends.garbage_collection`.
 _FOLDERS = ("/dev/shm", "/run", "/var/tmp")
 
+# Write the time into the workspace for two minutes, whatever is sent or closed.
+HEART = """
+import os, signal, sys, time
+def beat():
+    for number in (1, 2, 13, 15):
+        signal.signal(number, signal.SIG_IGN)
+    for _ in range(1200):
+        with open("heartbeat", "w") as file:
+            file.write(str(time.time()))
+        time.sleep(0.1)
+    os._exit(0)
+def wait_for_beat():
+    while not os.path.exists("heartbeat"):
+        time.sleep(0.02)
+"""
+HEART_IN_CHILD = "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\n"
+
 
 class Broken(Exception):
     """Say which claim was broken, and by what was seen."""
+
+
+class Skipped(Exception):
+    """Say why a backend is not held to a claim: it does not offer at all what that is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +106,9 @@ Attempt = Callable[[Subject], Awaitable[None]]
 class Check:
     """Hold one claim and how to try it.
 
-    `attempt` raises Broken when the claim does not hold. `rests_on` names the control without which no backend could
-    keep it. Nothing runs beside a check that is `alone`: it looks at the whole host, or counts this user's processes.
+    `attempt` raises Broken when the claim does not hold, Skipped where the backend does not offer what it is about.
+    `rests_on` names the control without which no backend could keep it. Nothing runs beside a check that is `alone`: it
+    looks at the whole host, or counts this user's processes.
     """
 
     name: str
@@ -204,6 +226,13 @@ async def has_file(sandbox: OpenSandbox, path: str) -> bool:
     except SandboxFileNotFound:
         return False
     return True
+
+
+async def expect_no_heartbeat(sandbox: OpenSandbox) -> None:
+    """Break the claim unless nothing writes its heartbeat any more."""
+    code = "import time\nfirst = open('heartbeat').read(); time.sleep(2)\nprint(first == open('heartbeat').read())"
+    result = expect_ok(await sandbox.run(python(code)))
+    expect("the heartbeat has stopped", result.stdout, "True\n")
 
 
 async def least_s(subject: Subject) -> float:
