@@ -62,6 +62,15 @@ def test_a_session_does_not_find_the_program_of_the_run_before(level: str) -> No
         assert sandbox.session().run("import os; os.listdir()").value == ["made"]
 
 
+def test_a_cell_that_awaits_is_in_the_event_loop_as_a_whole(session: Session) -> None:
+    """Tasks begin before its first `await` and after its last; a magic that runs a cell of its own still can."""
+    session.run("import asyncio\nasync def five(): return 5")
+    assert session.run("task = asyncio.ensure_future(five())\nawait asyncio.sleep(0)").ok
+    assert session.run("await task\nasyncio.create_task(five())").ok
+    assert session.run("await _").value == 5
+    assert session.run("%time await five()\nawait five()").value == 5
+
+
 def test_displayed_and_last_values_look_rich(session: Session) -> None:
     """`display` comes first, the last expression last; a table is HTML, a figure PNG, or SVG when told so."""
     assert [output.data["text/plain"] for output in session.run("display(1, 'a')\n2").outputs] == ["1", "'a'", "2"]

@@ -323,9 +323,14 @@ class Session:
         import _ast
 
         last = _ast.Expression(tree.body.pop().value)
-        if tree.body:
-            self._evaluate(self._compile(tree, name, "exec"))
-        return self._evaluate(self._compile(last, name, "eval"))
+        if not tree.body:
+            return self._evaluate(self._compile(last, name, "eval"))
+        first, second = self._compile(tree, name, "exec"), self._compile(last, name, "eval")
+        # A magic may run a cell of its own, for which the loop has to stand still.
+        if source == code and (first.co_flags | second.co_flags) & IS_COROUTINE:
+            return self._await(self._evaluate_both(first, second))
+        self._evaluate(first)
+        return self._evaluate(second)
 
     def _parse(self, code: str, name: str) -> tuple[Any, str]:
         """Return the syntax tree and its source, in which lines of other languages are rewritten."""
@@ -349,6 +354,14 @@ class Session:
     def _evaluate(self, code: CodeType) -> Any:
         result = eval(code, self.namespace)
         return self._await(result) if code.co_flags & IS_COROUTINE else result
+
+    async def _evaluate_both(self, first: CodeType, second: CodeType) -> Any:
+        """Evaluate a cell's lines and its last expression in the event loop, as one of them awaits."""
+        result = eval(first, self.namespace)
+        if first.co_flags & IS_COROUTINE:
+            await result
+        result = eval(second, self.namespace)
+        return await result if second.co_flags & IS_COROUTINE else result
 
     def _await(self, coroutine: Any) -> Any:
         """Run a coroutine on the session's own event loop, which stands still between cells."""

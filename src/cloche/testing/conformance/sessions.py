@@ -194,6 +194,8 @@ async def _awaits(subject: Subject) -> None:
         code = "task = asyncio.ensure_future(work()); await asyncio.sleep(0); len(seen) >= 0"
         expect("the value of a cell with a task", await _value(session, code), True)
         expect("what a task did", await _value(session, "await task\nseen"), [0, 1, 2])
+        expect_ok(await _cell(session, "task = asyncio.create_task(work())\nawait asyncio.sleep(0)"))
+        expect("what another one did", await _value(session, "await task\nlen(seen)"), 6)
 
 
 async def _has_no_stdin(subject: Subject) -> None:
