@@ -10,12 +10,14 @@ Cloche stay its children.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -33,6 +35,7 @@ Did = TypeVar("Did")
 SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
 LEAK_TIMEOUT_S = 10.0
 KIB = 1024
+PR_GET_CHILD_SUBREAPER = 37
 
 
 class BenchmarkFailed(Exception):
@@ -228,9 +231,16 @@ class _HasPool(Protocol):
     def drain(self) -> None: ...
 
 
-def adopt_orphans() -> None:
-    """Become the parent of whatever loses its own below this process."""
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of whatever loses its own below this process, until the block ends."""
+    before = ctypes.c_int()
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(before), 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def memory_of_pool() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .harness import (
     THREADS,
     Case,
     LeftOut,
-    adopt_orphans,
+    adopting_orphans,
     drain_pool,
     full_speed,
     leaks_after,
@@ -49,7 +49,6 @@ def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[R
 
     `log` is called with what is being measured, `show_event` with each scenario's report.
     """
-    adopt_orphans()
     report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
 
     def run_all(events: Iterable[Scenario], runs: int) -> None:
@@ -61,13 +60,14 @@ def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[R
         return [event for event in events if setting.events is not None and event.name in setting.events]
 
     own = (*EVENTS, *SESSION_EVENTS)
-    before = leaks()
-    run_all(own if setting.events is None else named(own), setting.runs)
-    report["leaks"] = leaks_after(before)
-    if setting.peers_folder is not None:
-        # Last: what a peer leaves behind is not taken for Cloche's.
-        run_all(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
-        report["left_after_peers"] = leaks_after(before)
+    with adopting_orphans():
+        before = leaks()
+        run_all(own if setting.events is None else named(own), setting.runs)
+        report["leaks"] = leaks_after(before)
+        if setting.peers_folder is not None:
+            # Last: what a peer leaves behind is not taken for Cloche's.
+            run_all(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
+            report["left_after_peers"] = leaks_after(before)
 
 
 def _host() -> dict[str, Any]:
