@@ -1,6 +1,6 @@
 """Induced faults of ours, and the exception that each must come to, which says whether the code may have run.
 
-What a guest does is a status: that is in the conformance checks. `HOARDS` is a guest that is killed for its memory.
+What a guest does is a status: that is in the conformance checks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,6 @@ from cloche.core.policy import Policy
 from cloche.jail.messages import Run, Spec
 from cloche.testing.conformance.subject import python
 from tests.harness.processes import kill_and_wait
-
-# Held until it is seen, also by a look that comes late.
-HOARDS = """
-import time
-x = []
-try:
-    for _ in range(1000):
-        x.append(b"x" * 1_000_000)
-except MemoryError:
-    pass
-time.sleep(60)
-"""
 
 
 def _host(*, use_cgroups: bool) -> Host:

@@ -15,7 +15,7 @@ import cloche
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.procfs import descendants, text_of
 from cloche.sync import Session
-from tests.harness.faults import HOARDS
+from cloche.testing.conformance.sessions import HOARDS
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.harness.processes import children, guests, held_up, kill_helpers, wait_for_end
 

@@ -83,28 +83,22 @@ def saved_over(planted: dict[str, str]) -> Callable[[Attempt, Runner, Canaries],
 
 def reads(path: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
     """Return a check in which the host reads a file back from a live workspace."""
-
-    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
-        with runner.workspace(attempt) as workspace:
-            seen = workspace.run(attempt.code)
-            first = judge(seen, canaries)
-            if first.breach or not first.stopped_by:
-                return first
-            return _look(lambda: workspace.read_file(path.format(**canaries.targets)), runner, canaries)
-
-    return check
+    return _touches(lambda workspace, target: workspace.read_file(target), path)
 
 
 def writes(path: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
     """Return a check in which the host writes a file into a live workspace."""
+    return _touches(lambda workspace, target: workspace.write_file(target, b"harm\n"), path)
 
+
+def _touches(touch: Callable[[Any, str], object], path: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
     def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
         with runner.workspace(attempt) as workspace:
             seen = workspace.run(attempt.code)
             first = judge(seen, canaries)
             if first.breach or not first.stopped_by:
                 return first
-            return _look(lambda: workspace.write_file(path.format(**canaries.targets), b"harm\n"), runner, canaries)
+            return _look(lambda: touch(workspace, path.format(**canaries.targets)), runner, canaries)
 
     return check
 
