@@ -77,3 +77,11 @@ class SandboxFileTooLarge(SandboxFileError):
 
 class SandboxFileRefused(SandboxFileError, PermissionError):
     """Report a path that leaves the workspace, passes a link, is not a regular file, or changed since it was found."""
+
+
+class SandboxFileExists(SandboxFileError, FileExistsError):
+    """Report that something is there already, or that a folder is not empty."""
+
+
+class SandboxDirectoryError(SandboxFileError, IsADirectoryError):
+    """Report that the path is a directory, where a file is needed."""

@@ -15,4 +15,11 @@ milliseconds in every cold run), and nothing of the caller's; the order in which
 helper loads is named in `setup/launch.py`. Helpers are compiled without docstrings: those may be changed freely.
 """
 
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+load: Any = None  # in a helper, returns a module of another package of ours by its name
 archive: object = None  # in a helper, the finder of our modules: what a guest must not keep

@@ -238,7 +238,7 @@ def forget_helper(interpreter: Any) -> Any:  # noqa: ANN401 - a module, and its 
     from . import archive
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
-    ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
+    ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter", "init")]
     never_freed.extend([sys.modules.pop(name) for name in ours])
     return interpreter.Privileges(archive)
 

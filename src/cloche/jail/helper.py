@@ -129,7 +129,7 @@ class Helper(SandboxState):
         try:
             self._open()
             loader = self.load_interpreter if body["wants_python"] else None
-            supervisor = (PreforkSupervisor if body["is_prefork"] else Supervisor)(self, loader)
+            supervisor = _supervisor_for(body)(self, loader)
             guest = supervisor.start(plan_fd, body["private"])
             if guest is not None:
                 return guest
@@ -230,3 +230,12 @@ class Helper(SandboxState):
             self.cgroup.remove()
         if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
+
+
+def _supervisor_for(body: dict[str, Any]) -> type[Supervisor]:
+    """Return what supervises the jail that is to be prepared."""
+    if body.get("is_resident"):
+        from .resident import ResidentSupervisor
+
+        return ResidentSupervisor
+    return PreforkSupervisor if body["is_prefork"] else Supervisor

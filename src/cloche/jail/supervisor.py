@@ -386,6 +386,11 @@ class Supervisor:
     def _receive_from_reaper(self) -> bool:
         """Handle one message of the reaper's; False when it is gone."""
         tag, body, fds = messages.receive(self.link)
+        self._take(tag, body, fds)
+        return tag != ""
+
+    def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        """Take one message of the reaper's."""
         if tag == "ready":
             self.state.keep_workspace(-1)  # the caller has the new one
             self.ready.body = {**body, "outside": self.spec.outside}
@@ -402,7 +407,6 @@ class Supervisor:
             for fd in fds[1:]:
                 posix.close(fd)
             self.run.failed = body
-        return tag != ""
 
     def _send_ready(self) -> None:
         self.ready.send(self.state, keeps_mounts=self.run.is_last)

@@ -30,7 +30,7 @@ from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.setup.launch import make_cgroup, start_helper
-from cloche.jail.setup.plan import compile_building, compile_files
+from cloche.jail.setup.plan import compile_building, compile_files, compile_resident
 from cloche.jail.work_folder import clear_remains
 
 from . import run_report
@@ -206,6 +206,20 @@ class Connection:
         self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
         self._send_order(run, streams, is_last=is_last, again=False)
         return building
+
+    def send_resident(self, run: Run, order: dict[str, Any], wire: int) -> None:
+        """Send the run that a sandbox is that lives, with pid 1's end of the link to its client."""
+        building = compile_resident(self._spec, run)
+        if self._slot is not None:
+            self._slot.invalidate()
+            self._slot.change_handoff(None)
+        body = {"private": run.private, "wants_python": True, "is_prefork": False, "is_resident": True}
+        body |= {"has_workspace": False, "generation": 0}
+        self._send("prepare", body, building.as_wire())
+        self._end, self._run = None, RunEnd(next(_numbers))
+        body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": False}
+        body |= {"is_last": True, "again": False, "rebuilds": False}
+        self._send("run", body, order, [wire])
 
     def send_warm_run(
         self,

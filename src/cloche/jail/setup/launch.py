@@ -29,7 +29,7 @@ from .cache import own_cache, read_cache, write_cache
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The top-level packages a helper may import, and nothing else of Cloche's.
-HELPER_PACKAGES = ("jail", "interpreter")
+HELPER_PACKAGES = ("jail", "interpreter", "init")
 PROBE_PACKAGES = (*HELPER_PACKAGES, "jail.setup")  # what is in jail.setup is the caller's, but the probe is run from it
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
@@ -55,7 +55,7 @@ class Archive:
         if Archive.data is None: return marshal.loads(posix.pread(archive, end - start, start))
         return marshal.loads(Archive.data[start:end])
     def find_spec(name, path=None, target=None):
-        is_package = name in ("jail", "jail.setup", "interpreter")
+        is_package = name in ("jail", "jail.setup", "interpreter", "init")
         if name in Archive.offsets: return ModuleSpec(name, Archive, origin="cloche", is_package=is_package)
     def create_module(spec): return None
     def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
@@ -75,13 +75,14 @@ def make_modules(names):
 def map_archive():
     # What is needed at once was read, which leaves no copy; all else stays in the file's own memory.
     import jail.syscalls
-    jail.archive = Archive
+    jail.archive, jail.load = Archive, load
     Archive.data = jail.syscalls.map_file(archive, size)
     posix.close(archive)
-def load_interpreter(name):
-    name = f"interpreter.{name}"
+def load(name):
     __import__(name)
     return sys.modules[name]
+def load_interpreter(name):
+    return load(f"interpreter.{name}")
 """
 _RUN_BOOT = """\
 import marshal, posix
@@ -101,6 +102,7 @@ if _guest: _guest()
 _BOOT_FORK_SERVER = """\
 gc.enable()
 import jail.fork_server, jail.seccomp_notify, jail.procfs, jail.user_namespaces, jail.subordinate_ids
+import jail.resident, init.server
 jail.subordinate_ids.enter({namespace})
 _guest = jail.fork_server.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 EPERM, EACCES, ENOTDIR, EROFS, ELOOP = 1, 13, 20, 30, 40
 O_PATH = 0x200000
+AT_REMOVEDIR = 0x200
 _WAY = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RESOLVE_NO_LINKS = 0x02 | 0x04  # neither those of /proc nor any other
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
@@ -152,6 +153,62 @@ class Tmpfs:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes at /{self.target}"
 
 
+class Upper:
+    """Mount one bounded file system of memory, and show a folder of it at each target: `folders` has target and mode.
+
+    All of them are `owner`'s. What the targets share is the bound.
+    """
+
+    __slots__ = ("folders", "inodes", "owner", "size_bytes")
+
+    STAGE = ".upper"
+
+    def __init__(self, size_bytes: int, inodes: int, owner: int, folders: Sequence[tuple[str, int]]):
+        self.size_bytes, self.inodes, self.owner, self.folders = size_bytes, inodes, owner, folders
+
+    def calls(self) -> list[Call]:
+        stage = Tmpfs(self.STAGE, self.size_bytes, self.inodes).calls()
+        shown = [call for target, mode in self.folders for call in self._showing(target, mode)]
+        gone = [
+            make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
+            make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
+        ]
+        return [*stage, *shown, *gone]
+
+    def _showing(self, target: str, mode: int) -> list[Call]:
+        folder = f"{self.STAGE}/{target.replace('/', '-')}"
+        return [
+            make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700),
+            make("openat", AT_FDCWD, os.fsencode(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, keep="upper"),
+            make("fchownat", "upper", b"", self.owner, self.owner, AT_EMPTY_PATH),
+            make("fchmod", "upper", mode),
+            make("close", "upper"),
+            *_make_mount_point(target, is_directory=True),
+            mount(folder, target, "", MS_BIND),
+        ]
+
+    def describe(self) -> str:
+        targets = ", ".join(f"/{target}" for target, _ in self.folders)
+        return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes, shown at {targets}"
+
+
+class Terminals:
+    """Mount the pseudo-terminals of this sandbox alone."""
+
+    __slots__ = ()
+
+    def calls(self) -> list[Call]:
+        flags = MS_NOSUID | MS_NOEXEC
+        return [
+            *_make_mount_point("dev/pts", is_directory=True),
+            mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620,max=256"),
+            make("symlinkat", b"pts/ptmx", AT_FDCWD, b"dev/ptmx"),
+        ]
+
+    def describe(self) -> str:
+        return "pseudo-terminals of its own at /dev/pts"
+
+
 class Symlink:
     """Make a symbolic link."""
 
@@ -241,7 +298,9 @@ KINDS: dict[str, Any] = {
     "attach": Attach,
     "tmpfs": Tmpfs,
     "symlink": Symlink,
+    "terminals": Terminals,
     "text": Text,
+    "upper": Upper,
     "proc": Proc,
 }
 
@@ -300,6 +359,17 @@ def process_counter(register: str) -> list[Call]:
         make("close", "context"),
         make("openat", "proc", b"sys/kernel/ns_last_pid", os.O_RDWR | os.O_CLOEXEC, 0, keep=register, excuse=refused),
         make("close", "proc"),
+    ]
+
+
+def writable_proc(register: str) -> list[Call]:
+    """Keep a /proc of this process namespace that is attached nowhere, for pid 1 alone; nothing where it is refused."""
+    flags, refused = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, (EPERM, ENOENT, EACCES, EINVAL)
+    return [
+        make("fsopen", b"proc", FSOPEN_CLOEXEC, keep="context"),
+        make("fsconfig", "context", FSCONFIG_CMD_CREATE, None, None, 0, excuse=refused),
+        make("fsmount", "context", FSMOUNT_CLOEXEC, flags, keep=register, excuse=refused),
+        make("close", "context"),
     ]
 
 

@@ -98,6 +98,73 @@ def compile_prefork_jail(
     )
 
 
+def compile_resident(spec: Spec, run: Run) -> Building:
+    """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first` and `late`."""
+    has_two_ids = spec.outside is not None  # where pid 1 has one that no guest has
+    become_guest = _step("switch_identity", f"become uid {spec.inside_id}",
+                         *switch_identity(spec.inside_id, can_set_groups=has_two_ids))  # fmt: skip
+    become_pid_1 = _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
+    outer, inner = _binds(run, spec)
+    system = mounts.from_rows(row for row in spec.mounts if row[0] != "upper")
+    upper = mounts.from_rows(row for row in spec.mounts if row[0] == "upper")
+    tree = [*system, *upper, *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
+    rules = spec.landlock or ()
+    open_rules, opened = privileges.opened_ahead(rules)
+    writable = {path: f"rule {path}" for path, kind in rules if kind == "write"}
+    open_rules += [privileges.opening_of(path, register) for path, register in writable.items()]
+    late = [
+        _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
+        _step("umask", "let others read its files", make("umask", 0o022)),
+        _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),
+    ]
+    if spec.landlock is not None:
+        calls = privileges.restriction(rules, spec.landlock_abi, {**opened, **writable}, is_scoped=False)
+        late.append(_step("landlock", f"restrict files to {len(spec.landlock)} trees", *calls))
+    return Building(
+        build=[
+            _open_sources(tree),
+            become_pid_1 if has_two_ids else become_guest,
+            _die_with_parent(),
+            _open_ucounts(spec.ucounts),
+            _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
+            *_without_repetition(_named(tree)),
+            _step("oom_score", "open how the out-of-memory killer chooses", *mounts.writable_proc(OOM_PROC)),
+            _pivot_root(),
+            _loopback(),
+            _hostname(spec),
+            _ucounts(spec.ucounts),
+            _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
+            _forbid_new_privileges(),
+            _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
+        ],
+        first=[
+            _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice()),
+            *_limits(spec, beside=-1 if has_two_ids else 0),
+            *_affinity(spec),
+            become_guest,
+            _step("capabilities", "drop all capabilities", *privileges.drop_own()),
+            _die_with_parent(),
+            _lead_session(),
+        ],
+        late=late,
+        private=run.private,
+        seccomp=spec.seccomp,
+    )
+
+
+OOM_PROC = "proc that is written to"
+
+
+def _be_first_choice() -> list[Call]:
+    return [
+        privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
+        make("openat", OOM_PROC, b"self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score", excuse=(EACCES,)),
+        privileges.prctl(PR_SET_DUMPABLE, 0),
+        make("write", "score", b"1000"),
+        make("close", "score"),
+    ]
+
+
 class PreforkSteps:
     """Compile the lists of a prefork jail: pid 1's, its first guest's, a later one's, and the last steps of all.
 

@@ -162,15 +162,24 @@ def opened_ahead(rules: Iterable[tuple[str, str]]) -> tuple[list[Call], dict[str
     return [_opening(path, register) for path, register in registers.items()], registers
 
 
-def restriction(rules: Iterable[tuple[str, str]], version: int, opened: Mapping[str, str] | None = None) -> list[Call]:
-    """Return the calls of `restrict` for a kernel of `version`; `opened` names the registers of paths that are open."""
+def restriction(
+    rules: Iterable[tuple[str, str]],
+    version: int,
+    opened: Mapping[str, str] | None = None,
+    *,
+    is_scoped: bool = True,
+) -> list[Call]:
+    """Return the calls of `restrict` for a kernel of `version`; `opened` names the registers of paths that are open.
+
+    One that `is_scoped` keeps signals and abstract sockets to itself, which the processes of one sandbox shall share.
+    """
     handled = all_rights(version)
     rights = {
         "read": READ,
         "write": handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV),
         "device": (READ_FILE | WRITE_FILE | IOCTL_DEV) & handled,
     }
-    scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= 6 else 0
+    scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= 6 and is_scoped else 0
     attr = b"".join(n.to_bytes(8, "little") for n in (handled, 0, scoped))
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     return [
@@ -188,6 +197,11 @@ def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
     named = (rights.to_bytes(8, "little"), register or "allowed")
     adding = make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, named, 0)
     return [adding] if register else [_opening(path, "allowed"), adding, make("close", "allowed")]
+
+
+def opening_of(path: str, register: str) -> Call:
+    """Return the call that opens a path for a Landlock rule."""
+    return _opening(path, register)
 
 
 def _opening(path: str, register: str) -> Call:

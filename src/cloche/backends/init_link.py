@@ -1,0 +1,241 @@
+"""The client's end of the wire to a sandbox that lives, on an event loop: channels, windows, the end of the link.
+
+See `cloche.init.wire`. What comes is a guest's word wherever a guest could have said it: frames are bounded, objects are
+read by the codec for guests, and content waits in a channel until its user takes it, up to the window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
+from cloche.core.guest_json import decode
+from cloche.init import wire
+
+MOST_OBJECT_BYTES = 1 << 20
+MOST_PARTS = 40_000
+READ_BYTES = 1 << 18
+OPEN_S = 10.0  # for a sandbox to say which version it speaks
+
+
+class OperationFailed(Exception):
+    """Hold why the sandbox did not do what was asked: `kind` is a word of `wire` or `files`, `details` what it adds."""
+
+    def __init__(self, kind: str, message: str, details: dict[str, Any]):
+        super().__init__(message)
+        self.kind, self.details = kind, details
+
+
+class Channel:
+    """Carry one operation. `on_data` is called with each piece of a stream; who has used it grants as much again."""
+
+    def __init__(self, link: InitLink, number: int):
+        self._link, self.number = link, number
+        self._windows: dict[int, int] = {}
+        self._room = asyncio.Event()
+        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_data: Callable[[int, memoryview], None] = lambda stream, data: self.grant(stream, len(data))
+        self.on_end: Callable[[int], None] = lambda stream: None
+
+    def grant(self, stream: int, count: int) -> None:
+        """Let the sandbox send `count` bytes more of a stream."""
+        if count and not self.closed.done():
+            self._link.send(wire.grant_frame(self.number, stream, count))
+
+    def ask(self, **body: Any) -> None:  # noqa: ANN401 - any JSON
+        """Ask something of the operation that goes on."""
+        if not self.closed.done():
+            self._link.send(wire.json_frame(wire.ASK, self.number, **body))
+
+    async def send(self, stream: int, data: bytes | memoryview) -> bool:
+        """Send all of `data`, as fast as it is taken; False where the channel was closed meanwhile."""
+        left = memoryview(data)
+        while left:
+            window = self._windows.get(stream, wire.WINDOW_BYTES)
+            if self.closed.done():
+                return False
+            if window <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            piece = left[: min(window, wire.MOST_DATA)]
+            self._windows[stream] = window - len(piece)
+            self._link.send(wire.data_frame(self.number, stream, piece))
+            left = left[len(piece) :]
+            if self._link.is_full:
+                await self._link.drain()
+        return not self.closed.done()
+
+    def end(self, stream: int) -> None:
+        """Say that nothing more comes on a stream."""
+        if not self.closed.done():
+            self._link.send(wire.frame(wire.END, self.number, bytes((stream,))))
+
+    async def event(self) -> dict[str, Any]:
+        """Return the next event. Raises OperationFailed where there is none, OutcomeUnknown when the link is lost."""
+        found = self.events.get_nowait() if not self.events.empty() else await self.events.get()
+        if found is None:
+            self.events.put_nowait(None)
+            await self.closed
+            raise OperationFailed("closed", "the operation has ended", {})
+        return found
+
+    def close(self) -> None:
+        """Want no more of it."""
+        if not self.closed.done():
+            self._link.send(wire.frame(wire.CLOSE, self.number))
+            self._link.forget(self)
+            self.conclude(OperationFailed("closed", "it was given up", {}))
+
+    def take(self, kind: int, body: bytes) -> None:
+        """Take a frame."""
+        if kind == wire.DATA:
+            self.on_data(*wire.read_data(body))
+        elif kind == wire.EVENT:
+            self.events.put_nowait(read_guest_object(body))
+        elif kind == wire.WINDOW:
+            stream, count = wire.read_grant(body)
+            self._windows[stream] = self._windows.get(stream, wire.WINDOW_BYTES) + count
+            self._room.set()
+        elif kind == wire.END:
+            self.on_end(body[0])
+        elif kind == wire.CLOSE:
+            error = read_guest_object(body).get("error")
+            self.conclude(_failure(error) if isinstance(error, dict) else None)
+
+    def conclude(self, error: Exception | None) -> None:
+        """Take note of the end of the channel."""
+        if self.closed.done():
+            return
+        if error is None:
+            self.closed.set_result(None)
+        else:
+            self.closed.set_exception(error)
+            self.closed.exception()  # retrieved: nobody need wait for it
+        self.events.put_nowait(None)
+        self._room.set()
+
+
+class InitLink(asyncio.Protocol):
+    """Hold the connection to one sandbox. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._frames = wire.FrameBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._channels: dict[int, Channel] = {}
+        self._number = 0
+        self._resumed: asyncio.Event = asyncio.Event()
+        self._resumed.set()
+        self.greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the sandbox has yet to read what was sent."""
+        return not self._resumed.is_set()
+
+    async def drain(self) -> None:
+        """Wait until it has."""
+        await self._resumed.wait()
+
+    def open(self, op: str, **arguments: Any) -> Channel:  # noqa: ANN401 - any JSON
+        """Open a channel for an operation. Raises OutcomeUnknown where the sandbox is gone, InvalidRequest."""
+        if self.lost.done():
+            raise OutcomeUnknown(f"the sandbox has ended: {self.lost.result()}")
+        body = json.dumps({"op": op, **arguments}, separators=(",", ":")).encode("ascii")
+        if len(body) > wire.MOST_BODY:
+            raise InvalidRequest(f"arguments and environment have {len(body)} bytes, more than {wire.MOST_BODY}")
+        self._number += 1
+        channel = self._channels[self._number] = Channel(self, self._number)
+        self.send(wire.frame(wire.OPEN, self._number, body))
+        return channel
+
+    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+        """Do an operation that answers with one event, or none; return it."""
+        channel = self.open(op, **arguments)
+        try:
+            await asyncio.shield(channel.closed)
+        finally:
+            channel.close()
+        return channel.events.get_nowait() or {}
+
+    def forget(self, channel: Channel) -> None:
+        """Drop what comes on a channel from now on."""
+        self._channels.pop(channel.number, None)
+
+    def send(self, data: bytes) -> None:
+        """Send a frame."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self, why: str = "it was closed") -> None:
+        """Close the connection, and with it the sandbox, where nobody else holds it."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._lose(why)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
+
+    def pause_writing(self) -> None:
+        self._resumed.clear()
+
+    def resume_writing(self) -> None:
+        self._resumed.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, number, body in self._frames.feed(data):
+                if kind == wire.HELLO:
+                    self._greet(read_guest_object(body))
+                    continue
+                channel = self._channels.get(number)
+                if channel is None:
+                    continue
+                channel.take(kind, body)
+                if kind == wire.CLOSE:
+                    self._channels.pop(number, None)
+        except ValueError as error:  # of the wire, or of JSON that is none
+            self.close(f"it broke the protocol: {error}")
+
+    def _greet(self, greeting: dict[str, Any]) -> None:
+        if greeting.get("version") != wire.VERSION:
+            raise wire.WireError(f"it speaks version {greeting.get('version')!r}, and we speak {wire.VERSION}")
+        if not self.greeting.done():
+            self.greeting.set_result(greeting)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(f"the connection is lost: {error}" if error else "the connection was closed from inside")
+
+    def _lose(self, why: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(why)
+        self._resumed.set()
+        loss = OutcomeUnknown(f"the sandbox has ended: {why}")
+        if not self.greeting.done():
+            self.greeting.set_exception(loss)
+            self.greeting.exception()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.conclude(loss)
+
+
+def read_guest_object(body: bytes) -> dict[str, Any]:
+    """Read an object that a guest may have written. Raises ValueError."""
+    if len(body) > MOST_OBJECT_BYTES:
+        raise wire.WireError(f"an object of {len(body)} bytes")
+    found, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
+    if not isinstance(found, dict):
+        raise wire.WireError("a frame holds no JSON object")
+    return found
+
+
+def _failure(error: dict[str, Any]) -> OperationFailed:
+    return OperationFailed(str(error.get("kind", "other")), str(error.get("message", ""))[:2000], error)

@@ -1,0 +1,536 @@
+"""A sandbox that lives, seen from the caller, whatever backend it is of: processes, files, connections, over one link.
+
+`LiveSandbox` is what all backends share: each hands it an `InitLink`, and says how a program is started there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.core.errors import (
+    BackendUnavailable,
+    InternalError,
+    InvalidRequest,
+    OutcomeUnknown,
+    SandboxDirectoryError,
+    SandboxFileError,
+    SandboxFileExists,
+    SandboxFileNotFound,
+    SandboxFileRefused,
+    SandboxFileTooLarge,
+    StartFailed,
+)
+from cloche.core.events import HeadTail, OutputChunk, Sink, Stream, discard
+from cloche.core.limits import Limits
+from cloche.core.processes import FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.result import KillCause, Observed, Usage, Verdict, decide
+from cloche.init import wire
+
+from .init_link import Channel, InitLink, OperationFailed, read_guest_object
+
+log = logging.getLogger("cloche.live")
+FILE_S = 300.0  # for one operation on files, content included
+LATE_S = 10.0  # after a time-out, for the sandbox to report the end that it has decided
+MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
+MOST_UNREAD = 2 * wire.WINDOW_BYTES
+NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
+FILE_ERRORS = {
+    "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
+    "not_empty": SandboxFileExists, "is_directory": SandboxDirectoryError, "permission": SandboxFileRefused,
+    "not_regular": SandboxFileRefused, "loop": SandboxFileRefused,
+}  # fmt: skip
+
+
+class ByteStream:
+    """Read what comes on one stream, piece by piece; what is not read makes the other side wait."""
+
+    def __init__(self, channel: Channel, number: int):
+        self._channel, self._number = channel, number
+        self._pieces: deque[bytes] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._has_ended = False
+
+    def put(self, data: bytes) -> None:
+        """Take a piece; what is over the window was never granted."""
+        self._pieces.append(data)
+        self._wake()
+
+    def put_end(self) -> None:
+        """Take note that nothing more comes."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes, `most` at the most; empty at the end."""
+        while not self._pieces:
+            if self._has_ended:
+                return b""
+            if self._waiting is not None and not self._waiting.done():
+                raise InvalidRequest("this stream is already being read")
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        piece = self._pieces.popleft()
+        if len(piece) > most:
+            self._pieces.appendleft(piece[most:])
+            piece = piece[:most]
+        self._channel.grant(self._number, len(piece))
+        return piece
+
+    async def read_all(self, most: int) -> bytes:
+        """Return all that comes, until the end or more than `most` bytes."""
+        found = bytearray()
+        while len(found) <= most and (piece := await self.read()):
+            found += piece
+        return bytes(found)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[bytes]:
+        while piece := await self.read():
+            yield piece
+
+
+class LiveProcess:
+    """Hold one process: its streams, its end. See core.protocols.OpenProcess."""
+
+    def __init__(self, channel: Channel, limits: Limits, sink: Sink | None = None, *, is_terminal: bool = False):
+        """Hand its output to `sink`, keeping what results keep; without one, its streams are there to be read."""
+        self._channel, self._limits = channel, limits
+        self.id, self.pid = "", 0
+        self.is_terminal = is_terminal
+        self.stdout, self.stderr = ByteStream(channel, wire.STDOUT), ByteStream(channel, wire.STDERR)
+        self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
+        self._sink = sink
+        self.on_report: Callable[[bytes], None] = lambda data: None
+        self._cause: KillCause | None = None
+        self._end: asyncio.Task[dict[str, Any]] | None = None
+        self._is_detached = False
+        channel.on_data = self._take
+
+    async def begin(self) -> None:
+        """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
+        try:
+            started = await self._channel.event()
+        except OperationFailed as error:
+            raise _not_started(error) from error
+        self.id, self.pid = str(started.get("id", "")), int(started.get("pid", 0))
+        self._end = asyncio.get_running_loop().create_task(self._wait_for_end())
+
+    def _take(self, stream: int, data: memoryview) -> None:
+        if stream in self.kept and self._sink is None:
+            (self.stdout if stream == wire.STDOUT else self.stderr).put(bytes(data))
+            return
+        self._channel.grant(stream, len(data))
+        if stream == wire.REPORT:
+            self.on_report(bytes(data))
+        elif stream in self.kept:
+            self._keep(stream, bytes(data))
+
+    def _keep(self, stream: int, data: bytes) -> None:
+        kept = self.kept[stream]
+        was_flooded = kept.total > self._limits.flood_bytes
+        kept.add(data)
+        if was_flooded:
+            return
+        if self._sink is not None and self._sink is not discard:
+            self._sink(OutputChunk(stream=NAMES[stream], data=data))
+        if kept.total > self._limits.flood_bytes:
+            self.kill(KillCause.OUTPUT_LIMIT)
+
+    async def write(self, data: bytes) -> bool:
+        """Write to its standard input, as fast as it reads; False where it has ended."""
+        return await self._channel.send(wire.STDIN, data)
+
+    def close_stdin(self) -> None:
+        """End its standard input; on a terminal, say so as Ctrl-D does."""
+        self._channel.end(wire.STDIN)
+
+    def signal(self, number: int, to: str = "process") -> None:
+        """Send a signal to the process, to its `group`, or to its whole `tree`."""
+        self._channel.ask(do="signal", number=number, to=to)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        self._channel.ask(do="resize", rows=rows, columns=columns)
+
+    def kill(self, cause: KillCause | None = None) -> None:
+        """Kill all that belongs to it."""
+        if self._cause is None:
+            self._cause = cause
+        self._channel.ask(do="kill", cause=str(cause or ""))
+
+    def detach(self) -> None:
+        """Let it go on without a client."""
+        self._is_detached = True
+        self._channel.ask(do="keep")
+        self._channel.close()
+        self._end_streams()
+
+    async def _wait_for_end(self) -> dict[str, Any]:
+        try:
+            ended = await self._channel.event()
+            with contextlib.suppress(OperationFailed):
+                await self._channel.closed
+            return ended
+        finally:
+            self._end_streams()
+
+    def _end_streams(self) -> None:
+        self.stdout.put_end()
+        self.stderr.put_end()
+
+    async def end(self) -> dict[str, Any]:
+        """Wait for its end and return how it was reported. Raises StartFailed, OutcomeUnknown."""
+        if self._end is None:
+            raise InternalError("a process that was not started was waited for")
+        try:
+            return await asyncio.shield(self._end)
+        except OperationFailed as error:
+            if error.kind == "start":
+                raise _not_started(error) from error
+            if self._is_detached:
+                raise InvalidRequest("this process was let go; attach to it by its id") from error
+            raise OutcomeUnknown(f"the end of the process is not known: {error}") from error
+
+    async def wait(self) -> Verdict:
+        """Wait for its end and return the verdict. Raises StartFailed, OutcomeUnknown."""
+        return self.verdict(await self.end())
+
+    def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
+        """Return what came of it."""
+        return decide(observed_end(ended, self._cause).with_refusal(refused))
+
+    async def close(self) -> None:
+        """Kill it, unless it has ended or was let go, and wait until that is reported."""
+        if self._end is None or self._end.done() or self._is_detached:
+            return
+        self.kill(KillCause.CANCELLED)
+        await asyncio.wait([self._end], timeout=LATE_S)
+        self._channel.close()
+
+
+def _not_started(error: OperationFailed) -> Exception:
+    if error.details.get("step") == "cwd":
+        return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
+    if error.kind in ("too_many", "unsupported"):
+        return BackendUnavailable(str(error))
+    return StartFailed(str(error), step=str(error.details.get("step") or error.kind), errno=error.details.get("errno"))
+
+
+def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Observed:
+    """Read how the end of a process was reported."""
+    status = ended.get("status")
+    said = ended.get("cause")
+    if cause is None and said in tuple(KillCause):
+        cause = KillCause(said)
+    if not isinstance(status, int):
+        return Observed(cause=cause)
+    status &= 0xFFFF
+    signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    return Observed(exit_code=os.WEXITSTATUS(status) if signal is None else None, signal=signal, cause=cause)
+
+
+def usage_of(ended: Mapping[str, Any]) -> Usage:
+    """Read what a process used."""
+    found = ended.get("usage")
+    said = found if isinstance(found, dict) else {}
+
+    def number(name: str) -> float:
+        value = said.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    return Usage(
+        wall_s=number("wall_s"),
+        cpu_user_s=number("user_s"),
+        cpu_system_s=number("system_s"),
+        peak_memory_bytes=int(number("most_kib")) * 1024,
+    )
+
+
+class Tunnel:
+    """Carry a connection to a server inside: bytes to it, and from it."""
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self.incoming = ByteStream(channel, 1)
+        channel.on_data = lambda stream, data: self.incoming.put(bytes(data))
+        channel.on_end = lambda stream: self.incoming.put_end()
+        channel.closed.add_done_callback(lambda _: self.incoming.put_end())
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes; empty at the end."""
+        return await self.incoming.read(most)
+
+    async def write(self, data: bytes) -> bool:
+        """Send all of `data`, as fast as the server takes it; False where it is gone."""
+        return await self._channel.send(0, data)
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._channel.end(0)
+
+    def close(self) -> None:
+        """Close it."""
+        self._channel.close()
+
+
+class LiveSandbox:
+    """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self.link: InitLink | None = None
+        self._files_turn = asyncio.Semaphore(16)
+
+    async def connected(self) -> InitLink:
+        """Return the link, and start the sandbox where it was not."""
+        raise NotImplementedError
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return a command's whole environment."""
+        raise NotImplementedError
+
+    async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
+        """Start a process; see core.protocols.SupportsProcesses."""
+        link = await self.connected()
+        env = self.environment(request.env)
+        if request.terminal is not None:
+            env.setdefault("TERM", "xterm-256color")
+        channel = link.open(
+            "start", argv=list(request.argv), env=env, cwd=request.cwd, user=request.user,
+            timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2],
+            terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
+        )  # fmt: skip
+        return await self._begun(LiveProcess(channel, self._limits, sink, is_terminal=request.terminal is not None))
+
+    async def _begun(self, process: LiveProcess) -> LiveProcess:
+        try:
+            await process.begin()
+        except BaseException:
+            process._channel.close()
+            raise
+        return process
+
+    async def attach_process(self, name: str, sink: Sink | None = None) -> LiveProcess:
+        """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest."""
+        link = await self.connected()
+        try:
+            return await self._begun(LiveProcess(link.open("attach", id=name), self._limits, sink))
+        except StartFailed as error:
+            raise InvalidRequest(f"process: {error}") from error
+
+    async def list_processes(self) -> Sequence[ProcessInfo]:
+        """Return what runs, and what ended a while ago."""
+        found = await (await self.connected()).ask("processes")
+        rows = found.get("processes")
+        return [_process_info(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    async def list_ports(self) -> Sequence[ListeningPort]:
+        """Return who listens inside."""
+        found = await (await self.connected()).ask("ports")
+        rows = found.get("ports")
+        return [
+            ListeningPort(port=int(row["port"]), address=str(row["address"]))
+            for row in (rows if isinstance(rows, list) else [])
+            if isinstance(row, dict) and isinstance(row.get("port"), int)
+        ]
+
+    async def connect(self, port: int) -> Tunnel:
+        """Return a connection to a server inside. Raises ConnectionRefusedError, as a socket would."""
+        if not 0 < port < 1 << 16:
+            raise InvalidRequest(f"port: {port!r} is none; give one from 1 to 65535")
+        channel = (await self.connected()).open("connect", port=port)
+        tunnel = Tunnel(channel)
+        try:
+            await channel.event()
+        except OperationFailed as error:
+            code = error.details.get("errno")
+            raise OSError(code if isinstance(code, int) else 0, f"port {port} of the sandbox: {error}") from error
+        except BaseException:
+            channel.close()
+            raise
+        return tunnel
+
+    # Files.
+
+    async def file(
+        self,
+        do: str,
+        path: str,
+        *,
+        content: bytes | AsyncIterator[bytes] | None = None,
+        most: int = 0,
+        on_content: Callable[[bytes], None] | None = None,
+        **arguments: Any,  # noqa: ANN401 - any JSON
+    ) -> tuple[dict[str, Any], bytes]:
+        """Do one operation on files, see `init.files`; return its answer and the content that came, `most` bytes.
+
+        Raises a SandboxFileError.
+        """
+        if not path or "\0" in path:
+            raise InvalidRequest(f"path: {path!r} is none")
+        link = await self.connected()
+        async with self._files_turn, asyncio.timeout(FILE_S):
+            channel = link.open(
+                "files", do=do, path=self.absolute(path), timeout_s=FILE_S, **{"most": most, **arguments}
+            )
+            try:
+                return await self._operate(channel, path, content, most, on_content)
+            finally:
+                channel.close()
+
+    def absolute(self, path: str) -> str:
+        """Return a path as the sandbox has it: a relative one begins in /workspace."""
+        return path if path.startswith("/") else f"/workspace/{path}"
+
+    async def _operate(
+        self,
+        channel: Channel,
+        path: str,
+        content: bytes | AsyncIterator[bytes] | None,
+        most: int,
+        on_content: Callable[[bytes], None] | None,
+    ) -> tuple[dict[str, Any], bytes]:
+        found, answer = bytearray(), bytearray()
+        is_over = False
+
+        def take(stream: int, data: memoryview) -> None:
+            nonlocal is_over
+            if stream == wire.REPORT:
+                answer.extend(data[: MOST_UNREAD - len(answer)])
+            elif on_content is not None:
+                on_content(bytes(data))
+            elif len(found) + len(data) <= most:
+                found.extend(data)
+            else:
+                is_over = True
+            channel.grant(stream, len(data))
+
+        channel.on_data = take
+        sending = asyncio.create_task(_send_content(channel, content))
+        try:
+            await asyncio.shield(channel.closed)
+        except OperationFailed as error:
+            raise SandboxFileError(f"{path}: {error}", path=path) from error
+        finally:
+            sending.cancel()
+        if sending.done() and not sending.cancelled() and (failed := sending.exception()):
+            raise failed
+        if not answer:
+            raise SandboxFileError(f"{path}: the operation was ended before it was done", path=path)
+        try:
+            said = read_guest_object(bytes(answer))
+        except ValueError as error:
+            raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
+        refused = said.get("error")
+        if isinstance(refused, dict):
+            raise _file_error(refused, path)
+        if is_over:
+            raise SandboxFileTooLarge(f"{path}: more than {most} bytes came", path=path)
+        return said, bytes(found)
+
+    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+        """Return a file, or a part of it."""
+        _, data = await self.file("read", path, most=max_bytes, offset=offset, count=count)
+        return data
+
+    async def write_path(
+        self, path: str, data: bytes | AsyncIterator[bytes], *, how: str = "replace", mode: int | None = None
+    ) -> None:
+        """Write a file, with the folders above it: `how` is `replace`, `append` or `new`."""
+        await self.file("write", path, content=data, how=how, mode=mode, parents=True)
+
+    async def stat_path(self, path: str) -> FileInfo:
+        """Describe what is at a path."""
+        said, _ = await self.file("stat", path)
+        return _file_info(said, path)
+
+    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
+        """Describe the entries of a folder, by name; those below it, too."""
+        _, data = await self.file("list", path, most=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
+        return await asyncio.to_thread(_read_rows, data, path)
+
+    async def make_folder(self, path: str, *, parents: bool = True) -> None:
+        """Make a folder."""
+        await self.file("make_folder", path, parents=parents)
+
+    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
+        """Rename a file or a folder."""
+        await self.file("move", path, target=self.absolute(target), replaces=replaces)
+
+    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or a folder."""
+        await self.file("remove", path, recursive=recursive)
+
+
+async def _send_content(channel: Channel, content: bytes | AsyncIterator[bytes] | None) -> None:
+    if isinstance(content, bytes | bytearray | memoryview):
+        await channel.send(wire.STDIN, content)
+    elif content is not None:
+        async for piece in content:
+            if not await channel.send(wire.STDIN, piece):
+                return
+    channel.end(wire.STDIN)
+
+
+def _file_error(refused: Mapping[str, Any], path: str) -> SandboxFileError:
+    kind, where = FILE_ERRORS.get(str(refused.get("kind")), SandboxFileError), str(refused.get("path") or path)
+    return kind(f"{where}: {str(refused.get('message'))[:1000]}", path=where)
+
+
+def _file_info(row: Mapping[str, Any], path: str) -> FileInfo:
+    try:
+        return FileInfo(
+            name=str(row["name"]),
+            type=_file_type(row["type"]) or "other",
+            size=int(row["size"]),
+            mode=int(row["mode"]) & 0o7777,
+            mtime=float(row["mtime"]),
+            uid=int(row["uid"]),
+            gid=int(row["gid"]),
+            target=str(row.get("target", "")),
+            leads_to=_file_type(row.get("leads_to")),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
+
+
+def _file_type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
+    return value if value in ("file", "directory", "link", "other") else None
+
+
+def _read_rows(data: bytes, path: str) -> list[FileInfo]:
+    rows = []
+    for line in data.splitlines()[: MOST_ENTRIES + 1]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
+        rows.append(_file_info(row if isinstance(row, dict) else {}, path))
+    return rows
+
+
+def _process_info(row: Mapping[str, Any]) -> ProcessInfo:
+    status = row.get("status")
+    verdict = decide(observed_end(row)) if isinstance(status, int) else None
+    age = row.get("started_s")
+    return ProcessInfo(
+        id=str(row.get("id", "")),
+        pid=int(row["pid"]) if isinstance(row.get("pid"), int) else 0,
+        command=str(row.get("command", "")),
+        age=float(age) if isinstance(age, int | float) else 0.0,
+        exit_code=verdict.exit_code if verdict else None,
+        status=verdict.status if verdict else None,
+    )

@@ -1,0 +1,289 @@
+"""A sandbox of the local backend that lives: one jail for all its processes, held by one helper.
+
+The helper's supervisor and pid 1 are `jail/resident.py`. Here the jail is described, started and ended, and programs are
+made into processes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import logging
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.events import Sink, Started, discard
+from cloche.core.frames import GuestReportReader
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.processes import ProcessRequest
+from cloche.core.request import Request
+from cloche.core.result import KillCause, Result
+from cloche.core.suppressed import suppress_logged
+from cloche.init import wire
+from cloche.jail.messages import Run, Spec
+from cloche.jail.setup.privileges import amounts as ucounts
+from cloche.jail.user_namespaces import Claim, claim_outside_id
+
+from .. import layout
+from ..host import Host
+from ..init_link import OPEN_S, InitLink
+from ..live import LiveProcess, LiveSandbox, usage_of
+from ..results import make_result, run_notes
+from ..saved_files import Changes
+from ..toolchain import python_toolchain
+from .helper_link import Connection
+from .plan import FOR_EVER_S, Program, build_program, build_spec, choose_guest_paths, guest_environment, show_toolchain
+from .prefork import pool_for
+
+log = logging.getLogger("cloche.local")
+HOME = "/home/sandbox"
+# What can be written to, all of it bounded together, and the permission bits of each.
+WRITABLE = (
+    ("workspace", 0o755), ("tmp", 0o1777), ("home/sandbox", 0o755), ("root", 0o700), ("var", 0o755), ("opt", 0o755),
+    ("srv", 0o755), ("run", 0o755),
+)  # fmt: skip
+MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
+MOST_INLINE_BYTES = 1 << 18
+
+
+class LocalLiveSandbox(LiveSandbox):
+    """Hold one jail open, and everything in it; see core.protocols.OpenSandbox and SupportsProcesses."""
+
+    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
+        super().__init__(limits)
+        self._policy, self._enforcement, self._host = policy, enforcement, host
+        self._paths = choose_guest_paths(enforcement.level)
+        self._pool = pool_for(policy, host) if policy.warm else None
+        self.writable = tuple(row for row in WRITABLE if policy.user != "nobody" or row[0] in ("workspace", "tmp"))
+        self._connection: Connection | None = None
+        self._claim: Claim | None = None
+        self._end: asyncio.Task[dict[str, Any]] | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+        self._numbers = itertools.count(1)
+        self._leftover: list[str] = []  # programs of runs that have ended
+        self.start = "cold"
+
+    # Its life.
+
+    async def connected(self) -> InitLink:
+        """Return the link to pid 1, and start the jail where it was not."""
+        if self.link is not None:
+            return self.link
+        async with self._opening:
+            if self._is_closed:
+                raise InvalidRequest("this sandbox is closed; open another one")
+            if self.link is None:
+                self.link = await self._start()
+            return self.link
+
+    async def _start(self) -> InitLink:
+        spec = self._spec()
+        run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
+        show_toolchain(run, spec, python_toolchain().binds, self._host, self._policy)
+        slot = self._pool.fork() if self._pool is not None else None
+        self.start = "warm" if slot is not None else "cold"
+        namespace = self._host.namespace if spec.is_shown else -1
+        connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
+        ours, theirs = socket.socketpair()
+        try:
+            await connection.start()
+            order = {"own_mounts": [f"/{name}" for name, _ in self.writable] + ["/dev/shm"], "greeting": {}}
+            connection.send_resident(run, order, theirs.fileno())
+            theirs.close()
+            self._end = asyncio.get_running_loop().create_task(connection.attend(_ignore))
+            _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
+            await self._await_greeting(link)
+        except BaseException:
+            theirs.close()
+            ours.close()
+            await finish(self._end_connection(connection))
+            raise
+        self._connection = connection
+        if self._pool is not None and slot is None:
+            self._pool.start()
+        return link
+
+    async def _await_greeting(self, link: InitLink) -> None:
+        """Wait until pid 1 serves. Raises StartFailed with the step that failed."""
+        assert self._end is not None
+        await asyncio.wait((self._end, link.greeting), return_when=asyncio.FIRST_COMPLETED, timeout=6 * OPEN_S)
+        if link.greeting.done() and link.greeting.exception() is None:
+            return
+        await asyncio.wait((self._end,), timeout=OPEN_S)
+        if self._end.done():
+            self._end.result()  # which raises what the helper says
+        raise StartFailed("the first process of the sandbox does not answer", step="init")
+
+    def _spec(self) -> Spec:
+        spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._paths)
+        if spec.outside is not None:
+            self._claim = claim_outside_id(*spec.outside, spec.ids[2])
+            spec.outside = (self._claim.outside_id, 1)
+        limits = self._limits
+        rows = [row for row in spec.mounts if row[:2] != ("tmpfs", "tmp")]
+        account = self.environment({}).get("HOME", "/workspace")
+        rows = [(*row[:2], row[2].replace(":/workspace:", f":{account}:")) if row[1:2] == ("etc/passwd",) else row
+                for row in rows]  # fmt: skip
+        spec.mounts = [
+            *rows,
+            ("terminals",),
+            ("upper", limits.disk_bytes, limits.inodes, spec.inside_id, self.writable),
+        ]
+        spec.ucounts = {**ucounts(is_forkable=False), "uts_namespaces": MOST_MARKS}
+        spec.hostname = "cloche"
+        if spec.landlock is not None:
+            writable = [(f"/{name}", "write") for name, _ in self.writable]
+            devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts")]
+            spec.landlock = [("/", "read"), ("/dev/shm", "write"), *writable, *devices]
+        return spec
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        self._is_closed = True
+        async with self._opening:
+            link, connection = self.link, self._connection
+            if link is not None:
+                link.close("the sandbox was closed")
+            if connection is not None:
+                self._connection = None
+                await finish(self._end_connection(connection))
+            if self._claim is not None:
+                self._claim.forget()
+                self._claim = None
+
+    async def _end_connection(self, connection: Connection) -> None:
+        connection.kill(KillCause.CANCELLED)
+        if self._end is not None:
+            with suppress_logged(log, "how a sandbox ended that was closed", Exception):
+                await asyncio.wait_for(asyncio.shield(self._end), OPEN_S)
+            self._end.cancel()
+        await connection.close()
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return a command's whole environment."""
+        found = guest_environment(self._paths, {}, {})
+        if any(name == "home/sandbox" for name, _ in self.writable):
+            found["HOME"] = HOME
+            found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
+        return {**found, **env}
+
+    # Runs.
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command, beside whatever else runs, and return what came of it."""
+        return await self.run_streaming(request, discard)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        program = await self._program(request, timeout_s)
+        link = await self.connected()
+        order = await self._order(program, timeout_s)
+        channel = link.open("start", **order)
+        process = LiveProcess(channel, self._limits, sink)
+        reader = GuestReportReader()
+
+        def read(data: bytes) -> None:
+            was_refused = bool(reader.refused)
+            reader.feed(data)
+            if reader.refused and not was_refused:
+                process.kill(KillCause.OUTPUT_LIMIT)
+
+        process.on_report = read
+        await self._begun(process)
+        if sink is not discard:
+            sink(Started())
+        sending = asyncio.create_task(_send_stdin(process, request.stdin)) if request.stdin else None
+        try:
+            ended = await process.end()
+        except asyncio.CancelledError:
+            await finish(process.close())
+            raise
+        finally:
+            if sending is not None:
+                sending.cancel()
+        report = reader.report()
+        engine = program.toolchain.engine if program.toolchain else None
+        runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
+        usage = usage_of(ended)
+        notes = run_notes(engine, runtime, self._limits, self._enforcement, usage.wall_s)
+        return make_result(
+            process.verdict(ended, report.refused),
+            stdout=process.kept[wire.STDOUT].joined(),
+            stderr=process.kept[wire.STDERR].joined(),
+            is_truncated=any(one.is_truncated for one in process.kept.values()),
+            value=report.value,
+            value_is_repr=report.is_repr,
+            outputs=report.outputs,
+            usage=usage,
+            enforcement=self._enforcement,
+            found=Changes(),
+            meta={**notes, "backend": "local", "start": self.start, **report.notes()},
+        )
+
+    async def _program(self, request: Request, timeout_s: float) -> Program:
+        return build_program(request, self._paths, timeout_s)
+
+    async def _order(self, program: Program, timeout_s: float) -> dict[str, Any]:
+        """Return how a program is started; its files, where there are many bytes, are written first."""
+        run = program.run
+        order: dict[str, Any] = {"env": run.env, "timeout_s": timeout_s, "cwd": self._paths.workspace}
+        order["streams"] = [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2]
+        if run.python is not None:
+            order["python"] = _as_json(run.python)
+        elif len(run.commands) == 1:
+            order["argv"] = run.commands[0]
+        else:
+            raise BackendUnavailable("languages that are compiled do not run in a sandbox that lives yet")
+        files = [(f"{self._paths.workspace}/{path}", mode, data) for path, mode, data in run.files]
+        files += [(path, 0o644, text.encode()) for path, text in run.generated.items()]
+        if sum(len(data) for *_, data in files) <= MOST_INLINE_BYTES:
+            order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in files]
+        else:
+            for path, mode, data in files:
+                await self.write_path(path, data, mode=mode)
+        return order
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file. Raises the SandboxFile errors."""
+        return await self.read_path(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders. Raises the SandboxFile errors."""
+        await self.write_path(path, data)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        rows = await self.list_path(path, recursive=True)
+        prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
+        return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
+
+
+async def _send_stdin(process: LiveProcess, data: bytes) -> None:
+    if await process.write(data):
+        process.close_stdin()
+
+
+def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the interpreter with text in place of bytes."""
+    found = dict(python)
+    if isinstance(found.get("source"), bytes):
+        found["source"] = found["source"].decode("utf-8", "surrogateescape")
+    return found
+
+
+def _ignore(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+    import os
+
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

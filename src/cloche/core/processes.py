@@ -1,0 +1,105 @@
+"""Processes and files of a sandbox that lives: what is asked for, and how it is described. Values alone."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import InvalidRequest
+from .result import Status
+
+MOST_ARGUMENT_BYTES = 1 << 20
+FileType = Literal["file", "directory", "link", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRequest:
+    """Ask for a process: a command `argv`, in `cwd`, with `env` on top of the sandbox's own.
+
+    `user` is None for the sandbox's own. `timeout_s` None is for as long as the sandbox lives. With `terminal`, its rows
+    and columns, it has one in place of pipes. One that is `kept` lives on when its client goes.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    timeout_s: float | None = None
+    terminal: tuple[int, int] | None = None
+    kept: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.argv, str | bytes) or not self.argv:
+            raise InvalidRequest("argv: give a list that begins with a program; use shell= for a line of shell")
+        for word in (*self.argv, *self.env, *self.env.values()):
+            if not isinstance(word, str) or "\0" in word:
+                raise InvalidRequest(f"argv, env: {word!r} is no text without NUL characters")
+        if sum(len(word.encode("utf-8", "surrogateescape")) + 1 for word in self.argv) > MOST_ARGUMENT_BYTES + 4096:
+            raise InvalidRequest(f"argv: more than {MOST_ARGUMENT_BYTES} bytes; send them by stdin, or in a file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start.
+
+    `exit_code` is None while it runs; `status` then too.
+    """
+
+    id: str
+    pid: int
+    command: str
+    age: float
+    exit_code: int | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """Describe a file of a sandbox: bytes, permission bits, seconds since 1970 of its last change, owner.
+
+    A link has its `target`, and in `leads_to` the type of what is there, or nothing where nothing is.
+    """
+
+    name: str
+    type: FileType
+    size: int
+    mode: int
+    mtime: float
+    uid: int
+    gid: int
+    target: str = ""
+    leads_to: FileType | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        """Tell whether it is a directory, or a link to one."""
+        return "directory" in (self.type, self.leads_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListeningPort:
+    """Describe a server inside: its TCP port, and the address on which it listens."""
+
+    port: int
+    address: str
+
+
+def signal_number(value: int | str) -> int:
+    """Read a signal: a number, or a name with or without SIG. Raises InvalidRequest."""
+    if isinstance(value, str) and not value.isdigit():
+        name = value.upper()
+        found = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
+        if isinstance(found, signals.Signals):
+            return int(found)
+    elif 0 < int(value) < 65:
+        return int(value)
+    raise InvalidRequest(f"signal: {value!r} is none; give a name such as TERM, or a number from 1 to 64")
+
+
+def shell_argv(line: str) -> tuple[str, ...]:
+    """Return the command that runs a line of shell."""
+    if not isinstance(line, str):
+        raise InvalidRequest(f"shell: {line!r} is no line of shell; give text, or a list as argv")
+    return ("/bin/sh", "-c", line)

@@ -1,0 +1,199 @@
+"""Connections to servers inside, and who listens."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from . import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .server import Server
+
+LISTENING = "0A"
+MOST_PORTS = 1000
+POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
+
+
+def listening() -> list[dict[str, Any]]:
+    """Return port and address of each TCP server of this network namespace."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            with open(f"/proc/net/{name}", encoding="ascii") as file:
+                rows = file.read(1 << 20).splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if len(words) > 9 and words[3] == LISTENING:
+                address, _, port = words[1].partition(":")
+                text = _address(address, family)
+                found[int(port, 16), text] = {"port": int(port, 16), "address": text}
+    return [found[key] for key in sorted(found)][:MOST_PORTS]
+
+
+def _address(text: str, family: int) -> str:
+    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    return socket.inet_ntop(family, data)
+
+
+def connect(server: Server, channel: int, port: int) -> Connection:
+    """Begin to connect to a server on loopback. Raises OSError, ValueError."""
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"port {port}")
+    return Connection(server, channel, port)
+
+
+class Connection:
+    """Pass bytes between the client and a server inside."""
+
+    def __init__(self, server: Server, channel: int, port: int):
+        self.server, self.channel, self.port = server, channel, port
+        self.family = socket.AF_INET
+        self.window, self.held = wire.WINDOW_BYTES, 0
+        self.pieces: list[bytes] = []
+        self.is_connected = self.is_ending = self.is_over = False
+        self.events = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.socket = socket.socket(self.family, socket.SOCK_STREAM)
+        self.socket.setblocking(False)
+        host = "127.0.0.1" if self.family == socket.AF_INET else "::1"
+        self.socket.connect_ex((host, self.port))
+        self._watch(POLLOUT)
+
+    def _watch(self, events: int) -> None:
+        if events == self.events:
+            return
+        self.events = events
+        if events:
+            self.server.watch(self.socket.fileno(), events, self._ready)
+        else:
+            self.server.ignore(self.socket.fileno())
+
+    def _settle(self) -> None:
+        """Watch for what can be done."""
+        if self.socket.fileno() < 0:
+            return
+        may_read = not self.is_over and self.window > 0 and not self.server.is_full
+        if not may_read and self.window > 0 and not self.is_over and self.server.is_full:
+            self.server.paused.append(self._settle)
+        self._watch((POLLIN if may_read else 0) | (POLLOUT if self.pieces else 0))
+
+    def _ready(self, events: int) -> None:
+        if not self.is_connected:
+            self._connected()
+            return
+        if events & POLLOUT and self.pieces:
+            self._write()
+        if self.socket.fileno() >= 0 and events & ~POLLOUT and not self.is_over and self.window > 0:
+            self._read()
+        self._settle()
+
+    def _connected(self) -> None:
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code and self.family == socket.AF_INET:  # it may listen on the other loopback address alone
+            self._close()
+            self.family = socket.AF_INET6
+            try:
+                self._begin()
+            except OSError as error:
+                self._end(error.errno or code)
+            return
+        if code:
+            self._end(code)
+            return
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_connected = True
+        self.server.send(wire.json_frame(wire.EVENT, self.channel, event="connected"))
+        self._write()
+        self._settle()
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(min(wire.MOST_DATA, self.window))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error.errno or 0)
+            return
+        if data:
+            self.window -= len(data)
+            self.server.send(wire.data_frame(self.channel, 1, data))
+            return
+        self.is_over = True
+        self.server.send(wire.frame(wire.END, self.channel, bytes((1,))))
+        self._end_if_done()
+
+    def _write(self) -> None:
+        passed = 0
+        while self.pieces:
+            try:
+                sent = self.socket.send(self.pieces[0])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._end(error.errno or 0)
+                return
+            passed += sent
+            if sent < len(self.pieces[0]):
+                self.pieces[0] = self.pieces[0][sent:]
+            else:
+                self.pieces.pop(0)
+        self.held -= passed
+        if passed:
+            self.server.send(wire.grant_frame(self.channel, 0, passed))
+        if self.is_ending and not self.pieces:
+            try:
+                self.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # the server has closed it
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.is_over and self.is_ending and not self.pieces:
+            self._end(0)
+
+    def _end(self, code: int) -> None:
+        self._close()
+        error = {"kind": "os", "message": os.strerror(code), "errno": code} if code else {}
+        self.server.close(self.channel, **error)
+
+    def _close(self) -> None:
+        self._watch(0)
+        self.socket.close()
+
+    # What the client does.
+
+    def ask(self, body: dict[str, Any]) -> None: ...
+
+    def take(self, stream: int, data: memoryview) -> None:
+        self.held += len(data)
+        if self.held > wire.WINDOW_BYTES:
+            raise wire.WireError("more than the window")
+        if self.socket.fileno() < 0:
+            return
+        self.pieces.append(bytes(data))
+        if self.is_connected and len(self.pieces) == 1:
+            self._write()
+            self._settle()
+
+    def take_end(self, stream: int) -> None:
+        self.is_ending = True
+        if self.is_connected and self.socket.fileno() >= 0:
+            self._write()
+            self._settle()
+
+    def grant(self, stream: int, count: int) -> None:
+        self.window += count
+        self._settle()
+
+    def leave(self) -> None:
+        if self.socket.fileno() >= 0:
+            self._close()

@@ -1,0 +1,431 @@
+"""One process that init has started: its streams, its clock, its end, and what is kept of it.
+
+It ends when its own first process does: what that leaves behind lives on until the sandbox ends, and its output is
+read and dropped, so that it is not ended by it. Of what nobody reads, the last `KEPT_BYTES` of each stream are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from . import terminal, tree, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .server import Server
+
+MOST_KEPT_EXITS = 256
+KEPT_BYTES = 1 << 16  # of each stream that nobody reads
+MOST_SHOWN = 200  # characters of an argument list, in a list of processes
+PIPE_BYTES = 1 << 20  # the most that a pipe holds
+MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet write
+POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
+INTO = (wire.STDIN, wire.REQUESTS)
+SIGKILL = signal.SIGKILL
+AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
+
+
+class Incoming:
+    """Pass on to a process what the client sends to one of its streams, as fast as it reads."""
+
+    def __init__(self, process: Process, stream: int, fd: int):
+        self.process, self.stream, self.fd = process, stream, fd
+        self.pieces: list[bytes] = []
+        self.held = 0
+        self.is_ending = self.is_waiting = False
+
+    def take(self, data: memoryview) -> None:
+        self.held += len(data)
+        if self.held > wire.WINDOW_BYTES:
+            raise wire.WireError("more than the window")
+        if self.fd < 0:  # nobody reads it any more
+            self._passed(len(data))
+            return
+        self.pieces.append(bytes(data))
+        if not self.is_waiting:
+            self.write()
+
+    def end(self) -> None:
+        self.is_ending = True
+        if not self.pieces:
+            self.close()
+
+    def write(self, _: int = 0) -> None:
+        passed = 0
+        while self.pieces:
+            piece = self.pieces[0]
+            try:
+                sent = os.write(self.fd, piece)
+            except BlockingIOError:
+                break
+            except OSError:  # nobody reads it any more
+                passed = self.held
+                self.close()
+                break
+            passed += sent
+            if sent < len(piece):
+                self.pieces[0] = piece[sent:]
+            else:
+                self.pieces.pop(0)
+        server = self.process.server
+        if self.pieces and not self.is_waiting:
+            self.is_waiting = True
+            server.watch(self.fd, POLLOUT, self.write)
+        elif not self.pieces and self.is_waiting:
+            self.is_waiting = False
+            server.ignore(self.fd)
+        self._passed(passed)
+        if self.is_ending and not self.pieces:
+            self.close()
+
+    def _passed(self, count: int) -> None:
+        self.held -= count
+        if count and self.process.channel:
+            self.process.server.send(wire.grant_frame(self.process.channel, self.stream, count))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            if self.is_waiting:
+                self.process.server.ignore(self.fd)
+            os.close(self.fd)
+        self.fd, self.pieces, self.is_waiting = -1, [], False
+
+
+class Outgoing:
+    """Pass on to the client what a process writes to one of its streams, or keep the end of it."""
+
+    def __init__(self, process: Process, stream: int, fd: int):
+        self.process, self.stream, self.fd = process, stream, fd
+        self.window = wire.WINDOW_BYTES
+        self.tail = bytearray()
+        self.dropped = 0
+        self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
+        self.is_watched = False
+        self.go_on()
+
+    @property
+    def is_attached(self) -> bool:
+        return self.process.channel > 0
+
+    def go_on(self) -> None:
+        """Read from now on, if anybody takes it."""
+        if self.fd < 0:
+            return
+        may = not self.is_attached or (self.window > 0 and not self.process.server.is_full)
+        if may and not self.is_watched:
+            self.process.server.watch(self.fd, POLLIN, self.read)
+            self.is_watched = True
+        elif not may:
+            if self.is_watched:
+                self.process.server.ignore(self.fd)
+                self.is_watched = False
+            if self.window > 0:
+                self.process.server.paused.append(self.go_on)
+
+    def read(self, _: int = 0) -> int:
+        """Read once; return how many bytes came, 0 for none."""
+        most = min(wire.MOST_DATA, self.window) if self.is_attached else wire.MOST_DATA
+        try:
+            data = os.read(self.fd, most)
+        except BlockingIOError:
+            return 0
+        except OSError:  # a terminal that nobody has open any more
+            data = b""
+        if not data:
+            self.close()
+            return 0
+        if self.is_attached:
+            self._send(data)
+        else:
+            self._keep(data)
+        self.go_on()
+        return len(data)
+
+    def _send(self, data: bytes | memoryview) -> None:
+        self.window -= len(data)
+        self.process.server.send(wire.data_frame(self.process.channel, self.stream, data))
+
+    def _keep(self, data: bytes) -> None:
+        self.tail += data
+        over = len(self.tail) - KEPT_BYTES
+        if over > 0:
+            del self.tail[:over]
+            self.dropped += over
+
+    def attach(self) -> None:
+        """Send what was kept, with a window that is new, and go on."""
+        self.window = wire.WINDOW_BYTES - len(self.tail)
+        for at in range(0, len(self.tail), wire.MOST_DATA):
+            piece = bytes(self.tail[at : at + wire.MOST_DATA])
+            self.process.server.send(wire.data_frame(self.process.channel, self.stream, piece))
+        self.tail.clear()
+        self.go_on()
+
+    def grant(self, count: int) -> None:
+        self.window += count
+        self.go_on()
+        if self.left >= 0:
+            self.finish()
+
+    def finish(self) -> bool:
+        """Read what is there of a process that has ended, as far as anybody takes it; tell whether that was all.
+
+        No more than a pipe can hold: somebody else may still write.
+        """
+        if self.left < 0:
+            self.left = PIPE_BYTES
+        while self.fd >= 0 and self.left > 0 and (not self.is_attached or self.window > 0):
+            count = self.read()
+            self.left = self.left - count if count else 0
+        return self.fd < 0 or self.left <= 0
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            if self.is_watched:
+                self.process.server.ignore(self.fd)
+            os.close(self.fd)
+            self.fd, self.is_watched = -1, False
+
+    def drain(self) -> None:
+        """Read and drop what others write to it from now on."""
+        if self.fd < 0:
+            return
+        if self.is_watched:
+            self.process.server.ignore(self.fd)
+        fd, self.fd, self.is_watched = self.fd, -1, False
+        Drain(self.process.server, fd)
+
+
+class Drain:
+    """Read and drop what is written to a pipe by who outlived the process that it was made for."""
+
+    count = 0
+
+    def __init__(self, server: Server, fd: int):
+        if Drain.count >= MOST_LEFT_PIPES:
+            os.close(fd)
+            return
+        Drain.count += 1
+        self.server, self.fd = server, fd
+        server.watch(fd, POLLIN, self.read)
+
+    def read(self, _: int) -> None:
+        try:
+            data = os.read(self.fd, wire.MOST_DATA)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            Drain.count -= 1
+            self.server.ignore(self.fd)
+            os.close(self.fd)
+
+
+class Process:
+    """Hold one process from its start until it is forgotten."""
+
+    def __init__(self, server: Server, channel: int, name: str, order: dict[str, Any], work: Callable[[], None] | None):
+        self.server, self.channel, self.id = server, channel, name
+        self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
+        self.shown = _shown(order)
+        self.started_at = now()
+        self.status: int | None = None
+        self.cause = ""
+        self.usage: dict[str, float] = {}
+        self.error: dict[str, Any] = {}
+        self.is_killing = False
+        self.master = -1
+        theirs, ours = self._make_streams(order)
+        try:
+            forked = server.host.fork(order, theirs, work)  # which a fork leaves by no exception of these
+        except Exception:
+            for fd in {*ours.values(), *theirs.values(), *({self.master} - {-1})}:
+                os.close(fd)
+            raise
+        for fd in {*theirs.values()}:
+            os.close(fd)
+        self.forked, self.pid, self.mark = forked, forked.pid, forked.mark
+        self.incoming = {number: Incoming(self, number, fd) for number, fd in ours.items() if number in INTO}
+        self.outgoing = {number: Outgoing(self, number, fd) for number, fd in ours.items() if number not in INTO}
+        timeout_s = order.get("timeout_s")
+        if timeout_s is not None:
+            server.call_at((self, "clock"), self.started_at + float(timeout_s), lambda: self.kill("timeout"))
+
+    def _make_streams(self, order: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the process's ends and ours, by the streams' numbers."""
+        theirs: dict[int, int] = {}
+        ours: dict[int, int] = {}
+        try:
+            if order.get("terminal"):
+                self.master, slave = terminal.open_pair(*order["terminal"])
+                ours = {number: os.dup(self.master) for number in (wire.STDIN, wire.STDOUT)}
+                return dict.fromkeys((0, 1, 2), slave), ours
+            for number in order.get("streams", ()):
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+                mine, other = (writing, reading) if number in INTO else (reading, writing)
+                os.set_blocking(mine, False)
+                theirs[number], ours[number] = other, mine
+            for number in (0, 1, 2):
+                if number not in theirs:
+                    theirs[number] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            for fd in {*theirs.values(), *ours.values()}:
+                os.close(fd)
+            raise
+        return theirs, ours
+
+    def announce(self) -> None:
+        self._event("started", id=self.id, pid=self.pid)
+
+    def _event(self, name: str, **body: Any) -> None:
+        if self.channel:
+            self.server.send(wire.json_frame(wire.EVENT, self.channel, event=name, **body))
+
+    def describe(self) -> dict[str, Any]:
+        """Return a row of the list of processes."""
+        return {
+            "id": self.id, "pid": self.pid, "command": self.shown, "started_s": now() - self.started_at,
+            "status": self.status, "cause": self.cause, "is_kept": self.is_kept,
+        }  # fmt: skip
+
+    # What the client does.
+
+    def ask(self, body: dict[str, Any]) -> None:
+        what = body.get("do")
+        if what == "signal":
+            self.signal(int(body["number"]), str(body.get("to", "process")))
+        elif what == "resize" and self.master >= 0 and self.status is None:
+            terminal.resize(self.master, int(body["rows"]), int(body["columns"]))
+        elif what == "kill":
+            self.kill(str(body.get("cause", "")))
+        elif what == "keep":
+            self.is_kept = bool(body.get("is_kept", True))
+
+    def take(self, stream: int, data: memoryview) -> None:
+        if stream in self.incoming:
+            self.incoming[stream].take(data)
+
+    def take_end(self, stream: int) -> None:
+        if stream not in self.incoming:
+            return
+        if self.master >= 0:  # a terminal has no end: it is what Ctrl-D says at the beginning of a line
+            self.incoming[stream].take(memoryview(b"\4"))
+        else:
+            self.incoming[stream].end()
+
+    def grant(self, stream: int, count: int) -> None:
+        if stream in self.outgoing:
+            self.outgoing[stream].grant(count)
+            if self.status is not None:
+                self._conclude()
+
+    def leave(self) -> None:
+        """Go on without a client, or end."""
+        self.channel = 0
+        if self.status is None and not self.is_kept:
+            self.kill("")
+        elif self.status is None and self.master >= 0:
+            self.signal(signal.SIGHUP, "group")
+        for one in self.outgoing.values():
+            one.go_on()
+        if self.status is not None:
+            self._conclude()
+
+    def attach(self, channel: int) -> None:
+        """Be this client's from now on."""
+        self.channel = channel
+        self.announce()
+        for one in self.outgoing.values():
+            one.attach()
+        if self.status is not None:
+            self._conclude()
+
+    def signal(self, number: int, to: str) -> None:
+        """Send a signal to the process, to its group (that of a terminal's foreground), or to all that is its."""
+        if self.status is not None or not 0 < number < 65:
+            return
+        try:
+            if to == "tree":
+                for pid in self.server.host.members(self.mark):
+                    tree.send(pid, number)
+            elif to == "group":
+                group = terminal.foreground(self.master) if self.master >= 0 else 0
+                os.killpg(group or self.pid, number)
+            else:
+                os.kill(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # it has gone meanwhile, or has not yet its own group
+
+    def kill(self, cause: str) -> None:
+        """Kill all that belongs to it, and look again until nothing is left."""
+        if self.status is None and not self.cause:
+            self.cause = cause
+        self.server.cancel((self, "clock"))
+        self._kill_again(MOST_ROUNDS)
+
+    def _kill_again(self, rounds: int) -> None:
+        self.is_killing = tree.kill(lambda: self.server.host.members(self.mark)) and rounds > 0
+        if self.is_killing:
+            self.server.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
+        elif self.status is not None:
+            self.mark.close()
+
+    # Its end.
+
+    def note_exit(self, status: int, usage: Any) -> None:
+        """Take note of its end."""
+        self.server.cancel((self, "clock"))
+        self.error = self.forked.conclude()
+        self.usage = {
+            "wall_s": now() - self.started_at, "user_s": usage.ru_utime, "system_s": usage.ru_stime,
+            "most_kib": usage.ru_maxrss,
+        }  # fmt: skip
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGKILL and not self.cause:
+            self.server.host.why_killed(lambda cause: self._exited(status, cause))
+        else:
+            self._exited(status, "")
+
+    def _exited(self, status: int, cause: str) -> None:
+        self.status, self.cause = status, self.cause or cause
+        if not self.is_killing:
+            self.mark.close()
+        for one in self.incoming.values():
+            one.close()
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Report the end when its output is reported, and forget it."""
+        if not all([one.finish() for one in self.outgoing.values()]):
+            return
+        for one in self.outgoing.values():
+            one.drain()
+        if self.channel:
+            if not self.error:
+                self._event("exit", status=self.status, cause=self.cause, usage=self.usage, dropped=self._dropped())
+            channel, self.channel = self.channel, 0
+            self.server.close(channel, **self.error)
+        self.server.forget(self)
+
+    def _dropped(self) -> int:
+        return sum(one.dropped for one in self.outgoing.values())
+
+
+def _shown(order: dict[str, Any]) -> str:
+    words = order.get("argv") or (["python"] if order.get("python") else [])
+    text = " ".join(map(str, words))
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+def now() -> float:
+    """Return the time in seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

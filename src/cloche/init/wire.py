@@ -1,0 +1,130 @@
+"""The one protocol between a sandbox that lives and its clients: frames, channels, windows, operations. No I/O here.
+
+**Frames.** A frame is a header of nine bytes (`>IIB`: length of the body, channel, kind) and a body of at most
+`MOST_BODY` bytes. The first frame either side sends is HELLO on channel 0, with `{"version": VERSION}` and what else it
+says of itself; who speaks another version closes the connection.
+
+**Channels.** The client opens a channel with OPEN, under a number of its own choice that is not in use. Its body is a
+JSON object with the operation in `op` and its arguments. All that belongs to the operation travels on that channel:
+EVENT from the sandbox and ASK from the client (JSON), DATA and END of numbered streams either way. CLOSE is the last
+frame of a channel: from the sandbox with `{}`, or `{"error": {"kind", "message", ...}}`; a client's means that it wants
+no more of it, and ends nothing but the channel, unless the operation says so. Frames on a channel that is closed are
+dropped.
+
+**Windows.** A DATA frame is a byte with the stream's number and content. Each stream, each way, begins with a window of
+`WINDOW` bytes; who has sent so much waits for WINDOW frames (`>BI`: stream, bytes), which the receiver sends as it passes
+the content on. So nobody holds more than a window of what another does not read, and who does not read stops its own
+streams alone. To send more than the window ends the connection.
+
+**Operations** (arguments; events; what the streams are):
+
+- `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
+  `terminal` (`[rows, columns]`), `is_kept`. Events: `started` with `id` and `pid`; `exit` with `status` (a wait status),
+  `cause`, and what it used. Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK:
+  `signal` with `number` and `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`.
+  CLOSE by the client kills the tree, unless `is_kept`.
+- `attach`: the streams and the exit of a process that is there, or was, by `id`. First come the last bytes that nobody
+  has read.
+- `processes`: one event `processes` with a list of what runs and what was kept of the ended.
+- `kill`: a tree, by `id`. - `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
+- `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
+- `ports`: one event `ports` with who listens.
+- `end`: kill everything. The sandbox is over when the connection closes.
+
+What a sandbox sends is a guest's word where a guest could have said it. Clients read it with `decode_object`, bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+HEADER = struct.Struct(">IIB")
+GRANT = struct.Struct(">BI")
+HELLO, OPEN, EVENT, ASK, DATA, END, WINDOW, CLOSE = range(8)
+MOST_BODY = 2 << 20  # an argument list of 1 MiB, as JSON
+MOST_DATA = 1 << 16  # content of one DATA frame
+WINDOW_BYTES = 1 << 18
+MOST_CHANNELS = 512  # of one connection
+STDIN, STDOUT, STDERR, REPORT, REQUESTS = range(5)
+
+
+class WireError(ValueError):
+    """Say that the other side broke the protocol: nothing it sends can be trusted to mean anything any more."""
+
+
+def frame(kind: int, channel: int, body: bytes = b"") -> bytes:
+    """Return one frame."""
+    return HEADER.pack(len(body), channel, kind) + body
+
+
+def json_frame(kind: int, channel: int, **body: Any) -> bytes:
+    """Return a frame whose body is a JSON object."""
+    return frame(kind, channel, json.dumps(body, separators=(",", ":")).encode("ascii"))
+
+
+def data_frame(channel: int, stream: int, data: bytes | memoryview) -> bytes:
+    """Return a frame with a piece of a stream."""
+    return b"".join((HEADER.pack(len(data) + 1, channel, DATA), bytes((stream,)), data))
+
+
+def grant_frame(channel: int, stream: int, count: int) -> bytes:
+    """Return a frame that opens a stream's window by `count` bytes."""
+    return frame(WINDOW, channel, GRANT.pack(stream, count))
+
+
+class FrameBuffer:
+    """Cut what comes, in whatever pieces, into frames: kind, channel, body."""
+
+    def __init__(self, most_body: int = MOST_BODY) -> None:
+        self._buffer = bytearray()
+        self._most = most_body
+
+    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        """Return the frames that `data` completes. Raises WireError for one that is too long or of no kind."""
+        buffer = self._buffer
+        buffer += data
+        at, size, found = 0, len(buffer), []
+        while size - at >= HEADER.size:
+            length, channel, kind = HEADER.unpack_from(buffer, at)
+            if length > self._most or kind > CLOSE:
+                raise WireError(f"a frame of kind {kind} with {length} bytes")
+            end = at + HEADER.size + length
+            if end > size:
+                break
+            found.append((kind, channel, bytes(buffer[at + HEADER.size : end])))
+            at = end
+        if at:
+            del buffer[:at]
+        return found
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object of a frame from a side that is trusted. Raises WireError for what is none."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a frame holds no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise WireError("a frame holds no JSON object")
+    return found
+
+
+def read_data(body: bytes) -> tuple[int, memoryview]:
+    """Return the stream's number and the content of a DATA frame."""
+    if not 1 <= len(body) <= MOST_DATA + 1:
+        raise WireError(f"a piece of {len(body)} bytes")
+    return body[0], memoryview(body)[1:]
+
+
+def read_grant(body: bytes) -> tuple[int, int]:
+    """Return the stream and the bytes of a WINDOW frame."""
+    if len(body) != GRANT.size:
+        raise WireError("a malformed window")
+    stream, count = GRANT.unpack(body)
+    return stream, count

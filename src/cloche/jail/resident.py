@@ -1,0 +1,356 @@
+"""Pid 1 of a sandbox that lives, and its supervisor in the helper: one set of namespaces, any number of processes.
+
+Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket that
+the caller has the other end of. Every process that is asked for is a fork of pid 1 that becomes a guest: it takes its
+identity, drops its capabilities, applies Landlock and the filter, and runs. Pid 1 itself runs no program. It is out of
+a guest's reach as that of a prefork jail is (see `prefork`): another outside id where there are two, all capabilities of
+its namespace, not dumpable, and no signal from inside ends it.
+
+What belongs to a process is known by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
+host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one.
+
+The helper keeps the limit on memory: it looks at the sum, and names to pid 1 the mark of the process whose tree is the
+largest. Whether the kernel has killed for memory, its counters tell, which only the helper can read.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+from time import monotonic
+
+from . import messages, procfs
+from .guest import Guest, forget_helper, load_notify
+from .messages import Building, Order
+from .pid1 import Parent, never_freed
+from .steps import StepFailed, make, perform, perform_calls
+from .supervisor import Supervisor
+from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, socketpair, unshare
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .sandbox_state import SandboxState
+
+_signal: Any = __import__("_signal")
+SIGCHLD = 17
+MARK = "/proc/self/ns/uts"
+PROC = "proc that is written to"  # a register: a /proc of pid 1's own
+EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
+NO_FOLDER, FILES = "cwd", "files"
+NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
+
+
+class ResidentSupervisor(Supervisor):
+    """Supervise a sandbox that lives, as one long run: its memory, its lifetime, its end."""
+
+    def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
+        super().__init__(state, load_interpreter)
+        self.is_busy = False
+        self.exceeded_at = 0.0
+
+    def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
+        """Live as pid 1; returns only in a guest."""
+        init = Resident(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
+        never_freed.extend((self.state, self, init, ends))
+        return init.live()
+
+    def _release(self, go: int) -> None:  # noqa: ARG002 - no guest has been forked that waits for it
+        """Map the ids of pid 1, which has one that no guest gets, where there are two."""
+        self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
+
+    def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        if tag == "pace":
+            self.is_busy = body["is_busy"]
+        elif tag == "why":
+            self._send(tag, self.state.counters())
+        else:
+            super()._take(tag, body, fds)
+
+    def _send(self, tag: str, body: dict[str, Any]) -> None:
+        try:
+            messages.send(self.link, tag, body)
+        except OSError:
+            pass  # pid 1 is gone, as its link will say
+
+    def _looks_regularly(self) -> bool:
+        return self.is_busy and super()._looks_regularly()
+
+    def _check_limits(self) -> None:
+        """Keep the lifetime, and have the largest tree ended where the sandbox uses too much memory."""
+        run = self.run
+        if run.is_over() or not run.deadline or monotonic() >= run.deadline:
+            super()._check_limits()
+        elif self.is_busy and self.accounting.begin():
+            cause = self.accounting.exceeded(self.state, self.reaper, None)
+            if not cause:
+                self.exceeded_at = 0.0
+            elif not self.exceeded_at:
+                self.exceeded_at = monotonic()
+                self._send("exceeded", {"mark": self._largest()})
+            elif monotonic() > self.exceeded_at + EXCEEDED_S:
+                run.cause = cause
+            self.accounting.end()
+
+    def _largest(self) -> int:
+        """Return the mark of the processes that use most memory together, 0 for none."""
+        sums: dict[int, int] = {}
+        for pid in procfs.descendants(self.reaper):
+            mark = _mark_of(pid)
+            sums[mark] = sums.get(mark, 0) + procfs.private_bytes([pid])
+        return max(sums, key=lambda mark: sums[mark], default=0)
+
+
+def _mark_of(pid: int | str) -> int:
+    """Return the mark of a process, 0 for one that has gone."""
+    try:
+        return posix.stat(f"/proc/{pid}/ns/uts").st_ino
+    except OSError:
+        return 0
+
+
+class Become(BaseException):
+    """Leave the loop of init, in a fork that becomes a guest: nothing of it stands below the program then."""
+
+    def __init__(self, guest: CommandGuest):
+        super().__init__()
+        self.guest = guest
+
+
+class Resident(Parent):
+    """Be pid 1, and the host of init's loop; see `init.server.Host`."""
+
+    server: Any
+
+    def live(self) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call."""
+        from . import load
+
+        posix.close(self.go)
+        private = self.await_go()
+        unshare(CLONE_NEWCGROUP)
+        building = Building.of_parts(*messages.unpack(self.plan_fd).values())
+        server = load("init.server")
+        seconds = self.build(building, private)
+        messages.send_retrying(self.link, "ready", {"seconds": seconds})
+        load_notify()
+        interpreter = self.load_interpreter("oneshot") if self.load_interpreter is not None else None
+        tag, _, fds = messages.receive(self.link)
+        if tag != "order":  # the helper is gone, or needs us no more
+            posix._exit(1)
+        order, wire = messages.unpack(fds[0]), fds[1]
+        for fd in (fds[0], *fds[2:]):
+            posix.close(fd)
+        if interpreter is not None:
+            interpreter.prepare()
+            modules = {"oneshot": interpreter, "session": load("interpreter.session")}
+            self.load_interpreter = modules.__getitem__
+            self.terminal = load("init.terminal")
+            self.privileges = forget_helper(interpreter)  # after which nothing else of ours can be loaded
+        self.building = building
+        self.own_mounts = order["own_mounts"]
+        self.asked: list[Callable[[str], None]] = []  # who waits to hear why a process was killed
+        self.oom_kills = 0
+        messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
+        try:
+            self.server = server.Server(wire, self, order["greeting"])
+            never_freed.append(self.server)
+            self.server.watch(self.link, POLLIN, self._receive_from_helper)
+            gc.collect()
+            gc.freeze()
+            self.server.serve()
+        except Become as fork:
+            return fork.guest.become
+        posix._exit(0)
+
+    def _receive_from_helper(self, _: int) -> None:
+        tag, body, _ = messages.receive(self.link)
+        if tag == "exceeded":
+            for process in list(self.server.processes.values()):
+                if process.mark.number == body["mark"]:
+                    process.kill("out_of_memory")
+        elif tag == "why":
+            is_more, self.oom_kills = body.get("oom_kills", 0) > self.oom_kills, body.get("oom_kills", 0)
+            asked, self.asked = self.asked, []
+            for take in asked:
+                take("out_of_memory" if is_more else "")
+        elif tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+
+    # What `init.server` asks of its host.
+
+    def fork(self, order: dict[str, Any], streams: dict[int, int], work: Callable[[], None] | None) -> Forked:
+        """Fork a process that becomes a guest."""
+        unshare(CLONE_NEWUTS)
+        ours, theirs = socketpair()
+        pid = posix.fork()
+        if pid == 0:
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(SIGCHLD, _signal.SIG_DFL)
+            posix.close(ours)
+            raise Become(CommandGuest(self, theirs, order, streams, work))
+        posix.close(theirs)
+        return Forked(self, pid, Mark(), ours)
+
+    def members(self, mark: Mark) -> list[int]:
+        """Return all that live with this mark, but us, who have the newest one."""
+        pids = [name for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
+        return [int(pid) for pid in pids if _mark_of(pid) == mark.number]
+
+    def note_busy(self, *, is_busy: bool) -> None:
+        """Have the helper look at the memory, or rest."""
+        messages.send(self.link, "pace", {"is_busy": is_busy})
+
+    def why_killed(self, take: Callable[[str], None]) -> None:
+        """Ask the helper whether the kernel has killed for memory."""
+        self.asked.append(take)
+        messages.send(self.link, "why")
+
+
+class Mark:
+    """Hold the namespace that marks a process, so that no other one gets its number meanwhile."""
+
+    def __init__(self) -> None:
+        self.fd = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC)
+        self.number = posix.fstat(self.fd).st_ino
+
+    def close(self) -> None:
+        """Let it go."""
+        if self.fd >= 0:
+            posix.close(self.fd)
+            self.fd = -1
+
+
+class Forked:
+    """Hold what pid 1 knows of a process that it forked: its mark, and the link on which it says what went wrong."""
+
+    def __init__(self, host: Resident, pid: int, mark: Mark, link: int):
+        self.host, self.pid, self.mark, self.link = host, pid, mark, link
+        self.error: dict[str, Any] = {}
+        host.server.watch(link, POLLIN, self.receive)
+
+    def receive(self, _: int = 0) -> None:
+        """Take what a process says before it is a program: the descriptor on which its filter asks, or its failure."""
+        tag, body, fds = messages.receive(self.link)
+        if tag == "listener":
+            self._listen(fds[0])
+        elif tag == "failed":
+            self.error = {"kind": "start", **body}
+        elif not tag:
+            self.host.server.ignore(self.link)
+            posix.close(self.link)
+            self.link = -1
+
+    def conclude(self) -> dict[str, Any]:
+        """Return what it failed at before it was a program, nothing if it became one; it has ended."""
+        while self.link >= 0:
+            self.receive()
+        return self.error
+
+    def _listen(self, listener: int) -> None:
+        server, own_mounts = self.host.server, self.host.own_mounts
+
+        def answer(events: int) -> None:
+            if events & POLLIN:
+                load_notify().answer(listener, own_mounts, _may_clone)
+            else:  # the last process behind this filter is gone
+                server.ignore(listener)
+                posix.close(listener)
+
+        server.watch(listener, POLLIN, answer)
+
+
+def posix_makedirs(path: str) -> None:
+    """Make the folders above a path."""
+    at = path.find("/", 1)
+    while at > 0:
+        try:
+            posix.mkdir(path[:at], 0o755)
+        except OSError:
+            pass  # it is there, or the open that follows says what is wrong
+        at = path.find("/", at + 1)
+
+
+def _may_clone(_pid: int) -> bool:
+    """Tell whether a process may clone itself: only one of a session that has its own helper may."""
+    return False
+
+
+class CommandGuest(Guest):
+    """Be a process that a client has asked for."""
+
+    def __init__(
+        self,
+        parent: Resident,
+        asking: int,
+        order: dict[str, Any],
+        streams: dict[int, int],
+        work: Callable[[], None] | None,
+    ):
+        super().__init__(parent, 0, asking)
+        self.link = asking  # failures are pid 1's to report
+        self.building, self.order, self.streams, self.work = parent.building, order, streams, work
+        self.terminal = parent.terminal
+        never_freed.append(self)
+
+    def _build(self) -> None:
+        if self.load_interpreter is not None:
+            self.interpreter = self.load_interpreter("oneshot")
+        self.seconds = perform(self.building.first, self.registers)
+        self._restrict(holds=False)
+
+    def _take_order(self) -> tuple[Order, list[int]]:
+        order, python = self.order, self.order.get("python")
+        session = bool(python and python.pop("is_session", False))
+        self._write_files(order.get("files") or ())
+        self._enter(order.get("cwd"))
+        argv = order.get("argv")
+        commands = [] if python is not None or self.work is not None else [[str(word) for word in argv or ()]]
+        if python is not None and "source" in python:
+            python["source"] = python["source"].encode("utf-8", "surrogateescape")
+        env = {str(name): str(value) for name, value in (order.get("env") or {}).items()}
+        more = [self.streams[number] for number in (3, 4) if number in self.streams]
+        return (
+            Order(commands=commands, python=python, env=env, is_session=session),
+            [self.streams[0], self.streams[1], self.streams[2], *more],
+        )
+
+    def _write_files(self, files: list[tuple[str, int, str]]) -> None:
+        """Write files of the program with its own rights: path, mode, and content in base64."""
+        from binascii import a2b_base64
+
+        for path, mode, text in files:
+            try:
+                posix_makedirs(path)
+                fd = posix.open(path, NEW_FILE, mode)
+                try:
+                    perform_calls([make("write", fd, a2b_base64(text))])
+                finally:
+                    posix.close(fd)
+            except OSError as error:
+                raise StepFailed((FILES, f"write {path}", []), 0, 1, error) from error
+
+    def _enter(self, folder: str | None) -> None:
+        if folder is None:
+            return
+        try:
+            posix.chdir(folder)
+        except OSError as error:
+            raise StepFailed((NO_FOLDER, f"work in {folder}", []), 0, 1, error) from error
+
+    def _start_program(self, order: Order, fds: list[int]) -> None:
+        if self.order.get("terminal"):
+            self.terminal.take(fds[0])
+        if self.work is None:
+            super()._start_program(order, fds)
+            return
+        self._take_streams(fds, is_compiling=False)
+        perform_calls([make("dup3", fds[3], 3, 0)] if fds[3:] and fds[3] != 3 else [])
+        self._close_descriptors([3])
+        try:
+            self.work()
+        except OSError:
+            posix._exit(1)
+        posix._exit(0)
