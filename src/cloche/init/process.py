@@ -15,7 +15,6 @@ from . import terminal, tree, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from .server import Server
@@ -231,7 +230,7 @@ class Drain:
 class Process:
     """Hold one process from its start until it is forgotten."""
 
-    def __init__(self, server: Server, channel: int, name: str, order: dict[str, Any], work: Callable[[], None] | None):
+    def __init__(self, server: Server, channel: int, name: str, order: dict[str, Any]):
         self.server, self.channel, self.id = server, channel, name
         self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
         self.shown = _shown(order)
@@ -244,7 +243,7 @@ class Process:
         self.master = -1
         theirs, ours = self._make_streams(order)
         try:
-            forked = server.host.fork(order, theirs, work)  # which a fork leaves by no exception of these
+            forked = server.host.fork(order, theirs)  # which a fork leaves by no exception of these
         except Exception:
             for fd in {*ours.values(), *theirs.values(), *({self.master} - {-1})}:
                 os.close(fd)

@@ -10,7 +10,6 @@ import select
 import signal
 
 from . import wire
-from .files import serve as serve_files
 from .ports import connect, listening
 from .process import MOST_KEPT_EXITS, Process, now
 
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     class Host(Protocol):
         """Do what differs: in a jail, pid 1 with capabilities; in a container, a process with those of all others."""
 
-        def fork(self, order: dict[str, Any], streams: dict[int, int], work: Callable[[], None] | None) -> Forked:
-            """Fork a process that becomes a guest and does what `order` says, or `work`; Raises OSError.
+        def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+            """Have a process become a guest and do what `order` says: a program, or `files.serve`. Raises OSError.
 
             `streams` are its descriptors by the numbers of `wire`.
             """
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
 
         def members(self, mark: Mark) -> list[int]:
             """Return the pids of all that have this mark, and still live."""
+            ...
+
+        def note_orphan(self, pid: int) -> None:
+            """Take note of the end of a process that the client has not asked for."""
             ...
 
         def note_busy(self, *, is_busy: bool) -> None:
@@ -258,10 +261,10 @@ class Server:
         except (KeyError, TypeError, ValueError) as error:
             self.close(number, kind="unknown", message=f"malformed: {type(error).__name__}: {error}")
 
-    def start(self, number: int, order: dict[str, Any], work: Callable[[], None] | None = None) -> Process:
+    def start(self, number: int, order: dict[str, Any]) -> Process:
         """Start a process whose channel has this number."""
         self.number += 1
-        process = Process(self, number, str(self.number), order, work)
+        process = Process(self, number, str(self.number), order)
         self.processes[process.id] = self.by_pid[process.pid] = process
         self.channels[number] = process
         if len(self.processes) == 1:
@@ -272,7 +275,7 @@ class Server:
         self.start(number, order).announce()
 
     def _files(self, number: int, order: dict[str, Any]) -> None:
-        self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True}, lambda: serve_files(order))
+        self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True})
 
     def _attach(self, number: int, order: dict[str, Any]) -> None:
         process = self._found(order)
@@ -324,8 +327,10 @@ class Server:
             if not pid:
                 return
             process = self.by_pid.pop(pid, None)
-            if process is not None:  # else it was an orphan
+            if process is not None:
                 process.note_exit(status, usage)
+            else:
+                self.host.note_orphan(pid)
 
     def forget(self, process: Process) -> None:
         """Take a process out of those that run, and keep what is known of it for a while."""

@@ -25,7 +25,7 @@ from .messages import Building, Order
 from .pid1 import Parent, never_freed
 from .steps import StepFailed, make, perform, perform_calls
 from .supervisor import Supervisor
-from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, socketpair, unshare
+from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, call, close_range, socketpair, unshare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")
 SIGCHLD = 17
 MARK = "/proc/self/ns/uts"
-PROC = "proc that is written to"  # a register: a /proc of pid 1's own
+SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
 NO_FOLDER, FILES = "cwd", "files"
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
@@ -103,6 +103,13 @@ class ResidentSupervisor(Supervisor):
         return max(sums, key=lambda mark: sums[mark], default=0)
 
 
+def now() -> float:
+    """Return the time of the loop's clock."""
+    from time import CLOCK_BOOTTIME, clock_gettime
+
+    return clock_gettime(CLOCK_BOOTTIME)
+
+
 def _mark_of(pid: int | str) -> int:
     """Return the mark of a process, 0 for one that has gone."""
     try:
@@ -123,6 +130,7 @@ class Resident(Parent):
     """Be pid 1, and the host of init's loop; see `init.server.Host`."""
 
     server: Any
+    spare: Forked | None = None
 
     def live(self) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call."""
@@ -147,7 +155,7 @@ class Resident(Parent):
             interpreter.prepare()
             modules = {"oneshot": interpreter, "session": load("interpreter.session")}
             self.load_interpreter = modules.__getitem__
-            self.terminal = load("init.terminal")
+            self.terminal, self.serve_files = load("init.terminal"), load("init.files").serve
             self.privileges = forget_helper(interpreter)  # after which nothing else of ours can be loaded
         self.building = building
         self.own_mounts = order["own_mounts"]
@@ -181,8 +189,26 @@ class Resident(Parent):
 
     # What `init.server` asks of its host.
 
-    def fork(self, order: dict[str, Any], streams: dict[int, int], work: Callable[[], None] | None) -> Forked:
-        """Fork a process that becomes a guest."""
+    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+        """Give the order to the guest that waits, or to a new one."""
+        spare, self.spare = self.spare, None
+        self.server.call_at(SPARE, now() + SPARE_S, self.make_spare)
+        if spare is not None and not spare.error:
+            try:
+                messages.send(spare.link, "order", {"order": order, "streams": [*streams]}, [*streams.values()])
+            except OSError:
+                pass  # it was ended by another guest
+            else:
+                return spare
+        return self._fork((order, streams))
+
+    def make_spare(self) -> None:
+        """Fork a guest ahead, which waits for its order with all restrictions applied."""
+        self.server.cancel(SPARE)
+        if self.spare is None:
+            self.spare = self._fork(None)
+
+    def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         unshare(CLONE_NEWUTS)
         ours, theirs = socketpair()
         pid = posix.fork()
@@ -190,9 +216,16 @@ class Resident(Parent):
             _signal.set_wakeup_fd(-1)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             posix.close(ours)
-            raise Become(CommandGuest(self, theirs, order, streams, work))
+            raise Become(CommandGuest(self, theirs, given))
         posix.close(theirs)
         return Forked(self, pid, Mark(), ours)
+
+    def note_orphan(self, pid: int) -> None:
+        """Take note of the end of a process that nobody asked for: the guest that waits may have been ended."""
+        if self.spare is not None and self.spare.pid == pid:
+            self.spare.conclude()
+            self.spare.mark.close()
+            self.spare = None
 
     def members(self, mark: Mark) -> list[int]:
         """Return all that live with this mark, but us, who have the newest one."""
@@ -200,8 +233,10 @@ class Resident(Parent):
         return [int(pid) for pid in pids if _mark_of(pid) == mark.number]
 
     def note_busy(self, *, is_busy: bool) -> None:
-        """Have the helper look at the memory, or rest."""
+        """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
         messages.send(self.link, "pace", {"is_busy": is_busy})
+        if not is_busy:
+            self.server.call_at(SPARE, now(), self.make_spare)
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""
@@ -279,20 +314,14 @@ def _may_clone(_pid: int) -> bool:
 
 
 class CommandGuest(Guest):
-    """Be a process that a client has asked for."""
+    """Be a process that a client asks for: now, as it is `given` with the streams, or later."""
 
-    def __init__(
-        self,
-        parent: Resident,
-        asking: int,
-        order: dict[str, Any],
-        streams: dict[int, int],
-        work: Callable[[], None] | None,
-    ):
+    def __init__(self, parent: Resident, asking: int, given: tuple[dict[str, Any], dict[int, int]] | None):
         super().__init__(parent, 0, asking)
         self.link = asking  # failures are pid 1's to report
-        self.building, self.order, self.streams, self.work = parent.building, order, streams, work
-        self.terminal = parent.terminal
+        self.building, self.given = parent.building, given
+        self.terminal, self.serve_files = parent.terminal, parent.serve_files
+        self.order: dict[str, Any] = {}
         never_freed.append(self)
 
     def _build(self) -> None:
@@ -302,20 +331,30 @@ class CommandGuest(Guest):
         self._restrict(holds=False)
 
     def _take_order(self) -> tuple[Order, list[int]]:
-        order, python = self.order, self.order.get("python")
+        order, streams = self.given or self._await_order()
+        self.order = order
+        python = order.get("python")
         session = bool(python and python.pop("is_session", False))
         self._write_files(order.get("files") or ())
         self._enter(order.get("cwd"))
-        argv = order.get("argv")
-        commands = [] if python is not None or self.work is not None else [[str(word) for word in argv or ()]]
+        commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]
         if python is not None and "source" in python:
             python["source"] = python["source"].encode("utf-8", "surrogateescape")
         env = {str(name): str(value) for name, value in (order.get("env") or {}).items()}
-        more = [self.streams[number] for number in (3, 4) if number in self.streams]
-        return (
-            Order(commands=commands, python=python, env=env, is_session=session),
-            [self.streams[0], self.streams[1], self.streams[2], *more],
-        )
+        fds = [streams[number] for number in sorted(streams)]
+        return Order(commands=commands, python=python, env=env, is_session=session), fds
+
+    def _await_order(self) -> tuple[dict[str, Any], dict[int, int]]:
+        """Wait for an order, and hold nothing meanwhile whose end somebody else waits for."""
+        if self.asking > 3:
+            close_range(3, self.asking - 1)
+        close_range(self.asking + 1)
+        if self._has_time(self.asking):
+            self._warm_up()
+        tag, body, fds = messages.receive(self.asking)
+        if tag != "order":  # pid 1 is gone, and so must we be
+            posix._exit(1)
+        return body["order"], dict(zip(body["streams"], fds, strict=True))
 
     def _write_files(self, files: list[tuple[str, int, str]]) -> None:
         """Write files of the program with its own rights: path, mode, and content in base64."""
@@ -343,14 +382,20 @@ class CommandGuest(Guest):
     def _start_program(self, order: Order, fds: list[int]) -> None:
         if self.order.get("terminal"):
             self.terminal.take(fds[0])
-        if self.work is None:
+        if not _is_own(self.order):
             super()._start_program(order, fds)
             return
         self._take_streams(fds, is_compiling=False)
-        perform_calls([make("dup3", fds[3], 3, 0)] if fds[3:] and fds[3] != 3 else [])
+        if fds[3] != 3:
+            call("dup3", fds[3], 3, 0)
         self._close_descriptors([3])
         try:
-            self.work()
+            self.serve_files(self.order)
         except OSError:
             posix._exit(1)
         posix._exit(0)
+
+
+def _is_own(order: dict[str, Any]) -> bool:
+    """Tell whether what is asked for is a program of ours: an operation on files."""
+    return order.get("op") == "files"
