@@ -224,6 +224,8 @@ class LiveProcess:
 def _not_started(error: OperationFailed) -> Exception:
     if error.details.get("step") == "cwd":
         return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
+    if error.kind == "pids":
+        return StartFailed("the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids")
     if error.kind in ("too_many", "unsupported"):
         return BackendUnavailable(str(error))
     return StartFailed(str(error), step=str(error.details.get("step") or error.kind), errno=error.details.get("errno"))

@@ -6,6 +6,7 @@ read and dropped, so that it is not ended by it. Of what nobody reads, the last 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -244,9 +245,11 @@ class Process:
         theirs, ours = self._make_streams(order)
         try:
             forked = server.host.fork(order, theirs)  # which a fork leaves by no exception of these
-        except Exception:
+        except Exception as error:
             for fd in {*ours.values(), *theirs.values(), *({self.master} - {-1})}:
                 os.close(fd)
+            if getattr(error, "errno", 0) == errno.EAGAIN:
+                raise wire.Refused("pids", "the limit on processes is reached") from None
             raise
         for fd in {*theirs.values()}:
             os.close(fd)

@@ -74,14 +74,6 @@ WNOHANG = os.WNOHANG
 LINGER_S = 0.05  # until what was killed is looked at again
 
 
-class Refused(Exception):
-    """Hold why an operation cannot be done, as the client reads it."""
-
-    def __init__(self, kind: str, message: str, **more: Any):
-        super().__init__(message)
-        self.error = {"kind": kind, "message": message, **more}
-
-
 class Server:
     """Serve one client, on a socket, until it closes it. Any number of processes may run meanwhile."""
 
@@ -249,12 +241,12 @@ class Server:
         self.channels[number] = _Nothing()
         try:
             if len(self.channels) > wire.MOST_CHANNELS:
-                raise Refused("too_many", f"more than {wire.MOST_CHANNELS} operations at once")
+                raise wire.Refused("too_many", f"more than {wire.MOST_CHANNELS} operations at once")
             operation = OPERATIONS.get(str(order.get("op")))
             if operation is None:
-                raise Refused("unknown", f"no operation {order.get('op')!r}")
+                raise wire.Refused("unknown", f"no operation {order.get('op')!r}")
             operation(self, number, order)
-        except Refused as error:
+        except wire.Refused as error:
             self.close(number, **error.error)
         except OSError as error:
             self.close(number, kind="os", message=f"{error.strerror or error}", errno=error.errno or 0)
@@ -288,7 +280,7 @@ class Server:
         name = str(order.get("id"))
         process = self.processes.get(name) or self.kept.get(name)
         if process is None:
-            raise Refused("not_found", f"there is no process {name!r}, or it has ended long ago")
+            raise wire.Refused("not_found", f"there is no process {name!r}, or it has ended long ago")
         return process
 
     def _kill(self, number: int, order: dict[str, Any]) -> None:

@@ -58,6 +58,14 @@ class WireError(ValueError):
     """Say that the other side broke the protocol: nothing it sends can be trusted to mean anything any more."""
 
 
+class Refused(Exception):
+    """Hold why an operation cannot be done, as the client reads it."""
+
+    def __init__(self, kind: str, message: str, **more: Any):
+        super().__init__(message)
+        self.error = {"kind": kind, "message": message, **more}
+
+
 def frame(kind: int, channel: int, body: bytes = b"") -> bytes:
     """Return one frame."""
     return HEADER.pack(len(body), channel, kind) + body
