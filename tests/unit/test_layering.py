@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 
 CORE = {"core"}
 BELOW_MECHANISM = CORE | {"hostfs"}
-MECHANISM = {"jail", "jail/setup", "interpreter", "forkserver", "egress"}
+MECHANISM = {"init", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
 BELOW_EXECUTION = BELOW_CONFIG | {"config", "audit", "blocking"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
@@ -30,6 +30,7 @@ BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "testing", "face"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "hostfs": CORE,
+    "init": set(),
     "jail": set(),
     "jail/setup": {"jail"},
     "interpreter": set(),
@@ -55,14 +56,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 STANDARD_LIBRARY_ONLY = {
-    "core", "hostfs", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
+    "core", "hostfs", "init", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
 }  # fmt: skip
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
-RELATIVE_ONLY = {"jail", "jail/setup", "interpreter", "backends/containers/inside"}
+RELATIVE_ONLY = {"init", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "enforcement", "garbage_collection", "host", "layout", "results", "saved_files", "session",
-    "session_languages", "subordinate_ids", "toolchain",
+    "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live", "results", "saved_files",
+    "session", "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"

@@ -1,7 +1,7 @@
 """The client's end of the wire to a sandbox that lives, on an event loop: channels, windows, the end of the link.
 
-See `cloche.init.wire`. What comes is a guest's word wherever a guest could have said it: frames are bounded, objects are
-read by the codec for guests, and content waits in a channel until its user takes it, up to the window.
+See `cloche.init.wire`. What comes is a guest's word wherever a guest could have said it: frames are bounded, objects
+are read by the codec for guests, and content waits in a channel until its user takes it, up to the window.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.guest_json import decode
@@ -39,7 +39,7 @@ class Channel:
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_data: Callable[[int, memoryview], None] = lambda stream, data: self.grant(stream, len(data))
-        self.on_end: Callable[[int], None] = lambda stream: None
+        self.on_end: Callable[[int], None] = lambda _: None
 
     def grant(self, stream: int, count: int) -> None:
         """Let the sandbox send `count` bytes more of a stream."""
@@ -179,9 +179,8 @@ class InitLink(asyncio.Protocol):
         self._lose(why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
+        self._transport = cast("asyncio.Transport", transport)
+        self.send(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
 
     def pause_writing(self) -> None:
         self._resumed.clear()

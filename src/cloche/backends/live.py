@@ -113,7 +113,7 @@ class LiveProcess:
         self.stdout, self.stderr = ByteStream(channel, wire.STDOUT), ByteStream(channel, wire.STDERR)
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
         self._sink = sink
-        self.on_report: Callable[[bytes], None] = lambda data: None
+        self.on_report: Callable[[bytes], None] = lambda _: None
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
@@ -225,7 +225,9 @@ def _not_started(error: OperationFailed) -> Exception:
     if error.details.get("step") == "cwd":
         return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
     if error.kind == "pids":
-        return StartFailed("the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids")
+        return StartFailed(
+            "the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids"
+        )
     if error.kind in ("too_many", "unsupported"):
         return BackendUnavailable(str(error))
     return StartFailed(str(error), step=str(error.details.get("step") or error.kind), errno=error.details.get("errno"))
@@ -267,8 +269,8 @@ class Tunnel:
     def __init__(self, channel: Channel):
         self._channel = channel
         self.incoming = ByteStream(channel, 1)
-        channel.on_data = lambda stream, data: self.incoming.put(bytes(data))
-        channel.on_end = lambda stream: self.incoming.put_end()
+        channel.on_data = lambda _, data: self.incoming.put(bytes(data))
+        channel.on_end = lambda _: self.incoming.put_end()
         channel.closed.add_done_callback(lambda _: self.incoming.put_end())
 
     async def read(self, most: int = 1 << 16) -> bytes:

@@ -18,8 +18,8 @@ FileType = Literal["file", "directory", "link", "other"]
 class ProcessRequest:
     """Ask for a process: a command `argv`, in `cwd`, with `env` on top of the sandbox's own.
 
-    `user` is None for the sandbox's own. `timeout_s` None is for as long as the sandbox lives. With `terminal`, its rows
-    and columns, it has one in place of pipes. One that is `kept` lives on when its client goes.
+    `user` is None for the sandbox's own. `timeout_s` None is for as long as the sandbox lives. With `terminal`, its
+    rows and columns, it has one in place of pipes. One that is `kept` lives on when its client goes.
     """
 
     argv: tuple[str, ...]
@@ -31,11 +31,11 @@ class ProcessRequest:
     kept: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.argv, str | bytes) or not self.argv:
+        if not self.argv:
             raise InvalidRequest("argv: give a list that begins with a program; use shell= for a line of shell")
         for word in (*self.argv, *self.env, *self.env.values()):
-            if not isinstance(word, str) or "\0" in word:
-                raise InvalidRequest(f"argv, env: {word!r} is no text without NUL characters")
+            if "\0" in word:
+                raise InvalidRequest(f"argv, env: {word!r} holds a NUL character")
         if sum(len(word.encode("utf-8", "surrogateescape")) + 1 for word in self.argv) > MOST_ARGUMENT_BYTES + 4096:
             raise InvalidRequest(f"argv: more than {MOST_ARGUMENT_BYTES} bytes; send them by stdin, or in a file")
 

@@ -10,9 +10,17 @@ from . import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
-    from .server import Server
+    from .loop import Loop
+
+    class Owner(Protocol):
+        """Hold the channels."""
+
+        loop: Loop
+
+        def close(self, channel: int, **error: Any) -> None: ...
+
 
 LISTENING = "0A"
 MOST_PORTS = 1000
@@ -42,18 +50,18 @@ def _address(text: str, family: int) -> str:
     return socket.inet_ntop(family, data)
 
 
-def connect(server: Server, channel: int, port: int) -> Connection:
+def connect(owner: Owner, channel: int, port: int) -> Connection:
     """Begin to connect to a server on loopback. Raises OSError, ValueError."""
     if not 0 < port < 1 << 16:
         raise ValueError(f"port {port}")
-    return Connection(server, channel, port)
+    return Connection(owner, channel, port)
 
 
 class Connection:
     """Pass bytes between the client and a server inside."""
 
-    def __init__(self, server: Server, channel: int, port: int):
-        self.server, self.channel, self.port = server, channel, port
+    def __init__(self, owner: Owner, channel: int, port: int):
+        self.owner, self.loop, self.channel, self.port = owner, owner.loop, channel, port
         self.family = socket.AF_INET
         self.window, self.held = wire.WINDOW_BYTES, 0
         self.pieces: list[bytes] = []
@@ -73,17 +81,17 @@ class Connection:
             return
         self.events = events
         if events:
-            self.server.watch(self.socket.fileno(), events, self._ready)
+            self.loop.watch(self.socket.fileno(), events, self._ready)
         else:
-            self.server.ignore(self.socket.fileno())
+            self.loop.ignore(self.socket.fileno())
 
     def _settle(self) -> None:
         """Watch for what can be done."""
         if self.socket.fileno() < 0:
             return
-        may_read = not self.is_over and self.window > 0 and not self.server.is_full
-        if not may_read and self.window > 0 and not self.is_over and self.server.is_full:
-            self.server.paused.append(self._settle)
+        may_read = not self.is_over and self.window > 0 and not self.loop.is_full
+        if not may_read and self.window > 0 and not self.is_over and self.loop.is_full:
+            self.loop.go_on_later(self._settle)
         self._watch((POLLIN if may_read else 0) | (POLLOUT if self.pieces else 0))
 
     def _ready(self, events: int) -> None:
@@ -111,7 +119,7 @@ class Connection:
             return
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_connected = True
-        self.server.send(wire.json_frame(wire.EVENT, self.channel, event="connected"))
+        self.loop.send(wire.json_frame(wire.EVENT, self.channel, event="connected"))
         self._write()
         self._settle()
 
@@ -125,10 +133,10 @@ class Connection:
             return
         if data:
             self.window -= len(data)
-            self.server.send(wire.data_frame(self.channel, 1, data))
+            self.loop.send(wire.data_frame(self.channel, 1, data))
             return
         self.is_over = True
-        self.server.send(wire.frame(wire.END, self.channel, bytes((1,))))
+        self.loop.send(wire.frame(wire.END, self.channel, bytes((1,))))
         self._end_if_done()
 
     def _write(self) -> None:
@@ -148,7 +156,7 @@ class Connection:
                 self.pieces.pop(0)
         self.held -= passed
         if passed:
-            self.server.send(wire.grant_frame(self.channel, 0, passed))
+            self.loop.send(wire.grant_frame(self.channel, 0, passed))
         if self.is_ending and not self.pieces:
             try:
                 self.socket.shutdown(socket.SHUT_WR)
@@ -163,7 +171,7 @@ class Connection:
     def _end(self, code: int) -> None:
         self._close()
         error = {"kind": "os", "message": os.strerror(code), "errno": code} if code else {}
-        self.server.close(self.channel, **error)
+        self.owner.close(self.channel, **error)
 
     def _close(self) -> None:
         self._watch(0)

@@ -10,18 +10,25 @@ import errno
 import os
 import select
 import signal
-import time
 
 from . import terminal, tree, wire
+from .loop import now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
-    from .server import Server
+    from .loop import Host, Loop
 
-MOST_KEPT_EXITS = 256
-KEPT_BYTES = 1 << 16  # of each stream that nobody reads
+    class Owner(Protocol):
+        """Hold all processes, and their channels."""
+
+        def close(self, channel: int, **error: Any) -> None: ...
+        def forget(self, process: Process) -> None: ...
+
+
+MOST_KEPT_EXITS = 128
+KEPT_BYTES = 1 << 15  # of each stream that nobody reads
 MOST_SHOWN = 200  # characters of an argument list, in a list of processes
 PIPE_BYTES = 1 << 20  # the most that a pipe holds
 MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet write
@@ -73,13 +80,13 @@ class Incoming:
                 self.pieces[0] = piece[sent:]
             else:
                 self.pieces.pop(0)
-        server = self.process.server
+        loop = self.process.loop
         if self.pieces and not self.is_waiting:
             self.is_waiting = True
-            server.watch(self.fd, POLLOUT, self.write)
+            loop.watch(self.fd, POLLOUT, self.write)
         elif not self.pieces and self.is_waiting:
             self.is_waiting = False
-            server.ignore(self.fd)
+            loop.ignore(self.fd)
         self._passed(passed)
         if self.is_ending and not self.pieces:
             self.close()
@@ -87,12 +94,12 @@ class Incoming:
     def _passed(self, count: int) -> None:
         self.held -= count
         if count and self.process.channel:
-            self.process.server.send(wire.grant_frame(self.process.channel, self.stream, count))
+            self.process.loop.send(wire.grant_frame(self.process.channel, self.stream, count))
 
     def close(self) -> None:
         if self.fd >= 0:
             if self.is_waiting:
-                self.process.server.ignore(self.fd)
+                self.process.loop.ignore(self.fd)
             os.close(self.fd)
         self.fd, self.pieces, self.is_waiting = -1, [], False
 
@@ -117,16 +124,16 @@ class Outgoing:
         """Read from now on, if anybody takes it."""
         if self.fd < 0:
             return
-        may = not self.is_attached or (self.window > 0 and not self.process.server.is_full)
+        may = not self.is_attached or (self.window > 0 and not self.process.loop.is_full)
         if may and not self.is_watched:
-            self.process.server.watch(self.fd, POLLIN, self.read)
+            self.process.loop.watch(self.fd, POLLIN, self.read)
             self.is_watched = True
         elif not may:
             if self.is_watched:
-                self.process.server.ignore(self.fd)
+                self.process.loop.ignore(self.fd)
                 self.is_watched = False
             if self.window > 0:
-                self.process.server.paused.append(self.go_on)
+                self.process.loop.go_on_later(self.go_on)
 
     def read(self, _: int = 0) -> int:
         """Read once; return how many bytes came, 0 for none."""
@@ -149,7 +156,7 @@ class Outgoing:
 
     def _send(self, data: bytes | memoryview) -> None:
         self.window -= len(data)
-        self.process.server.send(wire.data_frame(self.process.channel, self.stream, data))
+        self.process.loop.send(wire.data_frame(self.process.channel, self.stream, data))
 
     def _keep(self, data: bytes) -> None:
         self.tail += data
@@ -163,7 +170,7 @@ class Outgoing:
         self.window = wire.WINDOW_BYTES - len(self.tail)
         for at in range(0, len(self.tail), wire.MOST_DATA):
             piece = bytes(self.tail[at : at + wire.MOST_DATA])
-            self.process.server.send(wire.data_frame(self.process.channel, self.stream, piece))
+            self.process.loop.send(wire.data_frame(self.process.channel, self.stream, piece))
         self.tail.clear()
         self.go_on()
 
@@ -188,7 +195,7 @@ class Outgoing:
     def close(self) -> None:
         if self.fd >= 0:
             if self.is_watched:
-                self.process.server.ignore(self.fd)
+                self.process.loop.ignore(self.fd)
             os.close(self.fd)
             self.fd, self.is_watched = -1, False
 
@@ -197,9 +204,9 @@ class Outgoing:
         if self.fd < 0:
             return
         if self.is_watched:
-            self.process.server.ignore(self.fd)
+            self.process.loop.ignore(self.fd)
         fd, self.fd, self.is_watched = self.fd, -1, False
-        Drain(self.process.server, fd)
+        Drain(self.process.loop, fd)
 
 
 class Drain:
@@ -207,13 +214,13 @@ class Drain:
 
     count = 0
 
-    def __init__(self, server: Server, fd: int):
+    def __init__(self, loop: Loop, fd: int):
         if Drain.count >= MOST_LEFT_PIPES:
             os.close(fd)
             return
         Drain.count += 1
-        self.server, self.fd = server, fd
-        server.watch(fd, POLLIN, self.read)
+        self.loop, self.fd = loop, fd
+        loop.watch(fd, POLLIN, self.read)
 
     def read(self, _: int) -> None:
         try:
@@ -224,15 +231,15 @@ class Drain:
             data = b""
         if not data:
             Drain.count -= 1
-            self.server.ignore(self.fd)
+            self.loop.ignore(self.fd)
             os.close(self.fd)
 
 
 class Process:
     """Hold one process from its start until it is forgotten."""
 
-    def __init__(self, server: Server, channel: int, name: str, order: dict[str, Any]):
-        self.server, self.channel, self.id = server, channel, name
+    def __init__(self, loop: Loop, host: Host, channel: int, name: str, order: dict[str, Any], owner: Owner):
+        self.loop, self.host, self.channel, self.id, self.owner = loop, host, channel, name, owner
         self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
         self.shown = _shown(order)
         self.started_at = now()
@@ -244,7 +251,7 @@ class Process:
         self.master = -1
         theirs, ours = self._make_streams(order)
         try:
-            forked = server.host.fork(order, theirs)  # which a fork leaves by no exception of these
+            forked = host.fork(order, theirs)  # which a fork leaves by no exception of these
         except Exception as error:
             for fd in {*ours.values(), *theirs.values(), *({self.master} - {-1})}:
                 os.close(fd)
@@ -258,7 +265,7 @@ class Process:
         self.outgoing = {number: Outgoing(self, number, fd) for number, fd in ours.items() if number not in INTO}
         timeout_s = order.get("timeout_s")
         if timeout_s is not None:
-            server.call_at((self, "clock"), self.started_at + float(timeout_s), lambda: self.kill("timeout"))
+            loop.call_at((self, "clock"), self.started_at + float(timeout_s), lambda: self.kill("timeout"))
 
     def _make_streams(self, order: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
         """Return the process's ends and ours, by the streams' numbers."""
@@ -288,7 +295,7 @@ class Process:
 
     def _event(self, name: str, **body: Any) -> None:
         if self.channel:
-            self.server.send(wire.json_frame(wire.EVENT, self.channel, event=name, **body))
+            self.loop.send(wire.json_frame(wire.EVENT, self.channel, event=name, **body))
 
     def describe(self) -> dict[str, Any]:
         """Return a row of the list of processes."""
@@ -355,7 +362,7 @@ class Process:
             return
         try:
             if to == "tree":
-                for pid in self.server.host.members(self.mark):
+                for pid in self.host.members(self.mark):
                     tree.send(pid, number)
             elif to == "group":
                 group = terminal.foreground(self.master) if self.master >= 0 else 0
@@ -369,13 +376,13 @@ class Process:
         """Kill all that belongs to it, and look again until nothing is left."""
         if self.status is None and not self.cause:
             self.cause = cause
-        self.server.cancel((self, "clock"))
+        self.loop.cancel((self, "clock"))
         self._kill_again(MOST_ROUNDS)
 
     def _kill_again(self, rounds: int) -> None:
-        self.is_killing = tree.kill(lambda: self.server.host.members(self.mark)) and rounds > 0
+        self.is_killing = tree.kill(lambda: self.host.members(self.mark)) and rounds > 0
         if self.is_killing:
-            self.server.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
+            self.loop.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
         elif self.status is not None:
             self.mark.close()
 
@@ -383,14 +390,14 @@ class Process:
 
     def note_exit(self, status: int, usage: Any) -> None:
         """Take note of its end."""
-        self.server.cancel((self, "clock"))
+        self.loop.cancel((self, "clock"))
         self.error = self.forked.conclude()
         self.usage = {
             "wall_s": now() - self.started_at, "user_s": usage.ru_utime, "system_s": usage.ru_stime,
             "most_kib": usage.ru_maxrss,
         }  # fmt: skip
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGKILL and not self.cause:
-            self.server.host.why_killed(lambda cause: self._exited(status, cause))
+            self.host.why_killed(lambda cause: self._exited(status, cause))
         else:
             self._exited(status, "")
 
@@ -407,7 +414,8 @@ class Process:
 
     def _conclude(self) -> None:
         """Report the end when its output is reported, and forget it."""
-        if not all([one.finish() for one in self.outgoing.values()]):
+        finished = [one.finish() for one in self.outgoing.values()]
+        if not all(finished):
             return
         for one in self.outgoing.values():
             one.drain()
@@ -415,8 +423,8 @@ class Process:
             if not self.error:
                 self._event("exit", status=self.status, cause=self.cause, usage=self.usage, dropped=self._dropped())
             channel, self.channel = self.channel, 0
-            self.server.close(channel, **self.error)
-        self.server.forget(self)
+            self.owner.close(channel, **self.error)
+        self.owner.forget(self)
 
     def _dropped(self) -> int:
         return sum(one.dropped for one in self.outgoing.values())
@@ -426,8 +434,3 @@ def _shown(order: dict[str, Any]) -> str:
     words = order.get("argv") or (["python"] if order.get("python") else [])
     text = " ".join(map(str, words))
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
-
-
-def now() -> float:
-    """Return the time in seconds of a clock that goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -39,6 +39,7 @@ def take(slave: int) -> None:
 def foreground(master: int) -> int:
     """Return the process group in the foreground, 0 for none."""
     try:
-        return struct.unpack("i", fcntl.ioctl(master, termios.TIOCGPGRP, bytes(4)))[0]
+        group: int = struct.unpack("i", fcntl.ioctl(master, termios.TIOCGPGRP, bytes(4)))[0]
     except OSError:
         return 0
+    return group

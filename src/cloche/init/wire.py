@@ -12,17 +12,18 @@ no more of it, and ends nothing but the channel, unless the operation says so. F
 dropped.
 
 **Windows.** A DATA frame is a byte with the stream's number and content. Each stream, each way, begins with a window of
-`WINDOW` bytes; who has sent so much waits for WINDOW frames (`>BI`: stream, bytes), which the receiver sends as it passes
-the content on. So nobody holds more than a window of what another does not read, and who does not read stops its own
-streams alone. To send more than the window ends the connection.
+`WINDOW_BYTES`; who has sent so much waits for WINDOW frames (`>BI`: stream, bytes), which the receiver sends as it
+passes the content on. So nobody holds more than a window of what another does not read, and who does not read stops its
+own streams alone. To send more than the window ends the connection.
 
 **Operations** (arguments; events; what the streams are):
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
-  `terminal` (`[rows, columns]`), `is_kept`. Events: `started` with `id` and `pid`; `exit` with `status` (a wait status),
-  `cause`, and what it used. Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK:
-  `signal` with `number` and `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`.
-  CLOSE by the client kills the tree, unless `is_kept`.
+  `terminal` (`[rows, columns]`), `is_kept`, `files` (path, mode, content in base64: written first, by the process).
+  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, and `dropped` bytes.
+  Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
+  `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`. CLOSE by the
+  client kills the tree, unless `is_kept`.
 - `attach`: the streams and the exit of a process that is there, or was, by `id`. First come the last bytes that nobody
   has read.
 - `processes`: one event `processes` with a list of what runs and what was kept of the ended.

@@ -2,9 +2,10 @@
 
 Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket that
 the caller has the other end of. Every process that is asked for is a fork of pid 1 that becomes a guest: it takes its
-identity, drops its capabilities, applies Landlock and the filter, and runs. Pid 1 itself runs no program. It is out of
-a guest's reach as that of a prefork jail is (see `prefork`): another outside id where there are two, all capabilities of
-its namespace, not dumpable, and no signal from inside ends it.
+identity, drops its capabilities, applies Landlock and the filter, and runs. One is forked ahead, and waits for its
+order with all of that done. Pid 1 itself runs no program. It is out of a guest's reach as that of a prefork jail is
+(see `prefork`): another outside id where there are two, all capabilities of its namespace, not dumpable, and no signal
+from inside ends it.
 
 What belongs to a process is known by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
 host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one.
@@ -25,11 +26,11 @@ from .messages import Building, Order
 from .pid1 import Parent, never_freed
 from .steps import StepFailed, make, perform, perform_calls
 from .supervisor import Supervisor
-from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, call, close_range, socketpair, unshare
+from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, call, close_range, ppoll, socketpair, unshare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from .sandbox_state import SandboxState
@@ -148,9 +149,9 @@ class Resident(Parent):
         tag, _, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
             posix._exit(1)
-        order, wire = messages.unpack(fds[0]), fds[1]
-        for fd in (fds[0], *fds[2:]):
-            posix.close(fd)
+        packed, wire = fds
+        order = messages.unpack(packed)
+        posix.close(packed)
         if interpreter is not None:
             interpreter.prepare()
             modules = {"oneshot": interpreter, "session": load("interpreter.session")}
@@ -165,7 +166,7 @@ class Resident(Parent):
         try:
             self.server = server.Server(wire, self, order["greeting"])
             never_freed.append(self.server)
-            self.server.watch(self.link, POLLIN, self._receive_from_helper)
+            self.server.loop.watch(self.link, POLLIN, self._receive_from_helper)
             gc.collect()
             gc.freeze()
             self.server.serve()
@@ -174,7 +175,7 @@ class Resident(Parent):
         posix._exit(0)
 
     def _receive_from_helper(self, _: int) -> None:
-        tag, body, _ = messages.receive(self.link)
+        tag, body, _fds = messages.receive(self.link)
         if tag == "exceeded":
             for process in list(self.server.processes.values()):
                 if process.mark.number == body["mark"]:
@@ -192,7 +193,7 @@ class Resident(Parent):
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Give the order to the guest that waits, or to a new one."""
         spare, self.spare = self.spare, None
-        self.server.call_at(SPARE, now() + SPARE_S, self.make_spare)
+        self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
         if spare is not None and not spare.error:
             try:
                 messages.send(spare.link, "order", {"order": order, "streams": [*streams]}, [*streams.values()])
@@ -204,7 +205,7 @@ class Resident(Parent):
 
     def make_spare(self) -> None:
         """Fork a guest ahead, which waits for its order with all restrictions applied."""
-        self.server.cancel(SPARE)
+        self.server.loop.cancel(SPARE)
         if self.spare is None:
             self.spare = self._fork(None)
 
@@ -236,7 +237,7 @@ class Resident(Parent):
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
         messages.send(self.link, "pace", {"is_busy": is_busy})
         if not is_busy:
-            self.server.call_at(SPARE, now(), self.make_spare)
+            self.server.loop.call_at(SPARE, now(), self.make_spare)
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""
@@ -264,40 +265,49 @@ class Forked:
     def __init__(self, host: Resident, pid: int, mark: Mark, link: int):
         self.host, self.pid, self.mark, self.link = host, pid, mark, link
         self.error: dict[str, Any] = {}
-        host.server.watch(link, POLLIN, self.receive)
+        posix.set_blocking(link, False)
+        host.server.loop.watch(link, POLLIN, self.receive)
 
     def receive(self, _: int = 0) -> None:
         """Take what a process says before it is a program: the descriptor on which its filter asks, or its failure."""
-        tag, body, fds = messages.receive(self.link)
+        try:
+            tag, body, fds = messages.receive(self.link)
+        except BlockingIOError:
+            return
         if tag == "listener":
             self._listen(fds[0])
         elif tag == "failed":
             self.error = {"kind": "start", **body}
         elif not tag:
-            self.host.server.ignore(self.link)
-            posix.close(self.link)
-            self.link = -1
+            self._close()
 
     def conclude(self) -> dict[str, Any]:
         """Return what it failed at before it was a program, nothing if it became one; it has ended."""
-        while self.link >= 0:
+        while self.link >= 0 and ppoll((self.link,), 0.0):
             self.receive()
+        self._close()
         return self.error
 
+    def _close(self) -> None:
+        if self.link >= 0:
+            self.host.server.loop.ignore(self.link)
+            posix.close(self.link)
+            self.link = -1
+
     def _listen(self, listener: int) -> None:
-        server, own_mounts = self.host.server, self.host.own_mounts
+        loop, own_mounts = self.host.server.loop, self.host.own_mounts
 
         def answer(events: int) -> None:
             if events & POLLIN:
                 load_notify().answer(listener, own_mounts, _may_clone)
             else:  # the last process behind this filter is gone
-                server.ignore(listener)
+                loop.ignore(listener)
                 posix.close(listener)
 
-        server.watch(listener, POLLIN, answer)
+        loop.watch(listener, POLLIN, answer)
 
 
-def posix_makedirs(path: str) -> None:
+def _make_folders_above(path: str) -> None:
     """Make the folders above a path."""
     at = path.find("/", 1)
     while at > 0:
@@ -356,13 +366,13 @@ class CommandGuest(Guest):
             posix._exit(1)
         return body["order"], dict(zip(body["streams"], fds, strict=True))
 
-    def _write_files(self, files: list[tuple[str, int, str]]) -> None:
+    def _write_files(self, files: Sequence[tuple[str, int, str]]) -> None:
         """Write files of the program with its own rights: path, mode, and content in base64."""
         from binascii import a2b_base64
 
         for path, mode, text in files:
             try:
-                posix_makedirs(path)
+                _make_folders_above(path)
                 fd = posix.open(path, NEW_FILE, mode)
                 try:
                     perform_calls([make("write", fd, a2b_base64(text))])

@@ -1,7 +1,7 @@
 """A sandbox of the local backend that lives: one jail for all its processes, held by one helper.
 
-The helper's supervisor and pid 1 are `jail/resident.py`. Here the jail is described, started and ended, and programs are
-made into processes of it.
+The helper's supervisor and pid 1 are `jail/resident.py`. Here the jail is described, started and ended, and programs
+are made into processes of it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import base64
 import contextlib
 import itertools
 import logging
+import os
 import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest, StartFailed
 from cloche.core.events import Sink, Started, discard
 from cloche.core.frames import GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.core.processes import ProcessRequest
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
@@ -99,7 +99,7 @@ class LocalLiveSandbox(LiveSandbox):
             order = {"own_mounts": [f"/{name}" for name, _ in self.writable] + ["/dev/shm"], "greeting": {}}
             connection.send_resident(run, order, theirs.fileno())
             theirs.close()
-            self._end = asyncio.get_running_loop().create_task(connection.attend(_ignore))
+            self._end = asyncio.get_running_loop().create_task(connection.attend(_drop))
             _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
             await self._await_greeting(link)
         except BaseException:
@@ -114,7 +114,8 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def _await_greeting(self, link: InitLink) -> None:
         """Wait until pid 1 serves. Raises StartFailed with the step that failed."""
-        assert self._end is not None
+        if self._end is None:
+            raise InternalError("a sandbox that was not started was waited for")
         await asyncio.wait((self._end, link.greeting), return_when=asyncio.FIRST_COMPLETED, timeout=6 * OPEN_S)
         if link.greeting.done() and link.greeting.exception() is None:
             return
@@ -281,9 +282,8 @@ def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _ignore(tag: str, body: dict[str, Any], fds: list[int]) -> None:
-    import os
-
+def _drop(_tag: str, _body: dict[str, Any], fds: list[int]) -> None:
+    """Take nothing of what the helper reports."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -1,0 +1,190 @@
+"""The loop of init: descriptors, clocks, and frames to the client. One thread, and nothing but the loop waits."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from . import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Host(Protocol):
+        """Do what differs: in a jail, pid 1 with capabilities; in a container, a process with those of all others."""
+
+        def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+            """Have a process become a guest and do what `order` says: a program, or `files.serve`. Raises OSError.
+
+            `streams` are its descriptors by the numbers of `wire`.
+            """
+            ...
+
+        def members(self, mark: Mark) -> list[int]:
+            """Return the pids of all that have this mark, and still live."""
+            ...
+
+        def note_orphan(self, pid: int) -> None:
+            """Take note of the end of a process that the client has not asked for."""
+            ...
+
+        def note_busy(self, *, is_busy: bool) -> None:
+            """Take note of whether any process of the client's runs."""
+            ...
+
+        def why_killed(self, take: Callable[[str], None]) -> None:
+            """Find out why the kernel may have killed a process, and give the cause to `take`, at once or later."""
+            ...
+
+    class Mark(Protocol):
+        """Stand for all that belongs to a process."""
+
+        def close(self) -> None: ...
+
+    class Forked(Protocol):
+        """Say what was forked: its pid, and the mark of all that will belong to it."""
+
+        pid: int
+        mark: Mark
+
+        def conclude(self) -> dict[str, Any]: ...
+
+
+POLLIN, POLLOUT, GONE = select.POLLIN, select.POLLOUT, select.POLLHUP | select.POLLERR
+CHUNK = 1 << 18
+MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing more of a guest's is read
+
+
+class Loop:
+    """Call who watches a descriptor or a clock, and send frames on `link`, until that is closed.
+
+    `receive` gets what the client sends. Raises WireError where that makes no sense, after which the link is closed.
+    """
+
+    def __init__(self, link: int, receive: Callable[[bytes], None]):
+        self.link, self._receive = link, receive
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._paused: list[Callable[[], None]] = []
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._new: set[int] = set()  # descriptors that are watched since the events were collected
+        self._poll = select.poll()
+        os.set_blocking(link, False)
+        self.watch(link, POLLIN, self._serve_link)
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
+        """Call `handler` with the events of a descriptor from now on."""
+        if fd not in self._handlers:
+            self._new.add(fd)
+        self._handlers[fd] = handler
+        self._poll.register(fd, events)
+
+    def ignore(self, fd: int) -> None:
+        """Watch a descriptor no more."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def call_at(self, key: object, at: float, function: Callable[[], None]) -> None:
+        """Call a function at a time of the clock `now`, in place of what the same key stood for."""
+        self._timers[key] = (at, function)
+
+    def cancel(self, key: object) -> None:
+        """Forget what a key stands for."""
+        self._timers.pop(key, None)
+
+    def send(self, data: bytes) -> None:
+        """Send a frame: now, or when the client reads."""
+        if not self._unsent:
+            try:
+                sent = os.write(self.link, data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # the client is gone, as the loop will find
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._poll.register(self.link, POLLIN | POLLOUT)
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether more waits for the client than should."""
+        return self._unsent_bytes > MOST_UNSENT
+
+    def go_on_later(self, function: Callable[[], None]) -> None:
+        """Call a function when the client has read what waits for it."""
+        self._paused.append(function)
+
+    def serve(self) -> None:
+        """Do everything until the client is gone."""
+        while True:
+            self._new.clear()
+            for fd, events in self._poll.poll(self._timeout_ms()):
+                handler = self._handlers.get(fd)
+                if (
+                    handler is not None and fd not in self._new
+                ):  # else the events are those of who had the number before
+                    handler(events)
+            if self.link < 0:
+                return
+            if self._timers:
+                self._ring()
+
+    def _timeout_ms(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(at for at, _ in self._timers.values()) - now()) * 1000 + 1
+
+    def _ring(self) -> None:
+        moment = now()
+        for key, (at, function) in list(self._timers.items()):
+            if at <= moment and self._timers.pop(key, None) is not None:
+                function()
+
+    def _serve_link(self, events: int) -> None:
+        if events & POLLOUT:
+            self._send_more()
+        if events & (POLLIN | GONE):
+            try:
+                data = os.read(self.link, CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            try:
+                self._receive(data)
+            except wire.WireError:
+                data = b""
+            if not data:  # the client is gone, or speaks another language
+                self.ignore(self.link)
+                self.link = -1
+
+    def _send_more(self) -> None:
+        while self._unsent:
+            data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent[:64])
+            taken = 1 if len(self._unsent) == 1 else min(64, len(self._unsent))
+            try:
+                sent = os.write(self.link, data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                break
+            self._unsent_bytes -= sent
+            self._unsent[:taken] = [data[sent:]] if sent < len(data) else []
+        self._poll.register(self.link, POLLIN)
+        self._unsent_bytes = 0
+        paused, self._paused = self._paused, []
+        for go_on in paused:
+            go_on()
+
+
+def now() -> float:
+    """Return the time in seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
