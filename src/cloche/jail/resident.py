@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from .sandbox_state import SandboxState
 
 _signal: Any = __import__("_signal")
-SIGCHLD = 17
+SIGKILL, SIGCHLD = 9, 17
 MARK = "/proc/self/ns/uts"
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
+REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
 NO_FOLDER, FILES = "cwd", "files"
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
@@ -193,6 +194,7 @@ class Resident(Parent):
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Give the order to the guest that waits, or to a new one."""
         spare, self.spare = self.spare, None
+        self.server.loop.cancel(REST)
         self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
         if spare is not None and not spare.error:
             try:
@@ -208,6 +210,11 @@ class Resident(Parent):
         self.server.loop.cancel(SPARE)
         if self.spare is None:
             self.spare = self._fork(None)
+
+    def drop_spare(self) -> None:
+        """End the guest that waits: a sandbox in which nothing has happened for a while holds no memory for it."""
+        if self.spare is not None:
+            posix.kill(self.spare.pid, SIGKILL)
 
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         unshare(CLONE_NEWUTS)
@@ -238,6 +245,7 @@ class Resident(Parent):
         messages.send(self.link, "pace", {"is_busy": is_busy})
         if not is_busy:
             self.server.loop.call_at(SPARE, now(), self.make_spare)
+            self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""
