@@ -28,6 +28,19 @@ DEVICE_LINKS = (
     ("/proc/self/fd", "dev/fd"), ("/proc/self/fd/0", "dev/stdin"), ("/proc/self/fd/1", "dev/stdout"),
     ("/proc/self/fd/2", "dev/stderr"),
 )  # fmt: skip
+_UNIX = "".join(f"{kind} required pam_unix.so\n" for kind in ("auth", "account", "password", "session"))
+# What useradd, adduser, su and runuser read besides the accounts.
+USER_FILES: Mapping[str, str] = {
+    "pam.d/other": _UNIX,
+    "pam.d/su": f"auth sufficient pam_rootok.so\n{_UNIX}",
+    "pam.d/runuser": "auth sufficient pam_rootok.so\nsession required pam_unix.so\n",
+    "pam.d/chfn": f"auth sufficient pam_rootok.so\n{_UNIX}",
+    "pam.d/chsh": f"auth sufficient pam_rootok.so\n{_UNIX}",
+    "shells": "/bin/sh\n/bin/bash\n",
+    "login.defs": "UID_MIN 1000\nUID_MAX 8000\nGID_MIN 1000\nGID_MAX 8000\nSYS_UID_MIN 100\nSYS_UID_MAX 999\n"
+    "SYS_GID_MIN 100\nSYS_GID_MAX 999\nENCRYPT_METHOD SHA512\nUSERGROUPS_ENAB yes\nCREATE_HOME yes\n",
+    "adduser.conf": "DSHELL=/bin/sh\nDHOME=/home\nUSERGROUPS=yes\nLAST_UID=8000\nLAST_GID=8000\n",
+}
 # What /proc tells of the host beyond the guest's own processes, and what only a kernel's owner should reach.
 MASKED_PROC = (
     "acpi", "asound", "bus", "cmdline", "config.gz", "consoles", "diskstats", "driver", "dynamic_debug", "execdomains",
@@ -99,6 +112,25 @@ def etc_rows(user: str, uid: int) -> list[Row]:
         ("text", "etc/resolv.conf", "nameserver 192.0.2.1\n"),  # for documents alone; without one, loopback is asked
         ("text", "etc/hostname", "cloche\n"),
     ]
+
+
+def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
+    """Return the accounts of a sandbox that lives; with several users, what programs need that manage them, too."""
+    user, uid = USERS.get(name, USERS[None])
+    nobody = [] if user == "nobody" else [("nobody", 65534, "/", "/usr/sbin/nologin")]
+    root = [("root", 0, "/root", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")] if has_users else []
+    accounts = [*root, (user, uid, home, "/bin/sh"), *nobody]
+    passwd = "".join(f"{who}:x:{one}:{one}:{who}:{where}:{shell}\n" for who, one, where, shell in accounts)
+    groups = [(who if who != "nobody" else "nogroup", one) for who, one, *_ in accounts]
+    if has_users:
+        groups.append(("users", 100))
+    group = "".join(f"{who}:x:{one}:\n" for who, one in groups)
+    rows: list[Row] = [("text", "etc/passwd", passwd), ("text", "etc/group", group)]
+    if has_users:
+        rows += [("text", "etc/shadow", "".join(f"{who}:*:19000:0:99999:7:::\n" for who, *_ in accounts), 0o600)]
+        rows += [("text", "etc/gshadow", "".join(f"{who}:*::\n" for who, _ in groups), 0o600)]
+        rows += [("text", f"etc/{name}", text) for name, text in USER_FILES.items()]
+    return rows
 
 
 def guest_variables(workspace: str = "/workspace", tmp: str = "/tmp") -> dict[str, str]:

@@ -224,6 +224,8 @@ class LiveProcess:
 def _not_started(error: OperationFailed) -> Exception:
     if error.details.get("step") == "cwd":
         return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
+    if error.details.get("step") == "user":
+        return InvalidRequest(f"user: {error}")
     if error.kind == "pids":
         return StartFailed(
             "the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids"
@@ -293,8 +295,8 @@ class Tunnel:
 class LiveSandbox:
     """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
 
-    def __init__(self, limits: Limits):
-        self._limits = limits
+    def __init__(self, limits: Limits, *, has_users: bool = False):
+        self._limits, self._has_users = limits, has_users
         self.link: InitLink | None = None
         self._files_turn = asyncio.Semaphore(16)
 
@@ -308,8 +310,13 @@ class LiveSandbox:
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
         """Start a process; see core.protocols.SupportsProcesses."""
+        if request.user is not None and not self._has_users:
+            raise InvalidRequest(
+                f"user: {request.user!r} cannot be had in a sandbox with one user; open it with users=True, where the "
+                "host has a range of ids"
+            )
         link = await self.connected()
-        env = self.environment(request.env)
+        env = self.environment(request.env) if request.user is None else dict(request.env)
         if request.terminal is not None:
             env.setdefault("TERM", "xterm-256color")
         channel = link.open(

@@ -127,6 +127,7 @@ class SandboxOptions(TypedDict, total=False):
     - best_effort: names of controls that may be absent. level: ask for exactly one level.
     - packages: what to install first; "auto" resolves imports.
     - languages: the names that may be run; csharp is not among the default ones.
+    - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
     - audit: true writes an audit log, and a path does so in that folder; false does not.
@@ -152,6 +153,7 @@ class SandboxOptions(TypedDict, total=False):
     packages: Sequence[str] | Literal["auto"] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
+    users: bool | None
     warm: bool | None
     preload: Sequence[str] | None
     level: Level | str | None
@@ -508,6 +510,10 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="user", settings_field="policy.user", text_if_empty="unprivileged",
         is_looser=lambda new, old: old is not None and new != old,
+    ),
+    Key(
+        name="users", variable="CLOCHE_USERS", parse=readers.parse_switch, settings_field="policy.users",
+        is_looser=lambda new, old: new and not old,
     ),
     Key(name="seccomp", settings_field="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
     Key(

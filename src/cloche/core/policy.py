@@ -35,6 +35,7 @@ class Policy:
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
     already loaded there. Without `package_managers`, programs that install packages are not shown, as far as the
     backend can do that. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    `users` lets a sandbox that lives have several, root inside among them.
     `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
     was chosen is missing: the local backend, then with `process` a child process (S12).
@@ -45,6 +46,7 @@ class Policy:
     read_only_root: bool = True
     writable_paths: tuple[str, ...] = ("/workspace", "/tmp")
     user: str | None = None
+    users: bool = False
     seccomp: bool = True
     drop_capabilities: bool = True
     languages: tuple[str, ...] = DEFAULT_LANGUAGES

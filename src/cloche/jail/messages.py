@@ -153,9 +153,9 @@ class Spec(_Record):
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes unless it
     `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
-    all of these, with the folders for their locks. A workspace `is_shown` by a second mount where the guest's id is not
-    one that the caller can be. `mounts` are
-    the rows of `mounts.from_rows`.
+    all of these, with the folders for their locks. `users` are the first and the number of the outside ids for which
+    all ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second
+    mount where the guest's id is not one that the caller can be. `mounts` are the rows of `mounts.from_rows`.
     `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
     `landlock` and the two filters are None where that control is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
@@ -166,6 +166,7 @@ class Spec(_Record):
     inside_id: int = 1000
     outside: tuple[int, int] | None = None
     ids: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+    users: tuple[int, int] | None = None
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""

@@ -20,7 +20,7 @@ import gc
 import posix
 from time import monotonic
 
-from . import messages, procfs
+from . import accounts, messages, procfs, user_namespaces
 from .guest import Guest, forget_helper, load_notify
 from .messages import Building, Order
 from .pid1 import Parent, never_freed
@@ -41,7 +41,7 @@ MARK = "/proc/self/ns/uts"
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
-NO_FOLDER, FILES = "cwd", "files"
+NO_FOLDER, FILES, USER = "cwd", "files", "user"
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
 
@@ -60,8 +60,11 @@ class ResidentSupervisor(Supervisor):
         return init.live()
 
     def _release(self, go: int) -> None:  # noqa: ARG002 - no guest has been forked that waits for it
-        """Map the ids of pid 1, which has one that no guest gets, where there are two."""
-        self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
+        """Map the ids: of many users, or of the guest and of pid 1, which has one that no guest gets if it can."""
+        if self.spec.users is not None:
+            user_namespaces.write_range(self.reaper, *self.spec.users)
+        else:
+            self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
 
     def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
         if tag == "pace":
@@ -160,7 +163,7 @@ class Resident(Parent):
             self.terminal, self.serve_files = load("init.terminal"), load("init.files").serve
             self.privileges = forget_helper(interpreter)  # after which nothing else of ours can be loaded
         self.building = building
-        self.own_mounts = order["own_mounts"]
+        self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str], None]] = []  # who waits to hear why a process was killed
         self.oom_kills = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
@@ -193,6 +196,8 @@ class Resident(Parent):
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Give the order to the guest that waits, or to a new one."""
+        if order.get("user") is not None:
+            return self._fork((order, streams))
         spare, self.spare = self.spare, None
         self.server.loop.cancel(REST)
         self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
@@ -339,6 +344,8 @@ class CommandGuest(Guest):
         self.link = asking  # failures are pid 1's to report
         self.building, self.given = parent.building, given
         self.terminal, self.serve_files = parent.terminal, parent.serve_files
+        self.root_steps = parent.root_steps
+        self.account: dict[str, str] = {}  # variables of a user that was asked for
         self.order: dict[str, Any] = {}
         never_freed.append(self)
 
@@ -346,7 +353,28 @@ class CommandGuest(Guest):
         if self.load_interpreter is not None:
             self.interpreter = self.load_interpreter("oneshot")
         self.seconds = perform(self.building.first, self.registers)
+        try:
+            is_root = self._become_user()
+        except OSError as error:
+            raise StepFailed((USER, "become the user", []), 0, 1, error) from error
+        self.seconds += perform(self.root_steps if is_root else self.building.later, self.registers)
         self._restrict(holds=False)
+
+    def _become_user(self) -> bool:
+        """Become who the order says, or the sandbox's own user; tell whether that is root."""
+        name = self.given[0].get("user") if self.given is not None else None
+        if name is None:
+            number = group = self.spec.inside_id
+            groups = [group]
+        else:
+            account = accounts.find(name)
+            number, group, groups = account.uid, account.gid, account.groups
+            self.account = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+        if self.spec.outside is not None:
+            posix.setgroups(groups)
+        posix.setresgid(group, group, group)
+        posix.setresuid(number, number, number)
+        return number == 0
 
     def _take_order(self) -> tuple[Order, list[int]]:
         order, streams = self.given or self._await_order()
@@ -358,7 +386,7 @@ class CommandGuest(Guest):
         commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]
         if python is not None and "source" in python:
             python["source"] = python["source"].encode("utf-8", "surrogateescape")
-        env = {str(name): str(value) for name, value in (order.get("env") or {}).items()}
+        env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
         fds = [streams[number] for number in sorted(streams)]
         return Order(commands=commands, python=python, env=env, is_session=session), fds
 

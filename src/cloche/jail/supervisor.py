@@ -218,7 +218,8 @@ class Supervisor:
         from .user_namespaces import open_idmapped
 
         assert self.spec.outside is not None
-        return list(open_idmapped(paths, self.spec.outside[0]).values())
+        users = self.spec.users
+        return list(open_idmapped(paths, users[0] + self.spec.inside_id if users else self.spec.outside[0]).values())
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Begin a run, and send the reaper the order for its guest, with `fds`. Raises OSError when it is gone.

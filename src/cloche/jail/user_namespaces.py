@@ -202,6 +202,12 @@ def write_maps(
     _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1{second}")
 
 
+def write_range(pid: int, first: int, count: int) -> None:
+    """Map the ids 0 to `count` - 1 of process `pid`'s new user namespace to a range of outside ids."""
+    for name in ("gid_map", "uid_map"):
+        _write(f"/proc/{pid}/{name}", f"0 {first} {count}")
+
+
 def _write(path: str, text: str) -> None:
     fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
     try:

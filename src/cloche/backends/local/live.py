@@ -29,6 +29,7 @@ from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
 from cloche.init import wire
 from cloche.jail.messages import Run, Spec
+from cloche.jail.setup.plan import root_steps
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
@@ -40,16 +41,33 @@ from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from .helper_link import Connection
-from .plan import FOR_EVER_S, Program, build_program, build_spec, choose_guest_paths, guest_environment, show_toolchain
+from .plan import (
+    FOR_EVER_S,
+    LEAST_FOR_USERS,
+    Program,
+    build_program,
+    build_spec,
+    choose_guest_paths,
+    filter_for,
+    guest_environment,
+    show_toolchain,
+)
 from .prefork import pool_for
 
 log = logging.getLogger("cloche.local")
 HOME = "/home/sandbox"
-# What can be written to, all of it bounded together, and the permission bits of each.
+ROOT, SANDBOX = 0, 1000
+# What can be written to, all of it bounded together: permission bits, and the owner where there are several users.
 WRITABLE = (
-    ("workspace", 0o755), ("tmp", 0o1777), ("home/sandbox", 0o755), ("root", 0o700), ("var", 0o755), ("opt", 0o755),
-    ("srv", 0o755), ("run", 0o755),
+    ("workspace", 0o755, SANDBOX), ("tmp", 0o1777, ROOT), ("home", 0o755, ROOT), ("home/sandbox", 0o755, SANDBOX),
+    ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT), ("run", 0o755, ROOT),
 )  # fmt: skip
+ETC = ("etc", 0o755, ROOT)  # with several users alone: whoever may write there decides who they are
+# Outside ids of sandboxes with several users: each has a block of them, claimed by its number. Root's lie above those
+# of sandboxes with one user, and below 2^31; an ordinary user's are the upper half of the range.
+BLOCKS, FIRST_BLOCK, BLOCK_IDS, IDS = 1000, 2_000_100_000, 70_000, 65_537
+FEWER_IDS = 8_192  # of each, where the range is an ordinary user's
+LOCKS_OF_BLOCKS = 1 << 40  # in the file of locks, far behind those of single ids
 MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
 MOST_INLINE_BYTES = 1 << 18
 
@@ -58,11 +76,13 @@ class LocalLiveSandbox(LiveSandbox):
     """Hold one jail open, and everything in it; see core.protocols.OpenSandbox and SupportsProcesses."""
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
-        super().__init__(limits)
+        super().__init__(limits, has_users=policy.users)
         self._policy, self._enforcement, self._host = policy, enforcement, host
         self._paths = choose_guest_paths(enforcement.level)
         self._pool = pool_for(policy, host) if policy.warm else None
-        self.writable = tuple(row for row in WRITABLE if policy.user != "nobody" or row[0] in ("workspace", "tmp"))
+        rows = (*WRITABLE, *((ETC,) if policy.users else ()))
+        self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
+        self.writable = tuple(f"/{name}" for name, *_ in self._rows)
         self._connection: Connection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
@@ -96,7 +116,7 @@ class LocalLiveSandbox(LiveSandbox):
         ours, theirs = socket.socketpair()
         try:
             await connection.start()
-            order = {"own_mounts": [f"/{name}" for name, _ in self.writable] + ["/dev/shm"], "greeting": {}}
+            order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
             connection.send_resident(run, order, theirs.fileno())
             theirs.close()
             self._end = asyncio.get_running_loop().create_task(connection.attend(_drop))
@@ -126,26 +146,46 @@ class LocalLiveSandbox(LiveSandbox):
 
     def _spec(self) -> Spec:
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._paths)
-        if spec.outside is not None:
+        if self._policy.users:
+            self._claim_block(spec)
+        elif spec.outside is not None:
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
-        limits = self._limits
-        rows = [row for row in spec.mounts if row[:2] != ("tmpfs", "tmp")]
-        account = self.environment({}).get("HOME", "/workspace")
-        rows = [(*row[:2], row[2].replace(":/workspace:", f":{account}:")) if row[1:2] == ("etc/passwd",) else row
-                for row in rows]  # fmt: skip
+        owners = {ROOT: ROOT, SANDBOX: spec.inside_id} if spec.users else {}
+        folders = [(name, _mode(name, mode), owners.get(owner, spec.inside_id)) for name, mode, owner in self._rows]
+        upper = ("upper", self._limits.disk_bytes, self._limits.inodes, folders)
+        home = self.environment({}).get("HOME", "/workspace")
         spec.mounts = [
-            *rows,
+            upper,
+            *(row for row in spec.mounts if row[:2] != ("tmpfs", "tmp") and not _is_account(row)),
+            *layout.account_rows(self._policy.user, home, has_users=self._policy.users),
             ("terminals",),
-            ("upper", limits.disk_bytes, limits.inodes, spec.inside_id, self.writable),
         ]
         spec.ucounts = {**ucounts(is_forkable=False), "uts_namespaces": MOST_MARKS}
-        spec.hostname = "cloche"
+        if self._policy.users:
+            spec.seccomp = filter_for(confined=False, counted=bool(self._host.cgroup_version), users=True)
         if spec.landlock is not None:
-            writable = [(f"/{name}", "write") for name, _ in self.writable]
             devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts")]
-            spec.landlock = [("/", "read"), ("/dev/shm", "write"), *writable, *devices]
+            spec.landlock = [("/", "read"), *((path, "write") for path in ("/dev/shm", *self.writable)), *devices]
         return spec
+
+    def _claim_block(self, spec: Spec) -> None:
+        """Claim ids for all who may live inside. Raises BackendUnavailable where there is no range of them."""
+        host = self._host
+        if host.owns_ids:
+            first, size, count, used = FIRST_BLOCK, BLOCK_IDS, BLOCKS, IDS
+        elif host.ids is not None and host.ids.count >= LEAST_FOR_USERS:
+            first, size, used = host.ids.first + host.ids.count // 2, FEWER_IDS, FEWER_IDS
+            count = (host.ids.count - host.ids.count // 2) // FEWER_IDS
+        else:
+            raise BackendUnavailable(
+                "users: this host has no range of ids to give.",
+                remedy="Add a line for this user to /etc/subuid and to /etc/subgid (16,384 ids or more), and install "
+                "newuidmap and newgidmap; or leave users off.",
+            )
+        self._claim = claim_outside_id(LOCKS_OF_BLOCKS, count, spec.ids[2])
+        start = first + (self._claim.outside_id - LOCKS_OF_BLOCKS) * size
+        spec.users, spec.outside = (start, used), (start, 1)
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
@@ -172,7 +212,7 @@ class LocalLiveSandbox(LiveSandbox):
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
         found = guest_environment(self._paths, {}, {})
-        if any(name == "home/sandbox" for name, _ in self.writable):
+        if "/home/sandbox" in self.writable:
             found["HOME"] = HOME
             found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
         return {**found, **env}
@@ -280,6 +320,17 @@ def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("source"), bytes):
         found["source"] = found["source"].decode("utf-8", "surrogateescape")
     return found
+
+
+def _mode(name: str, mode: int) -> int:
+    """Return the permission bits of a folder: whoever may run the interpreter must get to where it is shown."""
+    is_above = any(layout.is_below(path, f"/{name}") for path in python_toolchain().binds)
+    return mode | 0o011 if is_above else mode
+
+
+def _is_account(row: layout.Row) -> bool:
+    """Tell whether a mount is a file that says who the accounts are."""
+    return row[1:2] in (("etc/passwd",), ("etc/group",))
 
 
 def _drop(_tag: str, _body: dict[str, Any], fds: list[int]) -> None:

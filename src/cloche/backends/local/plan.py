@@ -53,6 +53,8 @@ from ..toolchain import (
 OUTSIDE_IDS = (1_900_000_000, 100_000)
 NOFILE = 1024
 KIND = "local"  # of control groups
+# An ordinary user's range that is as large is given in halves: the upper one is for sandboxes with several users.
+LEAST_FOR_USERS = 16_384
 # One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
 NO_CORE = 1
 # What the kernel counts per user: two message queues of the usual size, and as many signals and timers as a large
@@ -70,7 +72,7 @@ REAPERS = 1
 COMING_TASKS = 8
 MOST_JAILS = 64
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
-_FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
+_FILTERS: dict[tuple[str, bool, bool, bool, bool, bool], bytes] = {}
 
 SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
 _environments: dict[tuple[GuestPaths, str], Mapping[str, str]] = {}
@@ -155,7 +157,8 @@ def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
     if host.owns_ids and level in (Level.JAIL, Level.CONFINED):
         return (*OUTSIDE_IDS, LOCK_FOLDERS)
     if host.ids is not None and level is Level.JAIL:
-        return (host.ids.first, host.ids.count, host.ids.lock_folders)
+        count = host.ids.count
+        return (host.ids.first, count if count < LEAST_FOR_USERS else count // 2, host.ids.lock_folders)
     return (0, 0, ())
 
 
@@ -184,11 +187,15 @@ def make_forkable(spec: Spec, host: Host) -> None:
         spec.landlock = [("/", "write"), *devices]
 
 
-def filter_for(*, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False) -> bytes:
+def filter_for(
+    *, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False, users: bool = False
+) -> bytes:
     """Return the assembled system call filter for this machine, once per process."""
-    key = (os.uname().machine, confined, counted, prefork, forkable)
+    key = (os.uname().machine, confined, counted, prefork, forkable, users)
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, prefork=prefork, forkable=forkable)
+        _FILTERS[key] = build_filter(
+            key[0], confined=confined, counted=counted, prefork=prefork, forkable=forkable, users=users
+        )
     return _FILTERS[key]
 
 

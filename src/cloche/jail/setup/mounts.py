@@ -154,33 +154,33 @@ class Tmpfs:
 
 
 class Upper:
-    """Mount one bounded file system of memory, and show a folder of it at each target: `folders` has target and mode.
+    """Mount one bounded file system of memory, and show a folder of it at each target.
 
-    All of them are `owner`'s. What the targets share is the bound.
+    `folders` has target, mode and owner. What the targets share is the bound.
     """
 
-    __slots__ = ("folders", "inodes", "owner", "size_bytes")
+    __slots__ = ("folders", "inodes", "size_bytes")
 
     STAGE = ".upper"
 
-    def __init__(self, size_bytes: int, inodes: int, owner: int, folders: Sequence[tuple[str, int]]):
-        self.size_bytes, self.inodes, self.owner, self.folders = size_bytes, inodes, owner, folders
+    def __init__(self, size_bytes: int, inodes: int, folders: Sequence[tuple[str, int, int]]):
+        self.size_bytes, self.inodes, self.folders = size_bytes, inodes, folders
 
     def calls(self) -> list[Call]:
         stage = Tmpfs(self.STAGE, self.size_bytes, self.inodes).calls()
-        shown = [call for target, mode in self.folders for call in self._showing(target, mode)]
+        shown = [call for folder in self.folders for call in self._showing(*folder)]
         gone = [
             make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
             make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
         ]
         return [*stage, *shown, *gone]
 
-    def _showing(self, target: str, mode: int) -> list[Call]:
+    def _showing(self, target: str, mode: int, owner: int) -> list[Call]:
         folder = f"{self.STAGE}/{target.replace('/', '-')}"
         return [
             make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700),
             make("openat", AT_FDCWD, os.fsencode(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, keep="upper"),
-            make("fchownat", "upper", b"", self.owner, self.owner, AT_EMPTY_PATH),
+            make("fchownat", "upper", b"", owner, owner, AT_EMPTY_PATH),
             make("fchmod", "upper", mode),
             make("close", "upper"),
             *_make_mount_point(target, is_directory=True),
@@ -188,7 +188,7 @@ class Upper:
         ]
 
     def describe(self) -> str:
-        targets = ", ".join(f"/{target}" for target, _ in self.folders)
+        targets = ", ".join(f"/{target}" for target, *_ in self.folders)
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes, shown at {targets}"
 
 
@@ -228,15 +228,15 @@ class Symlink:
 class Text:
     """Write a synthetic file."""
 
-    __slots__ = ("content", "target")
+    __slots__ = ("content", "mode", "target")
 
-    def __init__(self, target: str, content: str):
-        self.target, self.content = target, content
+    def __init__(self, target: str, content: str, mode: int = 0o644):
+        self.target, self.content, self.mode = target, content, mode
 
     def calls(self) -> list[Call]:
         return [
             *_make_mount_point(os.path.dirname(self.target), is_directory=True),
-            make("openat", AT_FDCWD, os.fsencode(self.target), _CREATE, 0o644, keep="text"),
+            make("openat", AT_FDCWD, os.fsencode(self.target), _CREATE, self.mode, keep="text"),
             make("write", "text", self.content.encode()),
             make("close", "text"),
         ]

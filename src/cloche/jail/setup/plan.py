@@ -99,31 +99,17 @@ def compile_prefork_jail(
 
 
 def compile_resident(spec: Spec, run: Run) -> Building:
-    """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first` and `late`."""
-    has_two_ids = spec.outside is not None  # where pid 1 has one that no guest has
-    become_guest = _step("switch_identity", f"become uid {spec.inside_id}",
-                         *switch_identity(spec.inside_id, can_set_groups=has_two_ids))  # fmt: skip
-    become_pid_1 = _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
+    """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first`.
+
+    Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`.
+    """
     outer, inner = _binds(run, spec)
-    system = mounts.from_rows(row for row in spec.mounts if row[0] != "upper")
-    upper = mounts.from_rows(row for row in spec.mounts if row[0] == "upper")
-    tree = [*system, *upper, *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
-    rules = spec.landlock or ()
-    open_rules, opened = privileges.opened_ahead(rules)
-    writable = {path: f"rule {path}" for path, kind in rules if kind == "write"}
-    open_rules += [privileges.opening_of(path, register) for path, register in writable.items()]
-    late = [
-        _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
-        _step("umask", "let others read its files", make("umask", 0o022)),
-        _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),
-    ]
-    if spec.landlock is not None:
-        calls = privileges.restriction(rules, spec.landlock_abi, {**opened, **writable}, is_scoped=False)
-        late.append(_step("landlock", f"restrict files to {len(spec.landlock)} trees", *calls))
+    tree = [*mounts.from_rows(spec.mounts), *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
+    open_rules, opened = privileges.opened_ahead(spec.landlock or (), has_all=True)
     return Building(
         build=[
             _open_sources(tree),
-            become_pid_1 if has_two_ids else become_guest,
+            _become_builder(spec),
             _die_with_parent(),
             _open_ucounts(spec.ucounts),
             _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
@@ -133,23 +119,63 @@ def compile_resident(spec: Spec, run: Run) -> Building:
             _loopback(),
             _hostname(spec),
             _ucounts(spec.ucounts),
-            _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
+            _step("bounding", "give up what a program file could grant",
+                  *privileges.drop_bounding(but=privileges.ROOT_INSIDE if spec.users else 0)),
             _forbid_new_privileges(),
+            *_become_init(spec),
             _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
         ],
         first=[
             _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice()),
-            *_limits(spec, beside=-1 if has_two_ids else 0),
+            *_limits(spec, beside=-1 if spec.outside is not None else 0),
             *_affinity(spec),
-            become_guest,
+        ],
+        later=[
             _step("capabilities", "drop all capabilities", *privileges.drop_own()),
             _die_with_parent(),
             _lead_session(),
         ],
-        late=late,
+        late=_resident_restrictions(spec, opened),
         private=run.private,
         seccomp=spec.seccomp,
-    )
+    )  # fmt: skip
+
+
+def root_steps() -> list[Step]:
+    """List what a process of a sandbox that lives does as root inside, in place of dropping all capabilities."""
+    return [
+        _step("capabilities", "keep those that root inside has", *privileges.keep_own(privileges.ROOT_INSIDE)),
+        _die_with_parent(),
+        _lead_session(),
+    ]
+
+
+def _become_builder(spec: Spec) -> Step:
+    """Return how pid 1 becomes who builds: the guest where there is one id, else one whom no file need belong to."""
+    if spec.outside is None:
+        return _step("switch_identity", f"become uid {spec.inside_id}",
+                     *switch_identity(spec.inside_id, can_set_groups=False))  # fmt: skip
+    return _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
+
+
+def _become_init(spec: Spec) -> list[Step]:
+    """List how pid 1, where id 0 is root's inside, becomes an id that no guest gets, with all its capabilities."""
+    if spec.users is None:
+        return []
+    switch = switch_identity(spec.users[1] - 1, can_set_groups=True)
+    return [_step("become_init", "become an id that no guest gets", *privileges.keep_all(switch))]
+
+
+def _resident_restrictions(spec: Spec, opened: Mapping[str, str]) -> list[Step]:
+    late = [
+        _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
+        _step("umask", "let others read its files", make("umask", 0o022)),
+        _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),
+    ]
+    if spec.landlock is not None:
+        calls = privileges.restriction(spec.landlock, spec.landlock_abi, opened, is_scoped=False)
+        late.append(_step("landlock", f"restrict files to {len(spec.landlock)} trees", *calls))
+    return late
 
 
 OOM_PROC = "proc that is written to"

@@ -53,15 +53,32 @@ def drop_all() -> list[Call]:
     return [*drop_bounding(), *drop_own()]
 
 
-def drop_bounding() -> list[Call]:
-    """Drop every capability that executing a file could grant."""
+def drop_bounding(*, but: int = 0) -> list[Call]:
+    """Drop every capability that executing a file could grant, but those of a mask."""
     last, excuse = _last_capability()
-    return [make("prctl", PR_CAPBSET_DROP, number, 0, 0, 0, excuse=excuse) for number in range(last + 1)]
+    numbers = [number for number in range(last + 1) if not but >> number & 1]
+    return [make("prctl", PR_CAPBSET_DROP, number, 0, 0, 0, excuse=excuse) for number in numbers]
 
 
 def drop_own() -> list[Call]:
     """Drop every capability that the process has, or would hand on."""
     return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(0)]
+
+
+# What root inside a sandbox has: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE.
+# That is the default of container runtimes without NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE and SETFCAP.
+ROOT_INSIDE = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10
+
+
+def keep_own(mask: int) -> list[Call]:
+    """Keep some capabilities, which what is executed has only as root."""
+    return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(mask)]
+
+
+def keep_all(switch: list[Call]) -> list[Call]:
+    """Switch from root to another id, and keep all capabilities."""
+    last, _ = _last_capability()
+    return [prctl(PR_SET_KEEPCAPS, 1), *switch, set_capabilities((1 << last + 1) - 1), prctl(PR_SET_KEEPCAPS, 0)]
 
 
 @functools.cache
@@ -156,9 +173,12 @@ def restrict(rules: Iterable[tuple[str, str]]) -> None:
     perform_calls(restriction(rules, abi()))
 
 
-def opened_ahead(rules: Iterable[tuple[str, str]]) -> tuple[list[Call], dict[str, str]]:
-    """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions."""
-    registers = {path: f"rule {path}" for path, kind in rules if kind != "write"}
+def opened_ahead(rules: Iterable[tuple[str, str]], *, has_all: bool = False) -> tuple[list[Call], dict[str, str]]:
+    """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions.
+
+    Where all guests have the same mounts, it `has_all`.
+    """
+    registers = {path: f"rule {path}" for path, kind in rules if has_all or kind != "write"}
     return [_opening(path, register) for path, register in registers.items()], registers
 
 
@@ -197,11 +217,6 @@ def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
     named = (rights.to_bytes(8, "little"), register or "allowed")
     adding = make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, named, 0)
     return [adding] if register else [_opening(path, "allowed"), adding, make("close", "allowed")]
-
-
-def opening_of(path: str, register: str) -> Call:
-    """Return the call that opens a path for a Landlock rule."""
-    return _opening(path, register)
 
 
 def _opening(path: str, register: str) -> Call:

@@ -218,7 +218,13 @@ def errno_action(code: int) -> int:
 
 
 def build_filter(
-    machine: str, *, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False
+    machine: str,
+    *,
+    confined: bool,
+    counted: bool = True,
+    prefork: bool = False,
+    forkable: bool = False,
+    users: bool = False,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
@@ -226,8 +232,9 @@ def build_filter(
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
-    for a session: a clone into new namespaces, with one exact set of flags, asks too. Raises KeyError for a machine
-    without a table.
+    for a session: a clone into new namespaces, with one exact set of flags, asks too. With several `users`, a netlink
+    socket for the audit log is an unknown protocol, as on a kernel without one: su and useradd give up where it is
+    forbidden. Raises KeyError for a machine without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
@@ -236,6 +243,8 @@ def build_filter(
     )
     if forkable:
         special |= _forkable_blocks(special)
+    if users:
+        special["socket"] = _socket_block(_ALLOWED, no_netlink=EPROTONOSUPPORT)
     blocks = {number: special.get(name, [_ALLOWED]) for name, number in names.items()}
     blocks |= {number: [_ASKED] for number in REPORTED[machine]}
     head = [
@@ -370,8 +379,11 @@ def _self_block(kind: int) -> Block:
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
 
-def _socket_block(granted: Instruction, routes_granted: Instruction | None = None) -> Block:
-    """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
+def _socket_block(granted: Instruction, routes_granted: Instruction | None = None, *, no_netlink: int = EPERM) -> Block:
+    """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only.
+
+    Other protocols of netlink are refused with the errno `no_netlink`.
+    """
     types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
     last = len(SOCKET_PROTOCOLS)
     protocols = [
@@ -380,7 +392,7 @@ def _socket_block(granted: Instruction, routes_granted: Instruction | None = Non
         _deny(EPROTONOSUPPORT),
         *types,
     ]
-    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), routes_granted or granted), _deny(EPERM)]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), routes_granted or granted), _deny(no_netlink)]
     behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),
