@@ -218,7 +218,7 @@ class Connection:
         self._send("prepare", body, building.as_wire())
         self._end, self._run = None, RunEnd(next(_numbers))
         body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": False}
-        body |= {"is_last": True, "again": False, "rebuilds": False}
+        body |= {"is_last": False, "again": False, "rebuilds": False}
         self._send("run", body, order, [wire])
 
     def send_warm_run(
