@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
@@ -21,15 +21,18 @@ from .config.keys import SandboxOptions
 from .config.settings import given_options, load_settings
 from .core.limits import Limits
 from .core.policy import Policy
-from .core.protocols import CodeSandbox
+from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
 from .execution.inputs import Files
+from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
+from .execution.processes import AsyncProcess
 from .execution.run import arun
 from .execution.sandbox import AsyncSandbox, AsyncSession, HistoryEntry
 
 P = ParamSpec("P")
 T = TypeVar("T")
+U = TypeVar("U")
 
 _CALLBACKS = ("on_output", "on_event")
 
@@ -59,7 +62,7 @@ def _method(
     *,
     eager_without: Sequence[str] | None = None,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return `function` as the blocking method of a class whose `attribute` holds the asynchronous object.
+    """Return `function` as the blocking method of a class whose `attribute`, of its own name, holds the awaited object.
 
     With `eager_without`, it hardly ever waits where none of these keywords, and no callback, is given.
     """
@@ -71,9 +74,22 @@ def _method(
         awaited: Callable[..., Coroutine[Any, Any, T]] = getattr(getattr(self, attribute), name)
         return _wait_for(awaited, args, kwargs, is_eager=is_eager)
 
-    call_and_wait.__qualname__ = function.__qualname__.removeprefix("Async")
+    call_and_wait.__qualname__ = f"{''.join(map(str.capitalize, attribute.split('_')))}.{name}"
     call_and_wait.__module__ = __name__
     return call_and_wait
+
+
+def _making(
+    method: Callable[Concatenate[Any, P], T], twin: Callable[[T], U], name: str
+) -> Callable[Concatenate[Any, P], U]:
+    """Return a blocking method that gives the blocking twin, called `name`, of what another one gives."""
+
+    @functools.wraps(method)
+    def call_and_make(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> U:  # noqa: ANN401 - the class with the method
+        return twin(method(self, *args, **kwargs))
+
+    call_and_make.__annotations__ = {**method.__annotations__, "return": name}
+    return call_and_make
 
 
 def _wait_for(
@@ -109,6 +125,110 @@ def _queued(callback: Callable[..., None], deliver: calls.Deliver) -> Callable[.
 run = blocking(arun, name="run", runs_anywhere=True)
 
 
+class ByteStream:
+    """Read what comes on one stream of a process, piece by piece; what is not read makes the process wait."""
+
+    def __init__(self, stream: OpenStream) -> None:
+        self._byte_stream = stream
+
+    read = _method(OpenStream.read, "_byte_stream")
+    read_all = _method(OpenStream.read_all, "_byte_stream")
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read():
+            yield piece
+
+
+class Process:
+    """Hold one process of a sandbox that lives; the blocking twin of AsyncProcess.
+
+    with sandbox.start(["python3", "-m", "http.server", "8000"]) as server:
+        for piece in server.stderr:
+            ...
+    """
+
+    def __init__(self, process: AsyncProcess) -> None:
+        self._process, self._pid = process, os.getpid()
+        self.stdout, self.stderr = ByteStream(process.stdout), ByteStream(process.stderr)
+
+    @property
+    def id(self) -> str:
+        """Return the name by which `Sandbox.process` finds it again; no other process of the sandbox ever gets it."""
+        return self._process.id
+
+    @property
+    def pid(self) -> int:
+        """Return its number inside."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():  # it is not a forked child's to end
+            calls.call(lambda: self._process.__aexit__(kind, error, trace))
+
+    write = _method(AsyncProcess.write, "_process")
+    close_stdin = _method(AsyncProcess.close_stdin, "_process")
+    signal = _method(AsyncProcess.signal, "_process")
+    resize = _method(AsyncProcess.resize, "_process")
+    wait = _method(AsyncProcess.wait, "_process")
+    kill = _method(AsyncProcess.kill, "_process")
+    detach = _method(AsyncProcess.detach, "_process")
+    close = _method(AsyncProcess.close, "_process")
+
+
+class Connection:
+    """Hold a TCP connection to a server in a sandbox; the blocking twin of AsyncConnection."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection, self._pid = connection, os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.close()
+
+    read = _method(AsyncConnection.read, "_connection")
+    write = _method(AsyncConnection.write, "_connection")
+    end = _method(AsyncConnection.end, "_connection")
+    close = _method(AsyncConnection.close, "_connection")
+
+
+class Forward:
+    """Hold a port of this machine that leads to one of a sandbox, open; the blocking twin of AsyncForward."""
+
+    def __init__(self, forward: AsyncForward) -> None:
+        self._forward, self._pid = forward, os.getpid()
+
+    @property
+    def port(self) -> int:
+        """Return the sandbox's port."""
+        return self._forward.port
+
+    @property
+    def host_port(self) -> int:
+        """Return the port here, at 127.0.0.1."""
+        return self._forward.host_port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.close()
+
+    close = _method(AsyncForward.close, "_forward")
+
+
 class Sandbox:
     """Open a sandbox for several runs; the blocking twin of AsyncSandbox, with the same keywords.
 
@@ -122,9 +242,10 @@ class Sandbox:
         *,
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
+        live: bool = False,
         **options: Unpack[SandboxOptions],
     ) -> None:
-        self._sandbox = AsyncSandbox(env=env, files=files, **options)
+        self._sandbox = AsyncSandbox(env=env, files=files, live=live, **options)
         self._scope: _ScopeTask | None = None
 
     @classmethod
@@ -184,6 +305,23 @@ class Sandbox:
     read_file = _method(AsyncSandbox.read_file, "_sandbox")
     write_file = _method(AsyncSandbox.write_file, "_sandbox")
     list_files = _method(AsyncSandbox.list_files, "_sandbox")
+    append_file = _method(AsyncSandbox.append_file, "_sandbox")
+    list_dir = _method(AsyncSandbox.list_dir, "_sandbox")
+    stat = _method(AsyncSandbox.stat, "_sandbox")
+    exists = _method(AsyncSandbox.exists, "_sandbox")
+    make_dir = _method(AsyncSandbox.make_dir, "_sandbox")
+    move = _method(AsyncSandbox.move, "_sandbox")
+    remove = _method(AsyncSandbox.remove, "_sandbox")
+    upload = _method(AsyncSandbox.upload, "_sandbox")
+    download = _method(AsyncSandbox.download, "_sandbox")
+    exec = _method(AsyncSandbox.exec, "_sandbox")
+    start = _making(_method(AsyncSandbox.start, "_sandbox"), Process, "Process")
+    terminal = _making(_method(AsyncSandbox.terminal, "_sandbox"), Process, "Process")
+    process = _making(_method(AsyncSandbox.process, "_sandbox"), Process, "Process")
+    processes = _method(AsyncSandbox.processes, "_sandbox")
+    connect = _making(_method(AsyncSandbox.connect, "_sandbox"), Connection, "Connection")
+    forward = _making(_method(AsyncSandbox.forward, "_sandbox"), Forward, "Forward")
+    ports = _method(AsyncSandbox.ports, "_sandbox")
 
     def session(
         self,

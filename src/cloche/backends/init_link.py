@@ -91,6 +91,10 @@ class Channel:
             self._link.forget(self)
             self.conclude(OperationFailed("closed", "it was given up", {}))
 
+    def abandon(self, why: str) -> None:
+        """Close the whole sandbox: what serves it does not do what it must."""
+        self._link.close(why)
+
     def take(self, kind: int, body: bytes) -> None:
         """Take a frame."""
         if kind == wire.DATA:
@@ -146,7 +150,8 @@ class InitLink(asyncio.Protocol):
         """Open a channel for an operation. Raises OutcomeUnknown where the sandbox is gone, InvalidRequest."""
         if self.lost.done():
             raise OutcomeUnknown(f"the sandbox has ended: {self.lost.result()}")
-        body = json.dumps({"op": op, **arguments}, separators=(",", ":")).encode("ascii")
+        order = {"op": op, **arguments}
+        body = json.dumps(order, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(body) > wire.MOST_BODY:
             raise InvalidRequest(f"arguments and environment have {len(body)} bytes, more than {wire.MOST_BODY}")
         self._number += 1

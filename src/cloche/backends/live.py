@@ -12,8 +12,10 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import (
     BackendUnavailable,
     InternalError,
@@ -27,17 +29,19 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
     StartFailed,
 )
-from cloche.core.events import HeadTail, OutputChunk, Sink, Stream, discard
+from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
-from cloche.core.processes import FileInfo, ListeningPort, ProcessInfo, ProcessRequest
-from cloche.core.result import KillCause, Observed, Usage, Verdict, decide
+from cloche.core.processes import Detached, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.init import wire
 
 from .init_link import Channel, InitLink, OperationFailed, read_guest_object
+from .results import make_result, run_notes
+from .saved_files import Changes
 
 log = logging.getLogger("cloche.live")
 FILE_S = 300.0  # for one operation on files, content included
-LATE_S = 10.0  # after a time-out, for the sandbox to report the end that it has decided
+LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
 MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
 MOST_UNREAD = 2 * wire.WINDOW_BYTES
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
@@ -55,11 +59,30 @@ class ByteStream:
         self._channel, self._number = channel, number
         self._pieces: deque[bytes] = deque()
         self._waiting: asyncio.Future[None] | None = None
+        self._taker: Callable[[bytes], None] | None = None
         self._has_ended = False
+        self.is_read = False  # somebody has begun to
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether all that came was read."""
+        return not self._pieces
 
     def put(self, data: bytes) -> None:
         """Take a piece; what is over the window was never granted."""
+        if self._taker is not None:
+            self._channel.grant(self._number, len(data))
+            self._taker(data)
+            return
         self._pieces.append(data)
+        self._wake()
+
+    def divert(self, take: Callable[[bytes], None]) -> None:
+        """Hand what nobody has read, and all that comes, to `take`, in place of a reader."""
+        self._taker = take
+        pieces, self._pieces = self._pieces, deque()
+        for piece in pieces:
+            self.put(piece)
         self._wake()
 
     def put_end(self) -> None:
@@ -73,6 +96,9 @@ class ByteStream:
 
     async def read(self, most: int = 1 << 16) -> bytes:
         """Return the next bytes, `most` at the most; empty at the end."""
+        if self._taker is not None:
+            raise InvalidRequest("this stream is read by a call of wait, whose result has what came")
+        self.is_read = True
         while not self._pieces:
             if self._has_ended:
                 return b""
@@ -105,11 +131,23 @@ class ByteStream:
 class LiveProcess:
     """Hold one process: its streams, its end. See core.protocols.OpenProcess."""
 
-    def __init__(self, channel: Channel, limits: Limits, sink: Sink | None = None, *, is_terminal: bool = False):
-        """Hand its output to `sink`, keeping what results keep; without one, its streams are there to be read."""
+    def __init__(
+        self,
+        channel: Channel,
+        limits: Limits,
+        sink: Sink | None = None,
+        *,
+        timeout_s: float | None = None,
+        make_result: Callable[[LiveProcess, Mapping[str, Any]], Result] | None = None,
+    ):
+        """Hand its output to `sink`, keeping what results keep; without one, its streams are there to be read.
+
+        After `timeout_s` it is killed from inside; what is late in saying so has lost its head, and is ended.
+        """
         self._channel, self._limits = channel, limits
+        self._timeout_s, self._make_result = timeout_s, make_result
         self.id, self.pid = "", 0
-        self.is_terminal = is_terminal
+        self._is_announced = False
         self.stdout, self.stderr = ByteStream(channel, wire.STDOUT), ByteStream(channel, wire.STDERR)
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
         self._sink = sink
@@ -126,7 +164,14 @@ class LiveProcess:
         except OperationFailed as error:
             raise _not_started(error) from error
         self.id, self.pid = str(started.get("id", "")), int(started.get("pid", 0))
+        self._announce()
+        self._started_at = monotonic()
         self._end = asyncio.get_running_loop().create_task(self._wait_for_end())
+
+    def _announce(self) -> None:
+        if self._sink is not None and self._sink is not discard and not self._is_announced:
+            self._is_announced = True
+            self._sink(Started())
 
     def _take(self, stream: int, data: memoryview) -> None:
         if stream in self.kept and self._sink is None:
@@ -145,6 +190,7 @@ class LiveProcess:
         if was_flooded:
             return
         if self._sink is not None and self._sink is not discard:
+            self._announce()
             self._sink(OutputChunk(stream=NAMES[stream], data=data))
         if kept.total > self._limits.flood_bytes:
             self.kill(KillCause.OUTPUT_LIMIT)
@@ -195,14 +241,36 @@ class LiveProcess:
         """Wait for its end and return how it was reported. Raises StartFailed, OutcomeUnknown."""
         if self._end is None:
             raise InternalError("a process that was not started was waited for")
+        if self._timeout_s is not None:
+            await self._keep_time(self._end, self._timeout_s)
         try:
             return await asyncio.shield(self._end)
         except OperationFailed as error:
             if error.kind == "start":
                 raise _not_started(error) from error
             if self._is_detached:
-                raise InvalidRequest("this process was let go; attach to it by its id") from error
+                raise Detached(f"process {self.id} was let go; attach to it by its id") from error
             raise OutcomeUnknown(f"the end of the process is not known: {error}") from error
+
+    async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:
+        """Wait for its end, and close the sandbox where that is late. What nobody has read holds the report up."""
+        await asyncio.wait([end], timeout=self._started_at + timeout_s - monotonic())
+        rounds = 0
+        while not end.done() and rounds < LATE_ROUNDS:  # rounds: this loop itself may have stood still
+            await asyncio.wait([end], timeout=LATE_S / LATE_ROUNDS)
+            rounds = rounds + 1 if self.stdout.is_empty and self.stderr.is_empty else 0
+        if not end.done():
+            self._channel.abandon("it did not end a process whose time-out was over")
+
+    async def result(self, *, takes_output: bool = True) -> Result:
+        """Wait for its end and return what came of it; see core.protocols.OpenProcess."""
+        if self._make_result is None:
+            raise InternalError("a process without a sandbox was waited for")
+        if takes_output and self._sink is None:
+            for number, stream in ((wire.STDOUT, self.stdout), (wire.STDERR, self.stderr)):
+                if not stream.is_read:
+                    stream.divert(self.kept[number].add)
+        return self._make_result(self, await self.end())
 
     async def wait(self) -> Verdict:
         """Wait for its end and return the verdict. Raises StartFailed, OutcomeUnknown."""
@@ -217,6 +285,8 @@ class LiveProcess:
         if self._end is None or self._end.done() or self._is_detached:
             return
         self.kill(KillCause.CANCELLED)
+        for stream in (self.stdout, self.stderr):
+            stream.divert(lambda _: None)
         await asyncio.wait([self._end], timeout=LATE_S)
         self._channel.close()
 
@@ -291,12 +361,18 @@ class Tunnel:
         """Close it."""
         self._channel.close()
 
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, by whichever side."""
+        await asyncio.wait([self._channel.closed])
+
 
 class LiveSandbox:
     """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
 
-    def __init__(self, limits: Limits, *, has_users: bool = False):
-        self._limits, self._has_users = limits, has_users
+    backend = ""  # its name
+
+    def __init__(self, limits: Limits, enforcement: Enforcement | None = None, *, has_users: bool = False):
+        self._limits, self._enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
         self._files_turn = asyncio.Semaphore(16)
 
@@ -324,7 +400,34 @@ class LiveSandbox:
             timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2],
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
         )  # fmt: skip
-        return await self._begun(LiveProcess(channel, self._limits, sink, is_terminal=request.terminal is not None))
+        return await self._begun(self._process(channel, sink, request.timeout_s))
+
+    def _process(self, channel: Channel, sink: Sink | None, timeout_s: float | None = None) -> LiveProcess:
+        return LiveProcess(channel, self._limits, sink, timeout_s=timeout_s, make_result=self._result)
+
+    def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
+        """Return what came of a command."""
+        usage = usage_of(ended)
+        dropped = ended.get("dropped")
+        is_less = any(one.is_truncated for one in process.kept.values())
+        return make_result(
+            process.verdict(ended),
+            stdout=process.kept[wire.STDOUT].joined(),
+            stderr=process.kept[wire.STDERR].joined(),
+            is_truncated=is_less or bool(dropped),
+            value=None,
+            value_is_repr=False,
+            outputs=(),
+            usage=usage,
+            enforcement=self._enforcement,
+            found=Changes(),
+            meta={
+                **run_notes(None, "", self._limits, self._enforcement, usage.wall_s),
+                "backend": self.backend,
+                "process": process.id,
+                **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
+            },
+        )
 
     async def _begun(self, process: LiveProcess) -> LiveProcess:
         try:
@@ -338,7 +441,7 @@ class LiveSandbox:
         """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest."""
         link = await self.connected()
         try:
-            return await self._begun(LiveProcess(link.open("attach", id=name), self._limits, sink))
+            return await self._begun(self._process(link.open("attach", id=name), sink))
         except StartFailed as error:
             raise InvalidRequest(f"process: {error}") from error
 
@@ -375,6 +478,15 @@ class LiveSandbox:
         return tunnel
 
     # Files.
+
+    async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
+        """Hand a folder, or a file, as a tar archive to `take`; return how many files were left out."""
+        said, _ = await self.file("pack", path, on_content=take)
+        return int(said["skipped"]) if isinstance(said.get("skipped"), int) else 0
+
+    async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:
+        """Unpack a tar archive into a folder."""
+        await self.file("unpack", path, content=archive)
 
     async def file(
         self,

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import InvalidRequest
+from .request import check_argv, check_env
 from .result import Status
 
-MOST_ARGUMENT_BYTES = 1 << 20
 FileType = Literal["file", "directory", "link", "other"]
+
+
+class Detached(InvalidRequest):
+    """Report that a process was let go: its end is known to whoever attaches to it by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +37,8 @@ class ProcessRequest:
     def __post_init__(self) -> None:
         if not self.argv:
             raise InvalidRequest("argv: give a list that begins with a program; use shell= for a line of shell")
-        for word in (*self.argv, *self.env, *self.env.values()):
-            if "\0" in word:
-                raise InvalidRequest(f"argv, env: {word!r} holds a NUL character")
-        if sum(len(word.encode("utf-8", "surrogateescape")) + 1 for word in self.argv) > MOST_ARGUMENT_BYTES + 4096:
-            raise InvalidRequest(f"argv: more than {MOST_ARGUMENT_BYTES} bytes; send them by stdin, or in a file")
+        check_argv(self.argv)
+        check_env(self.env)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,15 @@ class FileInfo:
     def is_directory(self) -> bool:
         """Tell whether it is a directory, or a link to one."""
         return "directory" in (self.type, self.leads_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Say what was copied in or out: regular files, their bytes, and how many entries were left out."""
+
+    files: int
+    size: int
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

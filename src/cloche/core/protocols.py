@@ -6,7 +6,7 @@ on this host: measured, with reasons and remedies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -15,8 +15,9 @@ from .enforcement import Control, Enforcement, Level, Measure
 from .events import Sink
 from .limits import Limits
 from .policy import NetworkMode, Policy
+from .processes import FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
-from .result import Result
+from .result import KillCause, Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,4 +279,186 @@ class SupportsGarbageCollection(Protocol):
 
     def collect_garbage(self) -> Sequence[str]:
         """Remove it, and return a line for each thing. Raises BackendUnavailable."""
+        ...
+
+
+class OpenStream(Protocol):
+    """Give what comes on one stream; who does not read it makes the other side wait."""
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes, `most` at the most, as soon as there are any; empty at the end."""
+        ...
+
+    async def read_all(self, most: int) -> bytes:
+        """Return all that comes until the end, or as soon as it is more than `most` bytes."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over what comes, in pieces of any size."""
+        ...
+
+
+class OpenProcess(Protocol):
+    """Hold one process of a sandbox that lives. Methods that are not awaited return before they have an effect."""
+
+    id: str
+    pid: int
+
+    @property
+    def stdout(self) -> OpenStream:
+        """Return its standard output; of a process with a terminal, all that it writes there."""
+        ...
+
+    @property
+    def stderr(self) -> OpenStream:
+        """Return its standard error."""
+        ...
+
+    async def write(self, data: bytes) -> bool:
+        """Write to its standard input, as fast as it reads; False where it reads no more."""
+        ...
+
+    def close_stdin(self) -> None:
+        """End its standard input; on a terminal, say so as Ctrl-D does."""
+        ...
+
+    def signal(self, number: int, to: str = "process") -> None:
+        """Send a signal to the process, to its `group`, or to its whole `tree`."""
+        ...
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        ...
+
+    def kill(self, cause: KillCause | None = None) -> None:
+        """Kill all that belongs to it."""
+        ...
+
+    def detach(self) -> None:
+        """Let it go on without a client."""
+        ...
+
+    async def result(self, *, takes_output: bool = True) -> Result:
+        """Wait for its end and return what came of it.
+
+        With `takes_output`, the streams that nobody has begun to read are read meanwhile, and are in the result; else
+        they wait for a reader. Raises StartFailed, OutcomeUnknown, Detached.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill it, unless it has ended or was detached, and wait until that is reported."""
+        ...
+
+
+@runtime_checkable
+class SupportsProcesses(Protocol):
+    """Start any number of processes in a sandbox that lives."""
+
+    async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> OpenProcess:
+        """Start a process. Its output goes to `sink`, as events, and to its result; without one, it is to be read.
+
+        Raises StartFailed, SandboxFileError for a `cwd` that cannot be entered, BackendUnavailable for one too many.
+        """
+        ...
+
+    async def attach_process(self, name: str, sink: Sink | None = None) -> OpenProcess:
+        """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest where there is none."""
+        ...
+
+    async def list_processes(self) -> Sequence[ProcessInfo]:
+        """Return what runs, and what ended a while ago."""
+        ...
+
+
+@runtime_checkable
+class SupportsPaths(Protocol):
+    """Work on files at any path of a sandbox that lives, with its user's rights. All raise SandboxFileError."""
+
+    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+        """Return a file, or `count` bytes of it from an offset on."""
+        ...
+
+    async def write_path(
+        self, path: str, data: bytes | AsyncIterator[bytes], *, how: str = "replace", mode: int | None = None
+    ) -> None:
+        """Write a file, with the folders above it: `how` is `replace`, `append` or `new`."""
+        ...
+
+    async def stat_path(self, path: str) -> FileInfo:
+        """Describe what is at a path, a link as a link."""
+        ...
+
+    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
+        """Describe the entries of a folder, by name; those below it, too, with paths relative to it."""
+        ...
+
+    async def make_folder(self, path: str, *, parents: bool = True) -> None:
+        """Make a folder."""
+        ...
+
+    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
+        """Rename a file or a folder."""
+        ...
+
+    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or a folder."""
+        ...
+
+    async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
+        """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
+        ...
+
+    async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:
+        """Unpack a tar archive into a folder, which is made where it is not there."""
+        ...
+
+
+class OpenConnection(Protocol):
+    """Hold a TCP connection to a server in a sandbox that lives."""
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes as soon as there are any; empty at the end."""
+        ...
+
+    async def write(self, data: bytes) -> bool:
+        """Send all of `data`, as fast as the server takes it; False where it is gone."""
+        ...
+
+    def end(self) -> None:
+        """Say that nothing more comes; what the server sends may still be read."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, by whichever side."""
+        ...
+
+
+@runtime_checkable
+class SupportsPorts(Protocol):
+    """Reach servers in a sandbox that lives."""
+
+    async def connect(self, port: int) -> OpenConnection:
+        """Return a connection to a server on loopback inside. Raises OSError, as a socket would."""
+        ...
+
+    async def list_ports(self) -> Sequence[ListeningPort]:
+        """Return who listens inside."""
+        ...
+
+
+class OpenLiveSandbox(OpenSandbox, SupportsProcesses, SupportsPaths, SupportsPorts, Protocol):
+    """Offer a sandbox that lives: any number of runs and processes at once, in one file system and one network."""
+
+
+@runtime_checkable
+class SupportsLive(Protocol):
+    """Be a backend that gives sandboxes that live."""
+
+    def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
+        """Open one. Raises BackendUnavailable, as it is entered, where this host or the policy's level gives none."""
         ...

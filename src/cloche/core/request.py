@@ -60,9 +60,9 @@ class Request:
         if self.timeout_s is not None:
             object.__setattr__(self, "timeout_s", parse_duration(self.timeout_s, name="timeout"))
         if self.argv:
-            _check_argv(self.argv)
+            check_argv(self.argv)
         if self.env:
-            _check_env(self.env)
+            check_env(self.env)
         if len(self.stdin) > MAX_STDIN_BYTES:
             raise InvalidRequest(
                 f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead"
@@ -112,7 +112,8 @@ def workspace_path(path: str) -> str:
     return inside
 
 
-def _check_argv(argv: tuple[str, ...]) -> None:
+def check_argv(argv: tuple[str, ...]) -> None:
+    """Raise InvalidRequest for arguments that the kernel would not take, or that are more than is passed on."""
     sizes = [len(_encoded(word, what="argv")) + 1 for word in argv]
     if sum(sizes) > MAX_ARGV_BYTES:
         raise InvalidRequest(f"argv: {sum(sizes)} bytes exceed the limit of {MAX_ARGV_BYTES}; use stdin or a file")
@@ -120,7 +121,8 @@ def _check_argv(argv: tuple[str, ...]) -> None:
         raise InvalidRequest(f"argv: one argument exceeds {MAX_ONE_ARGUMENT_BYTES} bytes; use stdin or a file")
 
 
-def _check_env(env: Mapping[str, str]) -> None:
+def check_env(env: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for what is no environment."""
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidRequest(f"env: {name!r} is not a variable's name")

@@ -7,21 +7,22 @@ interpreter in a sandbox, with a history, an idle time-out, checkpoints and fork
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cloche.audit.log import Audit
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
 from cloche.config.keys import SandboxOptions
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink, discard
-from cloche.core.limits import MIB, Limits, parse_duration
+from cloche.core.limits import Limits, parse_duration
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
     OpenSandbox,
@@ -29,6 +30,7 @@ from cloche.core.protocols import (
     SupportsBatchFiles,
     SupportsFork,
     SupportsLanguageNames,
+    SupportsLive,
     SupportsSessionNames,
     SupportsSessions,
 )
@@ -38,7 +40,10 @@ from cloche.core.screen import Finding, apply_screen
 
 from .concurrency import shared_slots
 from .inputs import Files, gather_files, read_env
+from .paths import PathOperations
+from .ports import AsyncForward, PortOperations
 from .prepare import Prepared, prepare
+from .processes import ProcessOperations
 from .run import (
     OnOutput,
     PreparedRequest,
@@ -56,7 +61,6 @@ from .run import (
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
-READ_BYTES = 16 * MIB
 MOST_HISTORY_ENTRIES = 1000  # cells in a session's history
 MOST_HISTORY_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
 MOST_FORKS = 64  # at once
@@ -356,16 +360,7 @@ class AsyncSession:
         self._closing = asyncio.ensure_future(self._opened.close())
 
 
-@runtime_checkable
-class SupportsListing(Protocol):
-    """List the workspace."""
-
-    async def list_files(self, path: str = ".") -> Sequence[str]:
-        """Return the paths of the files below `path`, relative to the workspace."""
-        ...
-
-
-class AsyncSandbox:
+class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
     """Open a sandbox for several runs.
 
         async with AsyncSandbox(preset="standard") as sandbox:
@@ -373,7 +368,12 @@ class AsyncSandbox:
             result = await sandbox.run("...")
 
     Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
-    start. Runs of one sandbox take turns. Leaving the block kills what is left and removes the workspace.
+    start. Runs of one sandbox take turns, each in a jail of its own. Leaving the block kills what is left and removes
+    the workspace.
+
+    With `live`, it is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`)
+    go on at the same time, and share files, loopback and what they leave running in the background. That takes backend
+    `local` at level `jail`. Results then list no files.
     """
 
     def __init__(
@@ -381,15 +381,19 @@ class AsyncSandbox:
         *,
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
+        live: bool = False,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
         self._env = read_env(env)
         self._files = files
+        self._is_live = live
         self._prepared: Prepared = prepare(**options)
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
         self._run_lock = asyncio.Lock()
+        self._recordings: set[asyncio.Task[Result]] = set()
+        self._forwards: set[AsyncForward] = set()
 
     @property
     def limits(self) -> Limits:
@@ -441,8 +445,7 @@ class AsyncSandbox:
             raise InvalidRequest("this sandbox is already open; make another one")
         note_fallback(self.audit, self.notes)
         async with AsyncExitStack() as on_failure:
-            prepared = self._prepared
-            opened = await on_failure.enter_async_context(prepared.backend.open(prepared.policy, prepared.limits))
+            opened = await on_failure.enter_async_context(self._opening())
             await _write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
@@ -452,7 +455,23 @@ class AsyncSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened = None
+        while self._forwards:
+            await self._forwards.pop().close()
         await self._stack.__aexit__(kind, error, trace)
+        if self._recordings:
+            await asyncio.wait(self._recordings)
+
+    def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Return what opens it. Raises BackendUnavailable where it shall live, and the backend has none that do."""
+        backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
+        if not self._is_live:
+            return backend.open(policy, limits)
+        if not isinstance(backend, SupportsLive):
+            raise BackendUnavailable(
+                f"backend {backend.name!r} has no sandboxes that live.",
+                remedy='Use backend "local", or leave live=True out: then runs take turns.',
+            )
+        return backend.open_live(policy, limits)
 
     async def run(
         self,
@@ -505,28 +524,6 @@ class AsyncSandbox:
             )
         )
 
-    async def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
-        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
-        return await self._require_open().read_file(path, max_bytes=max_bytes)
-
-    async def write_file(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file of the workspace, with its folders; text is written as UTF-8.
-
-        Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own.
-        """
-        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
-        await self._require_open().write_file(path, content)
-
-    async def list_files(self, path: str = ".") -> tuple[str, ...]:
-        """Return the paths of the files below `path`, relative to the workspace, if the backend can.
-
-        Raises SandboxFileError where there is too much to list it whole.
-        """
-        opened = self._require_open()
-        if not isinstance(opened, SupportsListing):
-            raise BackendUnavailable(f"backend {self.backend!r} cannot list files; run a command that lists them")
-        return tuple(await opened.list_files(path))
-
     async def _run_in_turn(
         self,
         opened: OpenSandbox,
@@ -535,7 +532,8 @@ class AsyncSandbox:
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
     ) -> Result:
-        async with self._run_lock, shared_slots().hold():
+        turn = contextlib.nullcontext() if self._is_live else self._run_lock
+        async with turn, shared_slots().hold():
             return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
 
     async def session(
@@ -612,11 +610,6 @@ class AsyncSandbox:
             return self.limits.timeout_s
         options: SandboxOptions = {**self._options, "timeout": timeout}
         return prepare(**options).limits.timeout_s
-
-    def _require_open(self) -> OpenSandbox:
-        if self._opened is None:
-            raise InvalidRequest("this sandbox is not open; use it inside its with block")
-        return self._opened
 
 
 async def _write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:

@@ -244,7 +244,10 @@ def _pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Send a folder, or a file, as a tar archive; what cannot be read is left out and counted."""
     skipped = 0
     os.lstat(path)
-    with os.fdopen(os.dup(CONTENT_OUT), "wb", CHUNK) as out, tarfile.open(fileobj=out, mode="w|") as archive:
+    with (
+        os.fdopen(os.dup(CONTENT_OUT), "wb", CHUNK) as out,
+        tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive,
+    ):
         is_folder = os.path.isdir(path)
         for name in _walk(path, "", MOST_DEPTH) if is_folder else [""]:
             whole = f"{path}/{name}" if name else path

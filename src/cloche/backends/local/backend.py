@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Generic, Protocol, TypeVar
 
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable
@@ -18,12 +19,20 @@ from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
+from .live import LocalLiveSandbox
 from .plan import KIND
 from .prefork import close_pools
 from .sandbox import LocalOpenSandbox
 
 DOCTOR = 'run "cloche doctor"'
 MOST_SETTLED = 64
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=_Closable)
 
 
 class LocalBackend:
@@ -84,13 +93,34 @@ class LocalBackend:
         """
         return _Opening(self._make, policy, limits)
 
+    def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalLiveSandbox]:
+        """Open a sandbox that lives; nothing is started before it is used.
+
+        Raises BackendUnavailable, as it is entered, where the level is not jail.
+        """
+        return _Opening(self._make_live, policy, limits)
+
     def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
+        host, enforcement = self._settle(policy)
+        return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
+
+    def _make_live(self, policy: Policy, limits: Limits) -> LocalLiveSandbox:
+        host, enforcement = self._settle(policy)
+        if enforcement.level is not Level.JAIL:
+            why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
+            remedy = _remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for "jail".'
+            raise BackendUnavailable(
+                f"a sandbox that lives needs level jail, and this one has level {enforcement.level}{why}.",
+                remedy=f"{remedy} Without live=True, runs take turns at any level.",
+            )
+        return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
+
+    def _settle(self, policy: Policy) -> tuple[Host, Enforcement]:
         try:
             host = self._host()
         except OSError as error:
             raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
-        enforcement = self._enforced(policy, host)
-        return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
+        return host, self._enforced(policy, host)
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
         """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""
@@ -124,16 +154,16 @@ class LocalBackend:
         return host if self._use_cgroups else host.without_cgroups()
 
 
-class _Opening:
+class _Opening(Generic[S]):
     """Hold a sandbox open, as a block; a generator would take its time at every run."""
 
     __slots__ = ("_limits", "_make", "_policy", "_sandbox")
 
-    def __init__(self, make: Callable[[Policy, Limits], LocalOpenSandbox], policy: Policy, limits: Limits) -> None:
+    def __init__(self, make: Callable[[Policy, Limits], S], policy: Policy, limits: Limits) -> None:
         self._make, self._policy, self._limits = make, policy, limits
-        self._sandbox: LocalOpenSandbox | None = None
+        self._sandbox: S | None = None
 
-    async def __aenter__(self) -> LocalOpenSandbox:
+    async def __aenter__(self) -> S:
         self._sandbox = self._make(self._policy, self._limits)
         return self._sandbox
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest, StartFailed
-from cloche.core.events import Sink, Started, discard
+from cloche.core.events import Sink, discard
 from cloche.core.frames import GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -73,11 +73,13 @@ MOST_INLINE_BYTES = 1 << 18
 
 
 class LocalLiveSandbox(LiveSandbox):
-    """Hold one jail open, and everything in it; see core.protocols.OpenSandbox and SupportsProcesses."""
+    """Hold one jail open, and everything in it; see core.protocols.OpenLiveSandbox."""
+
+    backend = "local"
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
-        super().__init__(limits, has_users=policy.users)
-        self._policy, self._enforcement, self._host = policy, enforcement, host
+        super().__init__(limits, enforcement, has_users=policy.users)
+        self._policy, self._host = policy, host
         self._paths = choose_guest_paths(enforcement.level)
         self._pool = pool_for(policy, host) if policy.warm else None
         rows = (*WRITABLE, *((ETC,) if policy.users else ()))
@@ -230,7 +232,7 @@ class LocalLiveSandbox(LiveSandbox):
         link = await self.connected()
         order = await self._order(program, timeout_s)
         channel = link.open("start", **order)
-        process = LiveProcess(channel, self._limits, sink)
+        process = LiveProcess(channel, self._limits, sink, timeout_s=timeout_s)
         reader = GuestReportReader()
 
         def read(data: bytes) -> None:
@@ -241,9 +243,9 @@ class LocalLiveSandbox(LiveSandbox):
 
         process.on_report = read
         await self._begun(process)
-        if sink is not discard:
-            sink(Started())
         sending = asyncio.create_task(_send_stdin(process, request.stdin)) if request.stdin else None
+        if sending is None:
+            process.close_stdin()
         try:
             ended = await process.end()
         except asyncio.CancelledError:

@@ -20,7 +20,7 @@ from cloche.core.errors import (
 from cloche.core.limits import KIB, MIB
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
-from cloche.execution.sandbox import SupportsListing
+from cloche.execution.paths import SupportsListing
 
 from .subject import Broken, Check, Subject, bash, expect, expect_ok, expect_that, python
 

@@ -1,0 +1,300 @@
+"""Whole folders as archives: one of this machine's to be sent into a sandbox, and one that came out of it.
+
+What comes out is a guest's word. Its archive is walked header by header, as `tarfile` would also make up what is
+sparse, go back where a size is negative, and read extended headers with expressions that take for ever. What it holds
+is written by descriptors, through no link, and only below the folder that the caller named. A link is made only where
+it leads to something below that folder, whatever else the archive holds: its target goes up first, no further than the
+folder, and never up again after it went down.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from cloche import hostfs
+from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
+from cloche.core.limits import format_size
+from cloche.core.processes import Transfer
+
+MOST_ENTRIES, MOST_DEPTH = 100_000, 64
+MOST_NAME_BYTES = 4096 + 2
+CHUNK_BYTES = 1 << 18
+BLOCK = tarfile.BLOCKSIZE
+ENCODING, ERRORS = "utf-8", "surrogateescape"
+REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
+EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+def read_host_file(path: str, most: int) -> tuple[bytes, int]:
+    """Return a file of this machine and its permission bits. Raises InvalidRequest."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise InvalidRequest(f"upload: {path!r} is neither a regular file nor a folder")
+            _check_size(state.st_size, most, path)
+            return file.read(state.st_size), state.st_mode & 0o777
+    except OSError as error:
+        raise InvalidRequest(f"upload: cannot read {path!r}: {error.strerror}") from error
+
+
+def write_host_file(path: str, data: bytes, mode: int) -> None:
+    """Write a file of this machine, in place of what has its name, which is replaced and not written through."""
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        at = hostfs.open_folder(folder, follows_link=True)
+        try:
+            hostfs.replace(at, name, data, kept=_mode(mode))
+        finally:
+            os.close(at)
+    except OSError as error:
+        raise InvalidRequest(f"download: cannot write {path!r}: {error.strerror}") from error
+
+
+def pack_folder(source: str, archive: BinaryIO, most: int) -> Transfer:
+    """Write an archive of a folder of this machine. Raises InvalidRequest for what cannot be read, or is too much."""
+    try:
+        root = hostfs.open_folder(source, follows_link=True)
+        try:
+            with tarfile.open(
+                fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS
+            ) as into:
+                return _Packing(into, source, most).pack(root)
+        finally:
+            os.close(root)
+    except OSError as error:
+        where = os.path.join(source, os.fsdecode(error.filename)) if error.filename else source
+        raise InvalidRequest(f"upload: cannot read {where!r}: {error.strerror or error}") from error
+
+
+class _Packing:
+    def __init__(self, into: tarfile.TarFile, source: str, most: int):
+        self._into, self._source, self._most = into, source, most
+        self._files = self._entries = self._size = self._left_out = 0
+
+    def pack(self, root: int) -> Transfer:
+        for folder, folders, names, at in os.fwalk(".", dir_fd=root, onerror=_raise):
+            folders.sort()
+            for name in sorted({*folders, *names}):
+                self._entries += 1
+                if self._entries > MOST_ENTRIES:
+                    raise InvalidRequest(f"upload: {self._source!r} has more than {MOST_ENTRIES} entries; send a part")
+                self._add(os.path.normpath(os.path.join(folder, name)), name, at)
+        return Transfer(files=self._files, size=self._size, left_out=self._left_out)
+
+    def _add(self, path: str, name: str, at: int) -> None:
+        state = hostfs.look(name, at)
+        member = tarfile.TarInfo(path)
+        if state is None:
+            return  # it has gone meanwhile
+        member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
+        if stat.S_ISDIR(state.st_mode):
+            member.type = tarfile.DIRTYPE
+            self._into.addfile(member)
+        elif stat.S_ISLNK(state.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=at)
+            if stays_inside(path, member.linkname):
+                self._into.addfile(member)
+            else:
+                self._left_out += 1
+        elif stat.S_ISREG(state.st_mode):
+            self._add_file(member, name, at)
+        else:
+            self._left_out += 1
+
+    def _add_file(self, member: tarfile.TarInfo, name: str, at: int) -> None:
+        fd, state = hostfs.open_regular(name, at)
+        with open(fd, "rb") as file:
+            self._size += state.st_size
+            _check_size(self._size, self._most, self._source)
+            member.size = state.st_size
+            self._into.addfile(member, file)  # which raises where the file has become shorter
+        self._files += 1
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _check_size(size: int, most: int, path: str) -> None:
+    if size > most:
+        raise InvalidRequest(f"upload: {path!r} has more than {format_size(most)}; raise max_bytes, and disk with it")
+
+
+def stays_inside(path: str, target: str) -> bool:
+    """Tell whether a link at a relative path leads to something below the same folder, through whatever other links."""
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    up = next((at for at, name in enumerate(names) if name != ".."), len(names))
+    return up <= path.count("/") and ".." not in names[up:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """Hold what one header says; `name` is None where that stands in an extended header."""
+
+    name: str | None
+    kind: bytes
+    mode: int
+    target: str
+    offset: int
+    size: int
+
+
+def unpack_folder(archive: BinaryIO, target: str, most: int) -> Transfer:
+    """Write what an archive holds below a folder of this machine, which is made where it is not there.
+
+    Raises SandboxFileError for an archive that makes no sense, InvalidRequest for a folder that cannot be written to.
+    """
+    try:
+        os.makedirs(target, exist_ok=True)
+        root = hostfs.open_folder(target, follows_link=True)
+    except OSError as error:
+        raise InvalidRequest(f"download: cannot write to {target!r}: {error.strerror}") from error
+    try:
+        return _Unpacking(archive, root, target, most).unpack()
+    except (tarfile.TarError, ValueError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise SandboxFileError(f"what came makes no sense from somewhere on: {error}", path=target) from error
+    finally:
+        os.close(root)
+
+
+class _Unpacking:
+    def __init__(self, archive: BinaryIO, root: int, target: str, most: int):
+        self._archive, self._root, self._target, self._left = archive, root, target, most
+        self._size = archive.seek(0, os.SEEK_END)
+        self._written: dict[str, tuple[int, int]] = {}  # where the content of each file is
+
+    def unpack(self) -> Transfer:
+        files = size = left_out = 0
+        for count, member in enumerate(self._members()):
+            if count >= MOST_ENTRIES:
+                raise ValueError(f"more than {MOST_ENTRIES} entries")
+            names = _names(member.name)
+            if names == []:  # the folder itself
+                continue
+            written = self._try(member, names) if names is not None else None
+            if written is None:
+                left_out += 1
+            elif written >= 0:
+                files, size = files + 1, size + written
+        return Transfer(files=files, size=size, left_out=left_out)
+
+    def _try(self, member: _Member, names: list[str]) -> int | None:
+        """Write one member; return the bytes of a file, -1 for what is none, None for what is left out."""
+        if member.kind == tarfile.LNKTYPE and member.target in self._written:  # another name of the same file
+            offset, size = self._written[member.target]
+            member = replace(member, kind=tarfile.REGTYPE, offset=offset, size=size)
+        try:
+            if not self._write(member, names):
+                return None
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                path = "/".join([self._target, *names])
+                raise InvalidRequest(f"download: cannot write {path!r}: {error.strerror}") from error
+            return None  # something else is in its place: a folder, a link, a file where a folder is needed
+        return member.size if member.kind in REGULAR else -1
+
+    def _write(self, member: _Member, names: list[str]) -> bool:
+        """Write one member; False for what is left out."""
+        if member.kind == tarfile.DIRTYPE:
+            os.close(hostfs.descend(self._root, names, mode=0o777))
+            return True
+        path = "/".join(names)
+        if member.kind == tarfile.SYMTYPE:
+            if not stays_inside(path, member.target):
+                return False
+            with hostfs.descended(self._root, names[:-1], mode=0o777) as at:
+                _link(member.target, names[-1], at)
+            return True
+        if member.kind not in REGULAR:
+            return False
+        self._left -= member.size
+        if self._left < 0:
+            raise SandboxFileTooLarge(f"{path}: there is more than was allowed; raise max_bytes", path=path)
+        with hostfs.descended(self._root, names[:-1], mode=0o777) as at:
+            self._fill(member, names[-1], at)
+        self._written[path] = (member.offset, member.size)
+        return True
+
+    def _fill(self, member: _Member, name: str, at: int) -> None:
+        there = hostfs.look(name, at)
+        if there is not None and stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with hostfs.new_file(at) as (beside, file):
+            with file:
+                os.fchmod(file.fileno(), _mode(member.mode))
+                self._archive.seek(member.offset)
+                left = member.size
+                while left and (data := self._archive.read(min(left, CHUNK_BYTES))):
+                    file.write(data)
+                    left -= len(data)
+            os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+
+    def _members(self) -> Iterator[_Member]:
+        """Yield what the archive says of its members, one after the other. Raises TarError or ValueError."""
+        at, name, target, has_name_elsewhere = 0, "", "", False
+        while at < self._size:
+            header = self._read(at, BLOCK)
+            if not any(header):
+                return
+            found = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
+            at += BLOCK
+            size = found.size if found.type not in EMPTY else 0
+            if not 0 <= size <= self._size - at:
+                raise ValueError(f"a member of {size} bytes, of which {self._size - at} came")
+            if found.type == tarfile.GNUTYPE_LONGNAME:
+                name = self._text(at, size)
+            elif found.type == tarfile.GNUTYPE_LONGLINK:
+                target = self._text(at, size)
+            elif found.type in EXTENDED:
+                has_name_elsewhere = True
+            elif found.type != tarfile.XGLTYPE:
+                shown = None if has_name_elsewhere else name or found.name
+                yield _Member(
+                    name=shown, kind=found.type, mode=found.mode, target=target or found.linkname, offset=at, size=size
+                )
+                name, target, has_name_elsewhere = "", "", False
+            at += -(-size // BLOCK) * BLOCK
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._archive.seek(at)
+        return self._archive.read(size)
+
+    def _text(self, at: int, size: int) -> str:
+        return self._read(at, min(size, MOST_NAME_BYTES)).split(b"\0", 1)[0].decode(ENCODING, ERRORS)
+
+
+def _names(path: str | None) -> list[str] | None:
+    """Return the names that a path consists of; None for one that leads elsewhere, none for the folder itself."""
+    if path is None or path.startswith("/") or "\0" in path:
+        return None
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    return None if ".." in names or len(names) > MOST_DEPTH else names
+
+
+def _link(target: str, name: str, at: int) -> None:
+    """Make a link in place of what has its name, unless that is a folder."""
+    there = hostfs.look(name, at)
+    if there is not None and not stat.S_ISDIR(there.st_mode):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=at)
+    os.symlink(target, name, dir_fd=at)
+
+
+def _mode(mode: int) -> int:
+    """Return the permissions of a file that came: others may not write, and nobody becomes somebody else."""
+    return mode & 0o755 | 0o600

@@ -1,0 +1,179 @@
+"""Servers in a sandbox that lives, reached from outside: a connection, and a port of this machine that leads to one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.processes import ListeningPort
+from cloche.core.protocols import OpenConnection, OpenLiveSandbox
+
+from .live import LiveOperations
+
+log = logging.getLogger("cloche.runtime")
+LOOPBACK = "127.0.0.1"
+MOST_CONNECTIONS = 256  # of one forwarded port, at once
+PIECE_BYTES = 1 << 16
+
+
+class AsyncConnection:
+    """Hold a TCP connection to a server in a sandbox, closed at the end of its block; see `AsyncSandbox.connect`."""
+
+    def __init__(self, connection: OpenConnection) -> None:
+        self._connection = connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def read(self, most: int = PIECE_BYTES) -> bytes:
+        """Return the next bytes as soon as there are any; empty at the end."""
+        return await self._connection.read(most)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of `data`, as fast as the server takes it. Raises BrokenPipeError where it takes no more."""
+        if not await self._connection.write(data):
+            raise BrokenPipeError("the server in the sandbox has closed the connection")
+
+    async def end(self) -> None:
+        """Say that nothing more comes; what the server sends may still be read."""
+        self._connection.end()
+
+    async def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
+class AsyncForward:
+    """Hold a port of this machine's loopback that leads to a port of a sandbox; made by `AsyncSandbox.forward`.
+
+    Whoever may connect to loopback here may use it. It is closed at the end of its block, and with the sandbox.
+    """
+
+    def __init__(self, live: OpenLiveSandbox, port: int) -> None:
+        self._live, self._port = live, port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._host_port = 0
+
+    @property
+    def port(self) -> int:
+        """Return the sandbox's port."""
+        return self._port
+
+    @property
+    def host_port(self) -> int:
+        """Return the port here, at 127.0.0.1."""
+        return self._host_port
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def listen(self, host_port: int) -> None:
+        """Begin. Raises InvalidRequest for a port that cannot be had."""
+        try:
+            self._server = await asyncio.start_server(self._take, LOOPBACK, host_port)
+        except OSError as error:
+            raise InvalidRequest(
+                f"host_port: cannot listen on {LOOPBACK}:{host_port}: {error.strerror}; give another one, or 0 for any"
+            ) from error
+        self._host_port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Listen no more, and close all connections."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            log.warning("port %d: a connection beyond %d at once was refused", self._port, MOST_CONNECTIONS)
+            writer.transport.abort()
+            return
+        task = asyncio.ensure_future(self._splice(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _splice(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what either side sends, no faster than the other reads, until both have ended."""
+        try:
+            connection = await self._live.connect(self._port)
+        except (OSError, ClocheError) as error:
+            log.debug("port %d: %s", self._port, error)
+            writer.transport.abort()
+            return
+        inward = asyncio.ensure_future(_pass_in(reader, connection))
+        outward = asyncio.ensure_future(_pass_out(connection, writer))
+        closed = asyncio.ensure_future(connection.wait_closed())
+        closed.add_done_callback(lambda _: inward.cancel())  # nobody takes anything any more
+        try:
+            await asyncio.wait([inward, outward], return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in (inward, outward, closed):
+                task.cancel()
+            await asyncio.gather(inward, outward, closed, return_exceptions=True)
+            connection.close()
+            writer.close()
+
+
+async def _pass_in(reader: asyncio.StreamReader, connection: OpenConnection) -> None:
+    """Pass on what the client sends, and its end. Raises OSError where it is gone."""
+    while data := await reader.read(PIECE_BYTES):
+        if not await connection.write(data):
+            return
+    connection.end()
+
+
+async def _pass_out(connection: OpenConnection, writer: asyncio.StreamWriter) -> None:
+    """Pass on what the server sends, and its end. Raises OSError where the client is gone."""
+    while data := await connection.read(PIECE_BYTES):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
+
+
+class PortOperations(LiveOperations):
+    """Reach servers in a sandbox that lives."""
+
+    _forwards: set[AsyncForward]
+
+    async def connect(self, port: int) -> AsyncConnection:
+        """Return a connection to a server on loopback inside. Raises OSError, as a socket would."""
+        return AsyncConnection(await self._require_live("connect").connect(_checked_port(port, "port", least=1)))
+
+    async def forward(self, port: int, host_port: int = 0) -> AsyncForward:
+        """Listen on a port of 127.0.0.1 here, `host_port` or any, and pass connections on to a server inside.
+
+        The server may start later; a connection that it does not take is closed. At most 256 connections at once.
+        """
+        live = self._require_live("forward")
+        forward = AsyncForward(live, _checked_port(port, "port", least=1))
+        await forward.listen(_checked_port(host_port, "host_port", least=0))
+        self._forwards.add(forward)
+        return forward
+
+    async def ports(self) -> tuple[ListeningPort, ...]:
+        """Return the TCP ports on which anything listens inside."""
+        return tuple(await self._require_live("ports").list_ports())
+
+
+def _checked_port(value: object, name: str, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 16:
+        raise InvalidRequest(f"{name}: {value!r} is no port; give a number from {least} to 65535")
+    return value

@@ -1,0 +1,355 @@
+"""Commands and processes in a sandbox that lives: `exec`, `start`, `terminal`, and `AsyncProcess`.
+
+Every command is a use of the shell's language to the rules: where bash is not allowed, none runs. What is started is
+recorded as runs are; the record of a process that is started ends when it does, is let go, or its sandbox is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from cloche.audit.recording import Execution, is_wanted, recorded, refusals
+from cloche.core.errors import InvalidRequest
+from cloche.core.events import Sink, discard
+from cloche.core.limits import MIB, parse_duration
+from cloche.core.loops import any_of, finish
+from cloche.core.processes import ProcessInfo, ProcessRequest, shell_argv, signal_number
+from cloche.core.protocols import OpenLiveSandbox, OpenProcess, OpenStream
+from cloche.core.request import MAX_STDIN_BYTES
+from cloche.core.result import Result
+from cloche.core.screen import apply_screen
+
+from .concurrency import shared_slots
+from .inputs import read_argv, read_env, read_stdin
+from .live import LiveOperations
+from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink, with_sink
+
+Argv = Sequence[str | PathLike[str]]
+SignalTarget = Literal["process", "group", "tree"]
+TARGETS = ("process", "group", "tree")
+MOST_CELLS = 1 << 12  # rows, or columns, of a terminal
+SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+
+
+class AsyncProcess:
+    """Hold one process of a sandbox that lives; made by `start`, `terminal` and `process` of `AsyncSandbox`.
+
+        async with await sandbox.start(["python3", "-m", "http.server", "8000"]) as server:
+            async for piece in server.stderr:
+                ...
+
+    `stdout` and `stderr` give bytes as they come, by iteration or `read`. What is not read makes the process wait once
+    about 256 KiB are under way on a stream, as a pipe does. `wait` reads the streams that nobody has begun to read.
+    Leaving the block kills the process with all that it started, unless it was let go (`detach`, `keep=True`).
+    """
+
+    def __init__(
+        self,
+        process: OpenProcess,
+        *,
+        notes: Mapping[str, Any],
+        is_kept: bool = False,
+        recording: asyncio.Task[Result] | None = None,
+    ) -> None:
+        self._process, self._notes, self._recording = process, notes, recording
+        self._is_kept = is_kept
+
+    @property
+    def id(self) -> str:
+        """Return the name by which `process` finds it again; no other process of the sandbox ever gets it."""
+        return self._process.id
+
+    @property
+    def pid(self) -> int:
+        """Return its number inside."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> OpenStream:
+        """Return its standard output; of a process with a terminal, all that it writes there."""
+        return self._process.stdout
+
+    @property
+    def stderr(self) -> OpenStream:
+        """Return its standard error; of a process with a terminal, nothing."""
+        return self._process.stderr
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_kept:
+            await self.detach()
+        else:
+            await self.close()
+
+    async def write(self, data: bytes | str) -> bool:
+        """Write to its standard input, as fast as it reads; False where it reads no more."""
+        return await self._process.write(read_stdin(data))
+
+    async def close_stdin(self) -> None:
+        """End its standard input; on a terminal, do as Ctrl-D does at the beginning of a line."""
+        self._process.close_stdin()
+
+    async def signal(self, number: int | str, to: SignalTarget = "process") -> None:
+        """Send a signal, by number or name: to the process, to its `group`, or to its `tree`, which is all it started.
+
+        The group of a terminal is the one in its foreground.
+        """
+        if to not in TARGETS:
+            raise InvalidRequest(f"to: {to!r} is none of {', '.join(TARGETS)}")
+        self._process.signal(signal_number(number), to)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        _check_size(rows, columns)
+        self._process.resize(rows, columns)
+
+    async def wait(self, timeout: float | str | None = None) -> Result:  # noqa: ASYNC109 - of the process, not the call
+        """Wait for its end and return what came of it. Raises TimeoutError after `timeout`, and the process goes on.
+
+        The result's `stdout` and `stderr` have what nobody has read, head and tail of it by the limit of output. For
+        that, a stream that nobody has begun to read is read from now on, and cannot be read by others any more. One
+        that somebody has begun to read is left alone; a process that writes to it waits for its reader.
+
+        Raises StartFailed for a program that could not be started, OutcomeUnknown when the sandbox is gone.
+        """
+        seconds = None if timeout is None else parse_duration(timeout, name="timeout")
+        async with asyncio.timeout(seconds):
+            result = await self._process.result()
+        result.meta = {**self._notes, **result.meta}
+        return result
+
+    async def kill(self) -> None:
+        """Kill it with all that it started; `wait` says when that is done."""
+        self._process.kill()
+
+    async def detach(self) -> None:
+        """Let it go on without this object, until the sandbox ends; `process` finds it again by its id."""
+        self._process.detach()
+        await self._recorded()
+
+    async def close(self) -> None:
+        """Kill it, unless it has ended or was let go, and wait until all of it is gone."""
+        await self._process.close()
+        await self._recorded()
+
+    async def _recorded(self) -> None:
+        if self._recording is not None:
+            await asyncio.wait([self._recording])
+
+
+class ProcessOperations(LiveOperations):
+    """Start commands in a sandbox that lives."""
+
+    _recordings: set[asyncio.Task[Result]]
+
+    async def exec(
+        self,
+        argv: Argv | None = None,
+        *,
+        shell: str | None = None,
+        stdin: bytes | str = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+    ) -> Result:
+        """Run a command, the list `argv` or a line of `shell`, beside whatever else runs, and return what came of it.
+
+        It works in `cwd`, else in /workspace, with `env` on top of the sandbox's own. The time-out is the sandbox's,
+        unless another one is given; it ends the command and all that it started, and nothing else. What the command
+        leaves behind lives on until the sandbox ends. `on_output` and `on_event` are those of `run`. Cancelling the
+        call kills the command.
+
+        Raises InvalidRequest, PolicyDenied, StartFailed for a program that is not there, SandboxFileError for a `cwd`
+        that cannot be entered, OutcomeUnknown.
+        """
+        live = self._require_live("exec")
+        request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout))
+        data = _checked_stdin(stdin)
+        sink = make_sink(on_output, on_event)
+        async with shared_slots().hold():
+            return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
+
+    async def start(
+        self,
+        argv: Argv | None = None,
+        *,
+        shell: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
+        keep: bool = False,
+    ) -> AsyncProcess:
+        """Start a command and return it while it runs; the arguments are those of `exec`.
+
+        It has no time-out unless one is given. One to `keep` is let go, not killed, at the end of its block.
+        """
+        limit = None if timeout is None else parse_duration(timeout, name="timeout")
+        return await self._started(
+            "start", self._command(argv, shell, cwd, env, user, timeout_s=limit, kept=keep), shell
+        )
+
+    async def terminal(
+        self,
+        argv: Argv | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncProcess:
+        """Start a command with a terminal of its own; a shell, if none is named. All of its output is in `stdout`."""
+        _check_size(rows, columns)
+        words = SHELL if argv is None else argv
+        request = self._command(words, None, cwd, env, user, terminal=(rows, columns))
+        return await self._started("terminal", request, None)
+
+    async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
+        """Return a process by its id: one that runs, or ended not long ago.
+
+        Another holder of it loses it. Of each stream, the last 64 KiB that nobody has read are there to be read.
+        """
+        if not isinstance(id, str):
+            raise InvalidRequest(f"id: {id!r} is no id of a process; processes lists them")
+        opened = await self._require_live("process").attach_process(id)
+        return AsyncProcess(opened, notes=self._prepared.notes)
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return what was started by commands and runs: what still runs, and what ended not long ago."""
+        return tuple(await self._require_live("processes").list_processes())
+
+    def timeout_s(self, timeout: float | str | None) -> float:
+        """Settle one run's own time-out."""
+        raise NotImplementedError
+
+    def _command(
+        self,
+        argv: Argv | None,
+        shell: str | None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        *,
+        timeout_s: float | None = None,
+        terminal: tuple[int, int] | None = None,
+        kept: bool = False,
+    ) -> ProcessRequest:
+        """Check the arguments of a command against the rules."""
+        if (argv is None) == (shell is None):
+            raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
+        if user is not None:
+            raise InvalidRequest(
+                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out (users=True, which gives "
+                "a sandbox several, is yet to come)"
+            )
+        with refusals(self._prepared.settings, language=COMMAND_LANGUAGE, code=shell):
+            name = check_language(self._prepared.policy, COMMAND_LANGUAGE)
+            if shell is not None:
+                apply_screen(self._prepared.policy.screen, name, shell)
+        return ProcessRequest(
+            argv=shell_argv(shell) if shell is not None else read_argv(argv or ()),
+            cwd=_checked_folder(cwd), env={**self._env, **read_env(env)}, timeout_s=timeout_s, terminal=terminal,
+            kept=kept,
+        )  # fmt: skip
+
+    async def _started(self, kind: str, request: ProcessRequest, shell: str | None) -> AsyncProcess:
+        live = self._require_live(kind)
+        notes = self._prepared.notes
+        if not is_wanted(self._prepared.audit):
+            return AsyncProcess(await live.start_process(request), notes=notes, is_kept=request.kept)
+        started: asyncio.Future[OpenProcess] = asyncio.get_running_loop().create_future()
+
+        async def run() -> Result:
+            process = await live.start_process(request)
+            started.set_result(process)
+            return await process.result(takes_output=False)
+
+        recording = asyncio.ensure_future(self._noted(run, kind, request, shell))
+        self._recordings.add(recording)
+        recording.add_done_callback(self._recordings.discard)
+        recording.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is in the record
+        try:
+            await any_of(started, recording)
+        except asyncio.CancelledError:
+            recording.cancel()
+            if started.done():
+                await finish(started.result().close())
+            raise
+        if not started.done():
+            await recording  # which raises why it could not be started
+        return AsyncProcess(started.result(), notes=notes, is_kept=request.kept, recording=recording)
+
+    async def _noted(
+        self, run: Callable[[], Awaitable[Result]], kind: str, request: ProcessRequest, shell: str | None
+    ) -> Result:
+        """Run, record it where anybody wants to know, and complete the result's meta."""
+        prepared = self._prepared
+        if is_wanted(prepared.audit):
+            execution = Execution(
+                kind=kind, backend=prepared.backend.name, language=COMMAND_LANGUAGE, code=shell, argv=request.argv,
+                env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+            )  # fmt: skip
+            result = await recorded(run, prepared.audit, execution)
+        else:
+            result = await run()
+        result.meta = {**prepared.notes, **result.meta}
+        return result
+
+
+async def _run_command(live: OpenLiveSandbox, request: ProcessRequest, stdin: bytes, sink: Sink | None) -> Result:
+    if sink is None:
+        return await _run_to_end(live, request, stdin, discard)
+    return await with_sink(lambda guarded: _run_to_end(live, request, stdin, guarded), sink)
+
+
+async def _run_to_end(live: OpenLiveSandbox, request: ProcessRequest, stdin: bytes, sink: Sink) -> Result:
+    process = await live.start_process(request, sink)
+    sending = asyncio.ensure_future(_send(process, stdin))
+    try:
+        return await process.result()
+    except asyncio.CancelledError:
+        await finish(process.close())
+        raise
+    finally:
+        sending.cancel()
+
+
+async def _send(process: OpenProcess, data: bytes) -> None:
+    if not data or await process.write(data):
+        process.close_stdin()
+
+
+def _checked_stdin(stdin: object) -> bytes:
+    data = read_stdin(stdin)
+    if len(data) > MAX_STDIN_BYTES:
+        raise InvalidRequest(
+            f"stdin: {len(data)} bytes exceed the limit of {MAX_STDIN_BYTES // MIB} MiB; write a file instead, or "
+            "start the command and write to it"
+        )
+    return data
+
+
+def _checked_folder(cwd: object) -> str:
+    if cwd is None:
+        return "/workspace"
+    if not isinstance(cwd, str) or not cwd or "\0" in cwd:
+        raise InvalidRequest(f"cwd: {cwd!r} is no folder of the sandbox; give text such as /tmp")
+    return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
+
+
+def _check_size(rows: object, columns: object) -> None:
+    for name, value in (("rows", rows), ("columns", columns)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST_CELLS:
+            raise InvalidRequest(f"{name}: {value!r} is no size of a terminal; give a number from 1 to {MOST_CELLS}")
