@@ -84,6 +84,16 @@ def _jail(host: Host) -> Controls:
     }
 
 
+def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
+    """Return what holds in a jail with several users, in place of what holds with one."""
+    source = "its own" if host.owns_ids else "the user's range in /etc/subuid"
+    changed = {
+        Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges; root inside has nine capabilities"),
+        Control.IDENTITY: _enforced(f"user namespace, many outside ids of {source}; its users are not kept apart"),
+    }
+    return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
+
+
 def _confined(host: Host) -> Controls:
     return {
         Control.FILESYSTEM: _partial(

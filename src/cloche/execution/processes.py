@@ -249,10 +249,9 @@ class ProcessOperations(LiveOperations):
         """Check the arguments of a command against the rules."""
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
-        if user is not None:
+        if user is not None and not self.policy.users:
             raise InvalidRequest(
-                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out (users=True, which gives "
-                "a sandbox several, is yet to come)"
+                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or open it with users=True"
             )
         with refusals(self._prepared.settings, language=COMMAND_LANGUAGE, code=shell):
             name = check_language(self._prepared.policy, COMMAND_LANGUAGE)
@@ -260,8 +259,8 @@ class ProcessOperations(LiveOperations):
                 apply_screen(self._prepared.policy.screen, name, shell)
         return ProcessRequest(
             argv=shell_argv(shell) if shell is not None else read_argv(argv or ()),
-            cwd=_checked_folder(cwd), env={**self._env, **read_env(env)}, timeout_s=timeout_s, terminal=terminal,
-            kept=kept,
+            cwd=_checked_folder(cwd), env={**self._env, **read_env(env)}, user=user, timeout_s=timeout_s,
+            terminal=terminal, kept=kept,
         )  # fmt: skip
 
     async def _started(self, kind: str, request: ProcessRequest, shell: str | None) -> AsyncProcess:

@@ -34,6 +34,7 @@ from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from .. import layout
+from ..enforcement import with_users
 from ..host import Host
 from ..init_link import OPEN_S, InitLink
 from ..live import LiveProcess, LiveSandbox, usage_of
@@ -78,6 +79,7 @@ class LocalLiveSandbox(LiveSandbox):
     backend = "local"
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
+        enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy, self._host = policy, host
         self._paths = choose_guest_paths(enforcement.level)
