@@ -249,7 +249,7 @@ class ProcessOperations(LiveOperations):
         """Check the arguments of a command against the rules."""
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
-        if user is not None and not self.policy.users:
+        if user is not None and not self._prepared.policy.users:
             raise InvalidRequest(
                 f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or open it with users=True"
             )
