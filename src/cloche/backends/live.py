@@ -384,6 +384,10 @@ class LiveSandbox:
         """Return a command's whole environment."""
         raise NotImplementedError
 
+    def take_leftover(self) -> list[str]:
+        """Return what the next process shall remove."""
+        return []
+
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
         """Start a process; see core.protocols.SupportsProcesses."""
         if request.user is not None and not self._has_users:
@@ -399,6 +403,7 @@ class LiveSandbox:
             "start", argv=list(request.argv), env=env, cwd=request.cwd, user=request.user,
             timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2],
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
+            remove=self.take_leftover(),
         )  # fmt: skip
         return await self._begun(self._process(channel, sink, request.timeout_s))
 

@@ -19,7 +19,8 @@ own streams alone. To send more than the window ends the connection.
 **Operations** (arguments; events; what the streams are):
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
-  `terminal` (`[rows, columns]`), `is_kept`, `files` (path, mode, content in base64: written first, by the process).
+  `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in base64:
+  done first, by the process).
   Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, and `dropped` bytes.
   Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`. CLOSE by the

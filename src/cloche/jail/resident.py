@@ -320,6 +320,14 @@ class Forked:
         loop.watch(listener, POLLIN, answer)
 
 
+def _remove(path: str) -> None:
+    """Remove the program of a run that has ended."""
+    try:
+        posix.unlink(path)
+    except OSError:
+        pass  # the run, or another process, has made something else of it
+
+
 def _make_folders_above(path: str) -> None:
     """Make the folders above a path."""
     at = path.find("/", 1)
@@ -381,6 +389,10 @@ class CommandGuest(Guest):
         self.order = order
         python = order.get("python")
         session = bool(python and python.pop("is_session", False))
+        for path in order.get("remove") or ():
+            _remove(path)
+        for folder in order.get("folders") or ():
+            _make_folders_above(f"{folder}/")
         self._write_files(order.get("files") or ())
         self._enter(order.get("cwd"))
         commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Mapping
@@ -87,6 +88,7 @@ class LocalLiveSandbox(LiveSandbox):
         rows = (*WRITABLE, *((ETC,) if policy.users else ()))
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self.writable = tuple(f"/{name}" for name, *_ in self._rows)
+        self._has_home = HOME in self.writable
         self._connection: Connection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
@@ -216,10 +218,14 @@ class LocalLiveSandbox(LiveSandbox):
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
         found = guest_environment(self._paths, {}, {})
-        if "/home/sandbox" in self.writable:
-            found["HOME"] = HOME
-            found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
+        if self._has_home:
+            found |= {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{found['PATH']}"}
         return {**found, **env}
+
+    def take_leftover(self) -> list[str]:
+        """Return the programs of runs that have ended, for the next process to remove."""
+        found, self._leftover = self._leftover, []
+        return found
 
     # Runs.
 
@@ -230,9 +236,9 @@ class LocalLiveSandbox(LiveSandbox):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        program = await self._program(request, timeout_s)
+        program = await asyncio.to_thread(build_program, request, self._paths, timeout_s, next(self._numbers))
         link = await self.connected()
-        order = await self._order(program, timeout_s)
+        order = await self._order(program, request.env, timeout_s)
         channel = link.open("start", **order)
         process = LiveProcess(channel, self._limits, sink, timeout_s=timeout_s)
         reader = GuestReportReader()
@@ -256,6 +262,8 @@ class LocalLiveSandbox(LiveSandbox):
         finally:
             if sending is not None:
                 sending.cancel()
+            if request.code is not None:
+                self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
         report = reader.report()
         engine = program.toolchain.engine if program.toolchain else None
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
@@ -275,20 +283,22 @@ class LocalLiveSandbox(LiveSandbox):
             meta={**notes, "backend": "local", "start": self.start, **report.notes()},
         )
 
-    async def _program(self, request: Request, timeout_s: float) -> Program:
-        return build_program(request, self._paths, timeout_s)
-
-    async def _order(self, program: Program, timeout_s: float) -> dict[str, Any]:
+    async def _order(self, program: Program, given: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
         run = program.run
-        order: dict[str, Any] = {"env": run.env, "timeout_s": timeout_s, "cwd": self._paths.workspace}
+        env = run.env
+        if self._has_home:
+            env = {**env, "HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given}
+        order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "remove": self.take_leftover()}
+        order["folders"] = run.folders
         order["streams"] = [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2]
         if run.python is not None:
             order["python"] = _as_json(run.python)
         elif len(run.commands) == 1:
             order["argv"] = run.commands[0]
-        else:
-            raise BackendUnavailable("languages that are compiled do not run in a sandbox that lives yet")
+        else:  # what compiles prints no output of the program's
+            *compile_steps, last = (shlex.join(command) for command in run.commands)
+            order["argv"] = ["/bin/sh", "-c", " && ".join([*(f"{one} 1>&2" for one in compile_steps), f"exec {last}"])]
         files = [(f"{self._paths.workspace}/{path}", mode, data) for path, mode, data in run.files]
         files += [(path, 0o644, text.encode()) for path, text in run.generated.items()]
         if sum(len(data) for *_, data in files) <= MOST_INLINE_BYTES:

@@ -301,16 +301,21 @@ def _python_runtime() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
-def build_program(request: Request, guest_paths: GuestPaths, timeout_s: float) -> Program:
-    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
+def build_program(request: Request, guest_paths: GuestPaths, timeout_s: float, number: int = 0) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain.
+
+    Where several run at the same time in the same files, a `number` tells theirs apart.
+    """
     if request.code is None:
         run = Run(commands=[list(request.argv)], env=guest_environment(guest_paths, request.env, {}))
         return _finished(run, request.files, timeout_s, None, None)
     language = language_named(request.language)
     toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
-    path, files = source_of(request, language=language.name, file_name=language.file_name)
+    stem, dot, suffix = language.file_name.rpartition(".")
+    mark = f"-{number}" if number else ""
+    path, files = source_of(request, language=language.name, file_name=f"{stem}{mark}{dot}{suffix}")
     source = f"{guest_paths.workspace}/{path}"
-    build = f"{guest_paths.tmp}/.cloche-build"  # where no environment lies
+    build = f"{guest_paths.tmp}/.cloche-build{mark}"  # where no environment lies
     engine = toolchain.engine
     run = Run(env={**_environment(toolchain, guest_paths, source, build), **request.env})
     if language.name == "python" and not sets_interpreter_variables(request.env):
