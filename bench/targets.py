@@ -14,6 +14,9 @@ CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollb
 DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
 DOCKER_WARM, GVISOR_WARM = "cloche, docker warm", "cloche, gVisor warm"
 NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
+LIVE_OPENED, LIVE_COLD = "live sandbox, opened", "live sandbox, opened cold"
+LIVE_COMMAND, LIVE_RUN, ECHO = "live sandbox, true", "live sandbox, print(1)", "live sandbox, terminal echo"
+DIRECT, FORWARDED = "64 MiB by loopback", "64 MiB by a forwarded port"
 FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 
 
@@ -39,6 +42,13 @@ TARGETS: tuple[Target, ...] = (
      _p50(f"{FIRST}, whole process", NOTHING)),
     ("containers", "rows", "cloche run p50 / docker run p50", 0.6, False, _p50(COMMAND, DOCKER_RUN)),
     ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
+    ("live", "rows", "a sandbox that lives, opened p50 / plain p50", 1.0, False, _p50(LIVE_OPENED, PLAIN)),
+    ("live", "rows", "the same cold p50 / bubblewrap p50", 1.5, False, _p50(LIVE_COLD, BUBBLEWRAP)),
+    ("live", "rows", "exec of true in an open one p50 / plain p50", 0.3, False, _p50(LIVE_COMMAND, PLAIN)),
+    ("live", "rows", "run of print(1) in an open one p50 / plain p50", 0.2, False, _p50(LIVE_RUN, PLAIN)),
+    ("live", "rows", "ms of a terminal's echo", 5.0, False, lambda rows: rows[ECHO]["p50"]),
+    ("live", "idle", "MiB of PSS of an idle sandbox that lives", 8.0, False, lambda idle: idle["session_mib"]),
+    ("port", "rows", "bytes a second of a forwarded port / direct", 0.5, True, _p50(DIRECT, FORWARDED)),
     ("session", "rows", "session cell p50 / plain p50", 0.05, False, _p50(CELL, PLAIN)),
     ("session", "idle", "MiB of PSS of an idle session", 8.0, False, lambda idle: idle["session_mib"]),
     ("containers", "rows", "warm docker p50 / docker run p50", 0.10, False, _p50(DOCKER_WARM, DOCKER_RUN)),

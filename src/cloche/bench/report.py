@@ -29,6 +29,7 @@ from .harness import (
     memory_of_pool,
     row,
 )
+from .live_scenarios import LIVE_EVENTS
 from .peers import PEER_EVENTS
 from .scenarios import CODE, EVENTS, SESSION_EVENTS, Scenario, Setting
 
@@ -59,7 +60,7 @@ def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[R
     def named(events: Iterable[Scenario]) -> list[Scenario]:
         return [event for event in events if setting.events is not None and event.name in setting.events]
 
-    own = (*EVENTS, *SESSION_EVENTS)
+    own = (*EVENTS, *SESSION_EVENTS, *LIVE_EVENTS)
     with adopting_orphans():
         before = leaks()
         run_all(own if setting.events is None else named(own), setting.runs)

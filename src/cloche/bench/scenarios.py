@@ -451,11 +451,11 @@ class LargeSession:
 def idle_memory(_setting: Setting) -> dict[str, Any]:
     """Return what a session costs that waits for its next cell, in MiB of PSS: the mean of twenty."""
     with ExitStack() as stack:
-        before = _descendants()
+        before = descendants()
         try:
             for _ in range(IDLE_SESSIONS):
                 _check(_open(stack).run(CELL), 1)
-            return _crowd_report(before, IDLE_SESSIONS)
+            return crowd_report(before, IDLE_SESSIONS)
         except PermissionError:
             return {"reason": "only root may look into these processes (they are closed to others on purpose)"}
 
@@ -468,7 +468,7 @@ def many_sessions(setting: Setting) -> dict[str, Any]:
     if free < CROWD_NEEDS_BYTES:
         return {"reason": f"{_gib(CROWD_NEEDS_BYTES)} of memory must be free; {_gib(free)} are"}
     with ExitStack() as stack, ThreadPoolExecutor(THREADS) as threads:
-        before = _descendants()
+        before = descendants()
         try:
             started = time.perf_counter()
             sessions = list(threads.map(lambda _: _open(stack), range(count)))
@@ -477,12 +477,12 @@ def many_sessions(setting: Setting) -> dict[str, Any]:
             for number, result in enumerate(results):
                 _check(result, number + 1)
             times = {"open_s": round(opened - started, 2), "answer_s": round(time.perf_counter() - opened, 2)}
-            return {**times, **_crowd_report(before, count)}
+            return {**times, **crowd_report(before, count)}
         except (ClocheError, BenchmarkFailed, OSError) as error:
             return {"reason": reason_of(error)}
 
 
-def _crowd_report(before: frozenset[int], count: int) -> dict[str, Any]:
+def crowd_report(before: frozenset[int], count: int) -> dict[str, Any]:
     """Return the memory of all processes that were not there before; the sums are those of `count` sessions."""
     time.sleep(SETTLE_S)
     found = memory_of(before)
@@ -495,7 +495,7 @@ def _crowd_report(before: frozenset[int], count: int) -> dict[str, Any]:
     }
 
 
-def _descendants() -> frozenset[int]:
+def descendants() -> frozenset[int]:
     """Return the processes below this one, when what is forked for a session is all that is new."""
     wait_until_warm(measure_warm())
     time.sleep(SETTLE_S)
