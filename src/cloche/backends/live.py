@@ -32,6 +32,7 @@ from cloche.core.errors import (
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.processes import Detached, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.init import wire
 
@@ -366,6 +367,18 @@ class Tunnel:
         await asyncio.wait([self._channel.closed])
 
 
+def check_port(port: int) -> None:
+    """Raise InvalidRequest for what is no port."""
+    if not 0 < port < 1 << 16:
+        raise InvalidRequest(f"port: {port!r} is none; give one from 1 to 65535")
+
+
+def connection_error(error: OperationFailed, port: int) -> OSError:
+    """Return the error that a socket would have raised."""
+    code = error.details.get("errno")
+    return OSError(code if isinstance(code, int) else 0, f"port {port} of the sandbox: {error}")
+
+
 class LiveSandbox:
     """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
 
@@ -466,17 +479,15 @@ class LiveSandbox:
             if isinstance(row, dict) and isinstance(row.get("port"), int)
         ]
 
-    async def connect(self, port: int) -> Tunnel:
+    async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises ConnectionRefusedError, as a socket would."""
-        if not 0 < port < 1 << 16:
-            raise InvalidRequest(f"port: {port!r} is none; give one from 1 to 65535")
+        check_port(port)
         channel = (await self.connected()).open("connect", port=port)
         tunnel = Tunnel(channel)
         try:
             await channel.event()
         except OperationFailed as error:
-            code = error.details.get("errno")
-            raise OSError(code if isinstance(code, int) else 0, f"port {port} of the sandbox: {error}") from error
+            raise connection_error(error, port) from error
         except BaseException:
             channel.close()
             raise

@@ -16,7 +16,7 @@ from .live import LiveOperations
 log = logging.getLogger("cloche.runtime")
 LOOPBACK = "127.0.0.1"
 MOST_CONNECTIONS = 256  # of one forwarded port, at once
-PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 18
 
 
 class AsyncConnection:

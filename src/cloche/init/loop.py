@@ -35,6 +35,10 @@ if TYPE_CHECKING:
             """Take note of whether any process of the client's runs."""
             ...
 
+        def hand_out(self, channel: int, fd: int) -> bool:
+            """Give the client a descriptor for a channel, by another way; False where there is none."""
+            ...
+
         def why_killed(self, take: Callable[[str], None]) -> None:
             """Find out why the kernel may have killed a process, and give the cause to `take`, at once or later."""
             ...

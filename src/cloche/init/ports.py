@@ -12,12 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from .loop import Loop
+    from .loop import Host, Loop
 
     class Owner(Protocol):
         """Hold the channels."""
 
         loop: Loop
+        host: Host
 
         def close(self, channel: int, **error: Any) -> None: ...
 
@@ -50,17 +51,18 @@ def _address(text: str, family: int) -> str:
     return socket.inet_ntop(family, data)
 
 
-def connect(owner: Owner, channel: int, port: int) -> Connection:
+def connect(owner: Owner, channel: int, port: int, *, hands_out: bool) -> Connection:
     """Begin to connect to a server on loopback. Raises OSError, ValueError."""
     if not 0 < port < 1 << 16:
         raise ValueError(f"port {port}")
-    return Connection(owner, channel, port)
+    return Connection(owner, channel, port, hands_out=hands_out)
 
 
 class Connection:
-    """Pass bytes between the client and a server inside."""
+    """Pass bytes between the client and a server inside, or hand the socket out, where the host can."""
 
-    def __init__(self, owner: Owner, channel: int, port: int):
+    def __init__(self, owner: Owner, channel: int, port: int, *, hands_out: bool):
+        self.hands_out = hands_out
         self.owner, self.loop, self.channel, self.port = owner, owner.loop, channel, port
         self.family = socket.AF_INET
         self.window, self.held = wire.WINDOW_BYTES, 0
@@ -119,6 +121,9 @@ class Connection:
             return
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_connected = True
+        if self.hands_out and self.owner.host.hand_out(self.channel, self.socket.fileno()):
+            self._end(0)
+            return
         self.loop.send(wire.json_frame(wire.EVENT, self.channel, event="connected"))
         self._write()
         self._settle()

@@ -150,7 +150,7 @@ class Server:
         self.close(number)
 
     def _connect(self, number: int, order: dict[str, Any]) -> None:
-        self.channels[number] = connect(self, number, int(order["port"]))
+        self.channels[number] = connect(self, number, int(order["port"]), hands_out=bool(order.get("hands_out")))
 
     def _ports(self, number: int, _: dict[str, Any]) -> None:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))

@@ -30,6 +30,7 @@ own streams alone. To send more than the window ends the connection.
 - `processes`: one event `processes` with a list of what runs and what was kept of the ended.
 - `kill`: a tree, by `id`. - `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
+  Where it `hands_out`, and init has another way to the client, the socket itself goes that way, and the channel ends.
 - `ports`: one event `ports` with who listens.
 - `end`: kill everything. The sandbox is over when the connection closes.
 

@@ -71,6 +71,10 @@ class ResidentSupervisor(Supervisor):
             self.is_busy = body["is_busy"]
         elif tag == "why":
             self._send(tag, self.state.counters())
+        elif tag == "handed out":
+            self.state.send(tag, body, tuple(fds))
+            for fd in fds:
+                posix.close(fd)
         else:
             super()._take(tag, body, fds)
 
@@ -251,6 +255,11 @@ class Resident(Parent):
         if not is_busy:
             self.server.loop.call_at(SPARE, now(), self.make_spare)
             self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
+
+    def hand_out(self, channel: int, fd: int) -> bool:
+        """Have the helper pass a descriptor on to the caller."""
+        messages.send_retrying(self.link, "handed out", {"channel": channel}, [fd])
+        return True
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""

@@ -25,6 +25,7 @@ from cloche.core.frames import GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
+from cloche.core.protocols import OpenConnection
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
@@ -37,8 +38,8 @@ from cloche.jail.user_namespaces import Claim, claim_outside_id
 from .. import layout
 from ..enforcement import with_users
 from ..host import Host
-from ..init_link import OPEN_S, InitLink
-from ..live import LiveProcess, LiveSandbox, usage_of
+from ..init_link import OPEN_S, InitLink, OperationFailed
+from ..live import LiveProcess, LiveSandbox, check_port, connection_error, usage_of
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
@@ -55,6 +56,7 @@ from .plan import (
     show_toolchain,
 )
 from .prefork import pool_for
+from .socket_tunnel import SocketTunnel
 
 log = logging.getLogger("cloche.local")
 HOME = "/home/sandbox"
@@ -93,6 +95,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._opening = asyncio.Lock()
+        self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
         self._is_closed = False
         self._numbers = itertools.count(1)
         self._leftover: list[str] = []  # programs of runs that have ended
@@ -125,7 +128,7 @@ class LocalLiveSandbox(LiveSandbox):
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
             connection.send_resident(run, order, theirs.fileno())
             theirs.close()
-            self._end = asyncio.get_running_loop().create_task(connection.attend(_drop))
+            self._end = asyncio.get_running_loop().create_task(connection.attend(self._take))
             _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
             await self._await_greeting(link)
         except BaseException:
@@ -226,6 +229,29 @@ class LocalLiveSandbox(LiveSandbox):
         """Return the programs of runs that have ended, for the next process to remove."""
         found, self._leftover = self._leftover, []
         return found
+
+    async def connect(self, port: int) -> OpenConnection:
+        """Return a connection to a server inside. Raises OSError, as a socket would."""
+        check_port(port)
+        channel = (await self.connected()).open("connect", port=port, hands_out=True)
+        handed_out = self._handed_out[channel.number] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.shield(channel.closed)
+            return SocketTunnel(await asyncio.wait_for(handed_out, OPEN_S))
+        except OperationFailed as error:
+            raise connection_error(error, port) from error
+        finally:
+            channel.close()
+            self._handed_out.pop(channel.number, None)
+
+    def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        """Take a socket that pid 1 has made; of all else that the helper reports nothing is needed."""
+        waiting = self._handed_out.get(body.get("channel", 0)) if tag == "handed out" else None
+        if waiting is not None and not waiting.done() and fds:
+            waiting.set_result(fds.pop())
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     # Runs.
 
@@ -345,10 +371,3 @@ def _mode(name: str, mode: int) -> int:
 def _is_account(row: layout.Row) -> bool:
     """Tell whether a mount is a file that says who the accounts are."""
     return row[1:2] in (("etc/passwd",), ("etc/group",))
-
-
-def _drop(_tag: str, _body: dict[str, Any], fds: list[int]) -> None:
-    """Take nothing of what the helper reports."""
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)

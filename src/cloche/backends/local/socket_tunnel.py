@@ -1,0 +1,72 @@
+"""A connection to a server in a jail, by a socket that pid 1 has made there and handed out: nothing passes it on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+MOST_READ = 1 << 20  # bytes at once, whoever asks for however many
+
+
+class SocketTunnel:
+    """Carry a connection to a server inside; see core.protocols.OpenConnection. Use from one event loop."""
+
+    def __init__(self, fd: int):
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._has_ended = self._is_over = False
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes; empty at the end."""
+        if self._is_over or self._closed.done():
+            return b""
+        try:
+            data = await self._loop.sock_recv(self._socket, min(most, MOST_READ))
+        except OSError:
+            self.close()
+            return b""
+        if not data:
+            self._is_over = True
+            self._close_if_done()
+        return data
+
+    async def write(self, data: bytes) -> bool:
+        """Send all of `data`, as fast as the server takes it; False where it is gone."""
+        if self._has_ended or self._closed.done():
+            return False
+        try:
+            await self._loop.sock_sendall(self._socket, data)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        if self._has_ended or self._closed.done():
+            return
+        self._has_ended = True
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:  # the server has gone
+            self.close()
+            return
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._has_ended and self._is_over:
+            self.close()
+
+    def close(self) -> None:
+        """Close it."""
+        if not self._closed.done():
+            self._closed.set_result(None)
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, by whichever side."""
+        await asyncio.wait([self._closed])
