@@ -247,7 +247,7 @@ class Process:
         self.cause = ""
         self.usage: dict[str, float] = {}
         self.error: dict[str, Any] = {}
-        self.is_killing = False
+        self.is_killing = self.is_forgotten = False
         self.master = -1
         theirs, ours = self._make_streams(order)
         try:
@@ -383,7 +383,13 @@ class Process:
         self.is_killing = tree.kill(lambda: self.host.members(self.mark)) and rounds > 0
         if self.is_killing:
             self.loop.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
-        elif self.status is not None:
+        elif self.is_forgotten:
+            self.mark.close()
+
+    def release(self) -> None:
+        """Be known to nobody any more. Until then the mark is held: its number stands for nobody else."""
+        self.is_forgotten = True
+        if not self.is_killing:
             self.mark.close()
 
     # Its end.
@@ -403,8 +409,6 @@ class Process:
 
     def _exited(self, status: int, cause: str) -> None:
         self.status, self.cause = status, self.cause or cause
-        if not self.is_killing:
-            self.mark.close()
         for one in self.incoming.values():
             one.close()
         if self.master >= 0:

@@ -185,10 +185,12 @@ class Server:
         """Take a process out of those that run, and keep what is known of it for a while."""
         if self.processes.pop(process.id, None) is None:
             return
-        if not process.is_hidden:
+        if process.is_hidden:
+            process.release()
+        else:
             self.kept[process.id] = process
             while len(self.kept) > MOST_KEPT_EXITS:
-                self.kept.pop(next(iter(self.kept)))
+                self.kept.pop(next(iter(self.kept))).release()
         if not self.processes:
             self.host.note_busy(is_busy=False)
 

@@ -8,7 +8,9 @@ order with all of that done. Pid 1 itself runs no program. It is out of a guest'
 from inside ends it.
 
 What belongs to a process is known by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
-host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one.
+host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one,
+and nobody hide by no longer being dumpable. Who still can, by a program that may be run and not be read, belongs to
+everybody: it is ended with the first tree that is.
 
 The helper keeps the limit on memory: it looks at the sum, and names to pid 1 the mark of the process whose tree is the
 largest. Whether the kernel has killed for memory, its counters tell, which only the helper can read.
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")
 SIGKILL, SIGCHLD = 9, 17
 MARK = "/proc/self/ns/uts"
+CHILDREN = "/proc/1/task/1/children"
+HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
@@ -120,11 +124,36 @@ def now() -> float:
 
 
 def _mark_of(pid: int | str) -> int:
-    """Return the mark of a process, 0 for one that has gone."""
+    """Return the mark of a process: HIDDEN for one that lets nobody look, 0 for one that has gone."""
     try:
         return posix.stat(f"/proc/{pid}/ns/uts").st_ino
+    except PermissionError:
+        return HIDDEN
+    except OSError:  # it has gone, or its first thread alone
+        return _mark_of_threads(pid)
+
+
+def _mark_of_threads(pid: int | str) -> int:
+    try:
+        threads = posix.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0
+    for thread in threads:
+        try:
+            return posix.stat(f"/proc/{pid}/task/{thread}/ns/uts").st_ino
+        except PermissionError:
+            return HIDDEN
+        except OSError:
+            continue  # this one has ended
+    return 0
+
+
+def _read_whole(path: str) -> bytes:
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: posix.read(fd, 1 << 16), b""))
+    finally:
+        posix.close(fd)
 
 
 class Become(BaseException):
@@ -140,6 +169,7 @@ class Resident(Parent):
 
     server: Any
     spare: Forked | None = None
+    is_watched = False  # by the helper, as to its memory
 
     def live(self) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call."""
@@ -149,7 +179,7 @@ class Resident(Parent):
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
         building = Building.of_parts(*messages.unpack(self.plan_fd).values())
-        server = load("init.server")
+        server, self.kill_tree = load("init.server"), load("init.tree").kill
         seconds = self.build(building, private)
         messages.send_retrying(self.link, "ready", {"seconds": seconds})
         load_notify()
@@ -185,9 +215,7 @@ class Resident(Parent):
     def _receive_from_helper(self, _: int) -> None:
         tag, body, _fds = messages.receive(self.link)
         if tag == "exceeded":
-            for process in list(self.server.processes.values()):
-                if process.mark.number == body["mark"]:
-                    process.kill("out_of_memory")
+            self._end_largest(body["mark"])
         elif tag == "why":
             is_more, self.oom_kills = body.get("oom_kills", 0) > self.oom_kills, body.get("oom_kills", 0)
             asked, self.asked = self.asked, []
@@ -195,6 +223,14 @@ class Resident(Parent):
                 take("out_of_memory" if is_more else "")
         elif tag != "go":  # the helper is gone, and so must we be
             posix._exit(1)
+
+    def _end_largest(self, number: int) -> None:
+        """End the tree with this mark; that of a process which has ended, too, or those who hide theirs."""
+        for process in list(self.server.processes.values()):
+            if process.mark.number == number:
+                process.kill("out_of_memory")
+                return
+        self.kill_tree(lambda: self._members(number))
 
     # What `init.server` asks of its host.
 
@@ -228,30 +264,51 @@ class Resident(Parent):
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         unshare(CLONE_NEWUTS)
         ours, theirs = socketpair()
-        pid = posix.fork()
+        try:
+            mark = Mark()
+            pid = posix.fork()
+        except OSError:
+            posix.close(ours)
+            posix.close(theirs)
+            raise
         if pid == 0:
             _signal.set_wakeup_fd(-1)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             posix.close(ours)
             raise Become(CommandGuest(self, theirs, given))
         posix.close(theirs)
-        return Forked(self, pid, Mark(), ours)
+        return Forked(self, pid, mark, ours)
 
     def note_orphan(self, pid: int) -> None:
-        """Take note of the end of a process that nobody asked for: the guest that waits may have been ended."""
+        """Take note of the end of a process that nobody asked for: the guest that waits may have been ended.
+
+        Or it was the last that others have left behind.
+        """
+        if not self.server.processes and pid != (self.spare and self.spare.pid):
+            self._report_pace(is_busy=self._has_left())
         if self.spare is not None and self.spare.pid == pid:
             self.spare.conclude()
             self.spare.mark.close()
             self.spare = None
 
     def members(self, mark: Mark) -> list[int]:
-        """Return all that live with this mark, but us, who have the newest one."""
-        pids = [name for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
-        return [int(pid) for pid in pids if _mark_of(pid) == mark.number]
+        """Return all that live with this mark, or hide theirs; but us, who have the newest one."""
+        return self._members(mark.number)
+
+    def _members(self, number: int) -> list[int]:
+        pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
+        return [pid for pid in pids if self._mark_of(pid) in (number, HIDDEN)]
+
+    def _mark_of(self, pid: int) -> int:
+        """Return the mark of a process; of those that we forked we know it, and who gets ready cannot be looked at."""
+        if self.spare is not None and self.spare.pid == pid:
+            return self.spare.mark.number
+        process = self.server.by_pid.get(pid)
+        return process.mark.number if process is not None else _mark_of(pid)
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
-        messages.send(self.link, "pace", {"is_busy": is_busy})
+        self._report_pace(is_busy=is_busy or self._has_left())
         if not is_busy:
             self.server.loop.call_at(SPARE, now(), self.make_spare)
             self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
@@ -260,6 +317,16 @@ class Resident(Parent):
         """Have the helper pass a descriptor on to the caller."""
         messages.send_retrying(self.link, "handed out", {"channel": channel}, [fd])
         return True
+
+    def _report_pace(self, *, is_busy: bool) -> None:
+        if is_busy != self.is_watched:
+            self.is_watched = is_busy
+            messages.send(self.link, "pace", {"is_busy": is_busy})
+
+    def _has_left(self) -> bool:
+        """Tell whether a process lives that somebody has left behind: it is a child of ours by now."""
+        spare = self.spare.pid if self.spare is not None else 0
+        return any(int(pid) != spare for pid in _read_whole(CHILDREN).split())
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""

@@ -171,8 +171,9 @@ class LocalLiveSandbox(LiveSandbox):
             ("terminals",),
         ]
         spec.ucounts = {**ucounts(is_forkable=False), "uts_namespaces": MOST_MARKS}
-        if self._policy.users:
-            spec.seccomp = filter_for(confined=False, counted=bool(self._host.cgroup_version), users=True)
+        if spec.seccomp is not None:
+            kind = {"resident": True, "users": self._policy.users}
+            spec.seccomp = filter_for(confined=False, counted=bool(self._host.cgroup_version), **kind)
         if spec.landlock is not None:
             devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts")]
             spec.landlock = [("/", "read"), *((path, "write") for path in ("/dev/shm", *self.writable)), *devices]

@@ -72,7 +72,7 @@ REAPERS = 1
 COMING_TASKS = 8
 MOST_JAILS = 64
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
-_FILTERS: dict[tuple[str, bool, bool, bool, bool, bool], bytes] = {}
+_FILTERS: dict[tuple[object, ...], bytes] = {}
 
 SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
 _environments: dict[tuple[GuestPaths, str], Mapping[str, str]] = {}
@@ -187,15 +187,11 @@ def make_forkable(spec: Spec, host: Host) -> None:
         spec.landlock = [("/", "write"), *devices]
 
 
-def filter_for(
-    *, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False, users: bool = False
-) -> bytes:
-    """Return the assembled system call filter for this machine, once per process."""
-    key = (os.uname().machine, confined, counted, prefork, forkable, users)
+def filter_for(*, confined: bool, counted: bool = True, **kind: bool) -> bytes:
+    """Return the assembled system call filter for this machine, once per process; see `build_filter`."""
+    key = (os.uname().machine, confined, counted, *kind.items())
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(
-            key[0], confined=confined, counted=counted, prefork=prefork, forkable=forkable, users=users
-        )
+        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, **kind)
     return _FILTERS[key]
 
 

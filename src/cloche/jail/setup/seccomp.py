@@ -28,7 +28,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING
+from ..syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, PR_SET_DUMPABLE
 
 ALLOWED: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -225,6 +225,7 @@ def build_filter(
     prefork: bool = False,
     forkable: bool = False,
     users: bool = False,
+    resident: bool = False,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
@@ -232,15 +233,19 @@ def build_filter(
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
-    for a session: a clone into new namespaces, with one exact set of flags, asks too. With several `users`, a netlink
-    socket for the audit log is an unknown protocol, as on a kernel without one: su and useradd give up where it is
-    forbidden. Raises KeyError for a machine without a table.
+    for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
+    lives, whose pid 1 must be able to look at each process. With several `users`, a netlink socket for the audit log is
+    an unknown protocol, as on a kernel without one: su and useradd give up where it is forbidden. Raises KeyError for a
+    machine without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
     special = _special_blocks(confined=confined, prefork=prefork) | (
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     )
+    if resident:  # the caller is told that it was done
+        hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
+        special["prctl"] = [_argument(0), *hiding, *special["prctl"]]
     if forkable:
         special |= _forkable_blocks(special)
     if users:
