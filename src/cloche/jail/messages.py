@@ -260,6 +260,7 @@ class Building(_Record):
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
     `warm_up` is what a guest that waits does once, to have run the code that an order needs, empty for nothing.
+    `last` is what a guest of a sandbox that lives does before it is a program, once nothing more is needed of it.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -267,6 +268,7 @@ class Building(_Record):
     first: list[Step] = []
     later: list[Step] = []
     late: list[Step] = []
+    last: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
     warm_up: list[Step] = []

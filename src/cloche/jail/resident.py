@@ -36,16 +36,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .sandbox_state import SandboxState
+    from .steps import Step
 
 _signal: Any = __import__("_signal")
 SIGKILL, SIGCHLD = 9, 17
 MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
+MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
+HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
 
@@ -146,6 +149,13 @@ def _mark_of_threads(pid: int | str) -> int:
         except OSError:
             continue  # this one has ended
     return 0
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(_read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _read_whole(path: str) -> bytes:
@@ -299,12 +309,18 @@ class Resident(Parent):
         pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
         return [pid for pid in pids if self._mark_of(pid) in (number, HIDDEN)]
 
-    def _mark_of(self, pid: int) -> int:
-        """Return the mark of a process; of those that we forked we know it, and who gets ready cannot be looked at."""
+    def _mark_of(self, pid: int, depth: int = MOST_PARENTS) -> int:
+        """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it."""
         if self.spare is not None and self.spare.pid == pid:
             return self.spare.mark.number
         process = self.server.by_pid.get(pid)
-        return process.mark.number if process is not None else _mark_of(pid)
+        if process is not None:
+            return process.mark.number
+        mark = _mark_of(pid)
+        if mark != HIDDEN or depth <= 0:
+            return mark
+        parent = _parent_of(pid)
+        return self._mark_of(parent, depth - 1) if parent > 1 else HIDDEN
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
@@ -459,6 +475,14 @@ class CommandGuest(Guest):
         posix.setresgid(group, group, group)
         posix.setresuid(number, number, number)
         return number == 0
+
+    def _hand_over(self) -> None:
+        """Give pid 1 the descriptor on which our filter asks; until then we may have as many as pid 1."""
+        try:
+            super()._hand_over()
+        except OSError as error:
+            raise StepFailed(HANDING_OVER, 0, 1, error) from error
+        perform(self.building.last, {})
 
     def _take_order(self) -> tuple[Order, list[int]]:
         order, streams = self.given or self._await_order()

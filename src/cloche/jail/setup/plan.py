@@ -101,7 +101,7 @@ def compile_prefork_jail(
 def compile_resident(spec: Spec, run: Run) -> Building:
     """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first`.
 
-    Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`.
+    Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`. `last` is for when it has handed over what pid 1 needs of it.
     """
     outer, inner = _binds(run, spec)
     tree = [*mounts.from_rows(spec.mounts), *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
@@ -111,6 +111,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
             _open_sources(tree),
             _become_builder(spec),
             _die_with_parent(),
+            _step("descriptors", "have as many descriptors as it may", *privileges.raise_limit("nofile")),
             _open_ucounts(spec.ucounts),
             _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
             *_without_repetition(_named(tree)),
@@ -127,7 +128,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
         ],
         first=[
             _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice()),
-            *_limits(spec, beside=-1 if spec.outside is not None else 0),
+            *_limits(spec, beside=-1 if spec.outside is not None else 0, but=HELD_UP),
             *_affinity(spec),
         ],
         later=[
@@ -136,6 +137,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
             _lead_session(),
         ],
         late=_resident_restrictions(spec, opened),
+        last=_limits(spec, only=HELD_UP),
         private=run.private,
         seccomp=spec.seccomp,
     )  # fmt: skip
@@ -178,6 +180,9 @@ def _resident_restrictions(spec: Spec, opened: Mapping[str, str]) -> list[Step]:
     return late
 
 
+# As many descriptors as a process may have open may be on their way between all processes of its user, before it can
+# send one. Guests must not keep the next from handing over that of its filter.
+HELD_UP = ("nofile",)
 OOM_PROC = "proc that is written to"
 
 
@@ -524,9 +529,13 @@ def _without_repetition(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
+def _limits(spec: Spec, *, beside: int = 0, but: Sequence[str] = (), only: Sequence[str] = ()) -> list[Step]:
     """List the per-process limits; `beside` is how many more processes of ours the kernel counts than it would."""
-    rows = [(name, amount + beside if name == "nproc" else amount) for name, amount in spec.rlimits]
+    rows = [
+        (name, amount + beside if name == "nproc" else amount)
+        for name, amount in spec.rlimits
+        if name not in but and (name in only or not only)
+    ]
     text = "set " + ", ".join(f"{name}={amount}" for name, amount in rows)
     return [_step("limits", text, *privileges.set_limits(rows))]
 

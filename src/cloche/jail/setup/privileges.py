@@ -144,6 +144,12 @@ def set_limits(limits: Iterable[tuple[str, int]]) -> list[Call]:
     return calls
 
 
+def raise_limit(name: str) -> list[Call]:
+    """Raise a soft limit to the hard one."""
+    _, hard = resource.getrlimit(NUMBERS[name])
+    return [make("prlimit64", 0, NUMBERS[name], hard.to_bytes(8, "little", signed=hard < 0) * 2, None)]
+
+
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
