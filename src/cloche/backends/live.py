@@ -168,6 +168,7 @@ class LiveProcess:
         self._announce()
         self._started_at = monotonic()
         self._end = asyncio.get_running_loop().create_task(self._wait_for_end())
+        self._end.add_done_callback(_retrieve)
 
     def _announce(self) -> None:
         if self._sink is not None and self._sink is not discard and not self._is_announced:
@@ -290,6 +291,12 @@ class LiveProcess:
             stream.divert(lambda _: None)
         await asyncio.wait([self._end], timeout=LATE_S)
         self._channel.close()
+
+
+def _retrieve(end: asyncio.Task[dict[str, Any]]) -> None:
+    """Take note of how it failed: nobody need wait for it."""
+    if not end.cancelled():
+        end.exception()
 
 
 def _not_started(error: OperationFailed) -> Exception:

@@ -76,9 +76,22 @@ def resident_bytes(pids: list[int]) -> int:
     """Return the sum of resident memory, pages shared between processes counted in each."""
     total = 0
     for pid in pids:
-        words = _read(f"/proc/{pid}/statm").split()
+        words = _read(f"{_with_memory(pid)}/statm").split()
         total += int(words[1]) * PAGE if len(words) > 2 else 0
     return total
+
+
+def _with_memory(pid: int) -> str:
+    """Return the folder of a process, of another thread of it where the first has ended: that one has no memory."""
+    folder = f"/proc/{pid}"
+    if not _read(f"{folder}/statm").startswith("0 0 0"):
+        return folder
+    try:
+        threads = os.listdir(f"{folder}/task")
+    except OSError:
+        return folder
+    alive = (f"{folder}/task/{thread}" for thread in threads if int(thread) != pid)
+    return next((one for one in alive if not _read(f"{one}/statm").startswith("0 0 0")), folder)
 
 
 def private_bytes(pids: list[int]) -> int:
@@ -87,7 +100,7 @@ def private_bytes(pids: list[int]) -> int:
 
 
 def _share(pid: int) -> int:
-    text = _read(f"/proc/{pid}/smaps_rollup")
+    text = _read(f"{_with_memory(pid)}/smaps_rollup")
     if not text:  # a process may hide this by making itself undumpable: then all that is resident counts
         return resident_bytes([pid])
     rows = (line.split() for line in text.splitlines()[1:])

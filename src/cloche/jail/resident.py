@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .steps import Step
 
 _signal: Any = __import__("_signal")
-SIGKILL, SIGCHLD = 9, 17
+SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
 MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
@@ -253,6 +253,7 @@ class Resident(Parent):
         self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
         if spare is not None and not spare.error:
             try:
+                posix.kill(spare.pid, SIGCONT)  # which another guest may have stopped
                 messages.send(spare.link, "order", {"order": order, "streams": [*streams]}, [*streams.values()])
             except OSError:
                 pass  # it was ended by another guest

@@ -110,6 +110,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
         build=[
             _open_sources(tree),
             _become_builder(spec),
+            _step("dumpable", "keep its /proc entries from guests", privileges.prctl(PR_SET_DUMPABLE, 0)),
             _die_with_parent(),
             _step("descriptors", "have as many descriptors as it may", *privileges.raise_limit("nofile")),
             _open_ucounts(spec.ucounts),
