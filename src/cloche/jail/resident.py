@@ -265,7 +265,10 @@ class Resident(Parent):
         """Fork a guest ahead, which waits for its order with all restrictions applied."""
         self.server.loop.cancel(SPARE)
         if self.spare is None:
-            self.spare = self._fork(None)
+            try:
+                self.spare = self._fork(None)
+            except OSError:
+                pass  # there are as many processes as may be; who is asked for says so
 
     def drop_spare(self) -> None:
         """End the guest that waits: a sandbox in which nothing has happened for a while holds no memory for it."""
