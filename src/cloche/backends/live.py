@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,112 +19,25 @@ from cloche.core.errors import (
     InternalError,
     InvalidRequest,
     OutcomeUnknown,
-    SandboxDirectoryError,
-    SandboxFileError,
-    SandboxFileExists,
     SandboxFileNotFound,
-    SandboxFileRefused,
-    SandboxFileTooLarge,
     StartFailed,
 )
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
-from cloche.core.processes import Detached, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessRequest
 from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.init import wire
 
-from .init_link import Channel, InitLink, OperationFailed, read_guest_object
+from .init_link import Channel, InitLink, OperationFailed
+from .live_files import LiveFiles
+from .live_streams import ByteStream
 from .results import make_result, run_notes
 from .saved_files import Changes
 
 log = logging.getLogger("cloche.live")
-FILE_S = 300.0  # for one operation on files, content included
 LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
-MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
-MOST_UNREAD = 2 * wire.WINDOW_BYTES
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
-FILE_ERRORS = {
-    "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
-    "not_empty": SandboxFileExists, "is_directory": SandboxDirectoryError, "permission": SandboxFileRefused,
-    "not_regular": SandboxFileRefused, "loop": SandboxFileRefused,
-}  # fmt: skip
-
-
-class ByteStream:
-    """Read what comes on one stream, piece by piece; what is not read makes the other side wait."""
-
-    def __init__(self, channel: Channel, number: int):
-        self._channel, self._number = channel, number
-        self._pieces: deque[bytes] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._taker: Callable[[bytes], None] | None = None
-        self._has_ended = False
-        self.is_read = False  # somebody has begun to
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether all that came was read."""
-        return not self._pieces
-
-    def put(self, data: bytes) -> None:
-        """Take a piece; what is over the window was never granted."""
-        if self._taker is not None:
-            self._channel.grant(self._number, len(data))
-            self._taker(data)
-            return
-        self._pieces.append(data)
-        self._wake()
-
-    def divert(self, take: Callable[[bytes], None]) -> None:
-        """Hand what nobody has read, and all that comes, to `take`, in place of a reader."""
-        self._taker = take
-        pieces, self._pieces = self._pieces, deque()
-        for piece in pieces:
-            self.put(piece)
-        self._wake()
-
-    def put_end(self) -> None:
-        """Take note that nothing more comes."""
-        self._has_ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def read(self, most: int = 1 << 16) -> bytes:
-        """Return the next bytes, `most` at the most; empty at the end."""
-        if self._taker is not None:
-            raise InvalidRequest("this stream is read by a call of wait, whose result has what came")
-        self.is_read = True
-        while not self._pieces:
-            if self._has_ended:
-                return b""
-            if self._waiting is not None and not self._waiting.done():
-                raise InvalidRequest("this stream is already being read")
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        piece = self._pieces.popleft()
-        if len(piece) > most:
-            self._pieces.appendleft(piece[most:])
-            piece = piece[:most]
-        self._channel.grant(self._number, len(piece))
-        return piece
-
-    async def read_all(self, most: int) -> bytes:
-        """Return all that comes, until the end or more than `most` bytes."""
-        found = bytearray()
-        while len(found) <= most and (piece := await self.read()):
-            found += piece
-        return bytes(found)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[bytes]:
-        while piece := await self.read():
-            yield piece
 
 
 class LiveProcess:
@@ -386,19 +297,15 @@ def connection_error(error: OperationFailed, port: int) -> OSError:
     return OSError(code if isinstance(code, int) else 0, f"port {port} of the sandbox: {error}")
 
 
-class LiveSandbox:
+class LiveSandbox(LiveFiles):
     """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
 
     backend = ""  # its name
 
     def __init__(self, limits: Limits, enforcement: Enforcement | None = None, *, has_users: bool = False):
+        super().__init__()
         self._limits, self._enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
-        self._files_turn = asyncio.Semaphore(16)
-
-    async def connected(self) -> InitLink:
-        """Return the link, and start the sandbox where it was not."""
-        raise NotImplementedError
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
@@ -499,173 +406,6 @@ class LiveSandbox:
             channel.close()
             raise
         return tunnel
-
-    # Files.
-
-    async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
-        """Hand a folder, or a file, as a tar archive to `take`; return how many files were left out."""
-        said, _ = await self.file("pack", path, on_content=take)
-        return int(said["skipped"]) if isinstance(said.get("skipped"), int) else 0
-
-    async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:
-        """Unpack a tar archive into a folder."""
-        await self.file("unpack", path, content=archive)
-
-    async def file(
-        self,
-        do: str,
-        path: str,
-        *,
-        content: bytes | AsyncIterator[bytes] | None = None,
-        most: int = 0,
-        on_content: Callable[[bytes], None] | None = None,
-        **arguments: Any,  # noqa: ANN401 - any JSON
-    ) -> tuple[dict[str, Any], bytes]:
-        """Do one operation on files, see `init.files`; return its answer and the content that came, `most` bytes.
-
-        Raises a SandboxFileError.
-        """
-        if not path or "\0" in path:
-            raise InvalidRequest(f"path: {path!r} is none")
-        link = await self.connected()
-        async with self._files_turn, asyncio.timeout(FILE_S):
-            channel = link.open(
-                "files", do=do, path=self.absolute(path), timeout_s=FILE_S, **{"most": most, **arguments}
-            )
-            try:
-                return await self._operate(channel, path, content, most, on_content)
-            finally:
-                channel.close()
-
-    def absolute(self, path: str) -> str:
-        """Return a path as the sandbox has it: a relative one begins in /workspace."""
-        return path if path.startswith("/") else f"/workspace/{path}"
-
-    async def _operate(
-        self,
-        channel: Channel,
-        path: str,
-        content: bytes | AsyncIterator[bytes] | None,
-        most: int,
-        on_content: Callable[[bytes], None] | None,
-    ) -> tuple[dict[str, Any], bytes]:
-        found, answer = bytearray(), bytearray()
-        is_over = False
-
-        def take(stream: int, data: memoryview) -> None:
-            nonlocal is_over
-            if stream == wire.REPORT:
-                answer.extend(data[: MOST_UNREAD - len(answer)])
-            elif on_content is not None:
-                on_content(bytes(data))
-            elif len(found) + len(data) <= most:
-                found.extend(data)
-            else:
-                is_over = True
-            channel.grant(stream, len(data))
-
-        channel.on_data = take
-        sending = asyncio.create_task(_send_content(channel, content))
-        try:
-            await asyncio.shield(channel.closed)
-        except OperationFailed as error:
-            raise SandboxFileError(f"{path}: {error}", path=path) from error
-        finally:
-            sending.cancel()
-        if sending.done() and not sending.cancelled() and (failed := sending.exception()):
-            raise failed
-        if not answer:
-            raise SandboxFileError(f"{path}: the operation was ended before it was done", path=path)
-        try:
-            said = read_guest_object(bytes(answer))
-        except ValueError as error:
-            raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
-        refused = said.get("error")
-        if isinstance(refused, dict):
-            raise _file_error(refused, path)
-        if is_over:
-            raise SandboxFileTooLarge(f"{path}: more than {most} bytes came", path=path)
-        return said, bytes(found)
-
-    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
-        """Return a file, or a part of it."""
-        _, data = await self.file("read", path, most=max_bytes, offset=offset, count=count)
-        return data
-
-    async def write_path(
-        self, path: str, data: bytes | AsyncIterator[bytes], *, how: str = "replace", mode: int | None = None
-    ) -> None:
-        """Write a file, with the folders above it: `how` is `replace`, `append` or `new`."""
-        await self.file("write", path, content=data, how=how, mode=mode, parents=True)
-
-    async def stat_path(self, path: str) -> FileInfo:
-        """Describe what is at a path."""
-        said, _ = await self.file("stat", path)
-        return _file_info(said, path)
-
-    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
-        """Describe the entries of a folder, by name; those below it, too."""
-        _, data = await self.file("list", path, most=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
-        return await asyncio.to_thread(_read_rows, data, path)
-
-    async def make_folder(self, path: str, *, parents: bool = True) -> None:
-        """Make a folder."""
-        await self.file("make_folder", path, parents=parents)
-
-    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
-        """Rename a file or a folder."""
-        await self.file("move", path, target=self.absolute(target), replaces=replaces)
-
-    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, or a folder."""
-        await self.file("remove", path, recursive=recursive)
-
-
-async def _send_content(channel: Channel, content: bytes | AsyncIterator[bytes] | None) -> None:
-    if isinstance(content, bytes | bytearray | memoryview):
-        await channel.send(wire.STDIN, content)
-    elif content is not None:
-        async for piece in content:
-            if not await channel.send(wire.STDIN, piece):
-                return
-    channel.end(wire.STDIN)
-
-
-def _file_error(refused: Mapping[str, Any], path: str) -> SandboxFileError:
-    kind, where = FILE_ERRORS.get(str(refused.get("kind")), SandboxFileError), str(refused.get("path") or path)
-    return kind(f"{where}: {str(refused.get('message'))[:1000]}", path=where)
-
-
-def _file_info(row: Mapping[str, Any], path: str) -> FileInfo:
-    try:
-        return FileInfo(
-            name=str(row["name"]),
-            type=_file_type(row["type"]) or "other",
-            size=int(row["size"]),
-            mode=int(row["mode"]) & 0o7777,
-            mtime=float(row["mtime"]),
-            uid=int(row["uid"]),
-            gid=int(row["gid"]),
-            target=str(row.get("target", "")),
-            leads_to=_file_type(row.get("leads_to")),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
-
-
-def _file_type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
-    return value if value in ("file", "directory", "link", "other") else None
-
-
-def _read_rows(data: bytes, path: str) -> list[FileInfo]:
-    rows = []
-    for line in data.splitlines()[: MOST_ENTRIES + 1]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path) from error
-        rows.append(_file_info(row if isinstance(row, dict) else {}, path))
-    return rows
 
 
 def _process_info(row: Mapping[str, Any]) -> ProcessInfo:

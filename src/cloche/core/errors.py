@@ -60,11 +60,16 @@ class InternalError(ClocheError):
 
 
 class SandboxFileError(ClocheError):
-    """Report a file operation inside a sandbox that failed; `path` is the guest's path."""
+    """Report a file operation inside a sandbox that failed; `path` is the guest's path.
 
-    def __init__(self, message: str, *, path: str):
+    In a sandbox that lives `kind` says why in a word: not_found, is_directory, not_directory, not_regular, permission,
+    exists, not_empty, too_large, full, loop, name_too_long, busy, invalid, timeout, unsupported, or other.
+    """
+
+    def __init__(self, message: str, *, path: str, kind: str = ""):
         super().__init__(message)
         self.path = path
+        self.kind = kind
 
 
 class SandboxFileNotFound(SandboxFileError, FileNotFoundError):

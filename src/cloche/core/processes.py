@@ -12,6 +12,7 @@ from .request import check_argv, check_env
 from .result import Status
 
 FileType = Literal["file", "directory", "link", "other"]
+ChangeKind = Literal["created", "changed", "removed", "moved", "lost", "over"]
 
 
 class Detached(InvalidRequest):
@@ -86,6 +87,19 @@ class Transfer:
     files: int
     size: int
     left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange:
+    """Describe a change below a folder that is watched: `path` begins there, and is empty for a file that is watched.
+
+    What was `moved` has its new path in `target`. After `lost` some changes were not told; after `over` none is.
+    """
+
+    kind: ChangeKind
+    path: str
+    target: str = ""
+    is_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,12 @@
 """Operations on files, in a process of their own that has a guest's rights: nothing of it is trusted, or has to be.
 
 Content comes on stream 0 and goes to stream 1; what came of it goes to stream 3 as one JSON object: the answer, or
-`{"error": {"kind", "message", "path"}}`. Paths are the sandbox's own, so a link leads to where it leads any process of
-the same user. Whoever asks bounds the time and what it takes.
+`{"error": {"kind", "message", "path"}}`. Names in it are written as `names` has them. Paths are the sandbox's own, so a
+link leads to where it leads any process of the same user. Nothing waits for another end: what is no regular file is
+neither read nor written. Whoever asks bounds the time and what it takes.
+
+`content` has what operations are made of, `folders` what works on whole trees, `archive` packs and unpacks them, and
+`watch` tells of changes.
 """
 
 from __future__ import annotations
@@ -10,298 +14,295 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
-import tarfile
+
+from . import archive, folders
+from .content import (
+    ANSWER,
+    CHUNK,
+    CONTENT_IN,
+    CONTENT_OUT,
+    Refusal,
+    beside,
+    failure,
+    natural,
+    not_regular,
+    open_regular,
+    pass_on,
+    write_all,
+)
+from .names import pack_path, unpack_path
+from .watch import watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
-CHUNK = 1 << 16
-CONTENT_IN, CONTENT_OUT, ANSWER = 0, 1, 3
-MOST_DEPTH = 64
+MOST_SHOWN = 4096  # characters of a path, in an error
+MOST_ENTRIES = 100_000
+ROWS_AT_ONCE = 256
 KINDS = {
     errno.ENOENT: "not_found", errno.EISDIR: "is_directory", errno.ENOTDIR: "not_directory",
     errno.EACCES: "permission", errno.EPERM: "permission", errno.EROFS: "permission", errno.EEXIST: "exists",
     errno.ENOTEMPTY: "not_empty", errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EFBIG: "full",
-    errno.ELOOP: "loop", errno.ENAMETOOLONG: "name_too_long",
+    errno.ELOOP: "loop", errno.ENAMETOOLONG: "name_too_long", errno.EBUSY: "busy", errno.ETXTBSY: "busy",
+    errno.EINVAL: "invalid", errno.ENXIO: "not_regular",
 }  # fmt: skip
 TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
-
-
-class Refusal(Exception):
-    """Hold why an operation was not done, where the kernel has no word for it."""
-
-    def __init__(self, kind: str, message: str, path: str):
-        super().__init__(message)
-        self.kind, self.path = kind, path
+NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+CANNOT_REPLACE = (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOENT)
 
 
 def serve(order: dict[str, Any]) -> None:
     """Do one operation, answer, and end."""
-    path = os.fsdecode(str(order.get("path", "")).encode("utf-8", "surrogateescape"))
+    path = ""
     try:
-        answer = OPERATIONS[str(order["do"])](path, order)
+        path = unpack_path(order.get("path", ""))
+        answer = OPERATIONS[str(order.get("do"))](path, order)
     except Refusal as error:
-        answer = {"error": {"kind": error.kind, "message": str(error), "path": error.path}}
+        answer = _error(error.kind, str(error), error.path or path)
     except OSError as error:
-        kind = KINDS.get(error.errno or 0, "other")
-        answer = {"error": {"kind": kind, "message": error.strerror or str(error), "path": str(error.filename or path)}}
-    except tarfile.TarError as error:
-        answer = {"error": {"kind": "other", "message": f"no such archive: {error}", "path": path}}
-    _write_all(ANSWER, json.dumps(answer).encode())
+        answer = _error(KINDS.get(error.errno or 0, "other"), error.strerror or str(error), _blamed(error, path))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        answer = _error("invalid", f"malformed: {type(error).__name__}: {error}", path)
+    except MemoryError:
+        answer = _error("other", "it takes more memory than there is", path)
+    write_all(ANSWER, json.dumps(answer).encode())
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+def _error(kind: str, message: str, path: str) -> dict[str, Any]:
+    return {"error": {"kind": kind, "message": message, "path": pack_path(path[:MOST_SHOWN])}}
+
+
+def _blamed(error: OSError, path: str) -> str:
+    """Return the path that an error is about; of two, what is in the way is the second."""
+    first, second = error.filename, error.filename2
+    found = second if second is not None and KINDS.get(error.errno or 0) in ("exists", "not_empty") else first
+    return os.fsdecode(found) if isinstance(found, str | bytes) else path
 
 
 def _read(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Send a regular file, or a part of it; one that is larger than `most` bytes is refused."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    """Send a regular file, or `count` bytes of it from `offset` on; to send more than `most` bytes is refused.
+
+    What says that it has no bytes, as files of /proc do, is read until its end.
+    """
+    fd = open_regular(path, os.O_RDONLY)
     try:
-        state = os.fstat(fd)
-        if stat.S_ISDIR(state.st_mode):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(state.st_mode):
-            raise Refusal("not_regular", "it is neither a regular file nor a link to one", path)
-        offset, count, most = int(order.get("offset", 0)), order.get("count"), int(order["most"])
-        size = max(0, state.st_size - offset) if count is None else int(count)
-        if count is None and size > most:
-            raise Refusal("too_large", f"it has {state.st_size} bytes, more than {most}", path)
+        size, offset = os.fstat(fd).st_size, natural(order, "offset", 0) or 0
+        count, most = natural(order, "count", None), natural(order, "most", None)
+        wanted = [n for n in (count, max(0, size - offset) if size else None) if n is not None]
+        if most is not None and size and min(wanted) > most:
+            raise Refusal("too_large", f"it has {size} bytes, and no more than {most} are wanted", path)
+        limit = min(wanted, default=None if most is None else most + 1)
         os.lseek(fd, offset, os.SEEK_SET)
-        left = min(size if count is not None else most, most)
-        while left > 0 and (data := os.read(fd, min(CHUNK, left))):
-            _write_all(CONTENT_OUT, data)
-            left -= len(data)
-        return {"size": state.st_size}
+        sent = _send(fd, limit)
+        if most is not None and sent > most:
+            raise Refusal("too_large", f"it has more than {most} bytes", path)
+        return {"size": size, "sent": sent}
     finally:
         os.close(fd)
+
+
+def _send(fd: int, limit: int | None) -> int:
+    sent = 0
+    while limit is None or sent < limit:
+        data = os.read(fd, CHUNK if limit is None else min(CHUNK, limit - sent))
+        if not data:
+            break
+        write_all(CONTENT_OUT, data)
+        sent += len(data)
+    return sent
 
 
 def _write(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Write what comes: over a file, at its end, or only where there is none (`how`)."""
     how = order.get("how", "replace")
-    if order.get("parents") and os.path.dirname(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    if how == "replace" and not order.get("in_place"):
-        return _replace(path, order)
-    flags = {"append": os.O_APPEND, "new": os.O_EXCL, "replace": os.O_TRUNC}[how]
-    mode = int(order.get("mode") or 0o644)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | flags, mode)
+    folder = os.path.dirname(path)
+    if order.get("parents") and folder:
+        folders.make_folders(folder)
+    mode = natural(order, "mode", None)
+    if how == "replace":
+        return {"size": _replace(path, mode)}
+    return {"size": _fill(path, {"append": os.O_APPEND | os.O_CREAT, "new": os.O_EXCL | os.O_CREAT}[how], mode)}
+
+
+def _fill(path: str, flags: int, mode: int | None, source: int = CONTENT_IN) -> int:
+    """Write what comes into the file itself; nothing is lost of it where its mode cannot be set."""
+    fd = open_regular(path, os.O_WRONLY | flags, 0o644 if mode is None else mode & 0o7777)
     try:
-        count = _fill(fd)
-        if order.get("mode") is not None:
-            os.fchmod(fd, mode)
+        if mode is not None:
+            os.fchmod(fd, mode & 0o7777)
+        if not flags & os.O_APPEND:
+            os.ftruncate(fd, 0)
+        return pass_on(source, fd)
     except BaseException:
-        if how == "new":
+        if flags & os.O_EXCL:
             os.unlink(path)
         raise
     finally:
         os.close(fd)
-    return {"size": count}
 
 
-def _replace(path: str, order: dict[str, Any]) -> dict[str, Any]:
+def _replace(path: str, mode: int | None) -> int:
     """Write beside, then rename over: nobody sees half a file, and one that cannot be written stays as it was.
 
-    A file that is there keeps its mode and must be writable, as for any other way of writing; a link stays one.
+    A file that is there keeps its mode and must be writable, as for any other way of writing; a link stays one. What is
+    another user's, or has several names, is written to itself, and so is what stands where we may add no name.
     """
+    if path.endswith("/"):
+        raise failure(errno.EISDIR, path)
     path = os.path.realpath(path)
-    mode = order.get("mode")
+    folder = os.path.dirname(path)
     try:
         state = os.stat(path)
     except FileNotFoundError:
-        state = None
-    if state is not None and stat.S_ISDIR(state.st_mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if state is not None and not os.access(path, os.W_OK, effective_ids=True):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
-    folder, name = os.path.split(path)
-    beside = f"{folder}/.{os.urandom(8).hex()}.cloche"
-    if state is not None and (not stat.S_ISREG(state.st_mode) or state.st_nlink > 1 or not _may_replace(folder)):
-        return _write(path, {**order, "in_place": True, "parents": False})
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return _write_beside(path, folder, 0o644 if mode is None else mode & 0o7777)
+    if stat.S_ISDIR(state.st_mode):
+        raise failure(errno.EISDIR, path)
+    if not stat.S_ISREG(state.st_mode):
+        raise not_regular(path)
+    if not os.access(path, os.W_OK, effective_ids=True):
+        raise failure(errno.EACCES, path)
+    may_add = os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+    if not may_add or state.st_nlink > 1 or state.st_uid != os.geteuid():
+        return _fill(path, 0, mode)
+    return _write_beside(path, folder, stat.S_IMODE(state.st_mode) if mode is None else mode & 0o7777)
+
+
+def _write_beside(path: str, folder: str, mode: int) -> int:
+    named = beside(folder)
+    is_named = False
     try:
+        try:  # without a name, it is gone when we are killed
+            fd = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in NO_UNNAMED_FILES:
+                raise
+            fd = os.open(named, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            is_named = True
+    except OSError as error:
+        raise failure(error.errno or 0, path) from error
+    try:
+        count = pass_on(CONTENT_IN, fd)
+        os.fchmod(fd, mode)
         try:
-            count = _fill(fd)
-            os.fchmod(fd, int(mode) if mode is not None else stat.S_IMODE(state.st_mode) if state else 0o644)
-        finally:
-            os.close(fd)
-        os.rename(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
-    return {"size": count, "name": name}
+            if not is_named:
+                is_named = not _link(fd, path, named)
+            if is_named:
+                os.rename(named, path)
+                is_named = False
+        except OSError as error:
+            if error.errno not in CANNOT_REPLACE:
+                raise
+            os.lseek(fd, 0, os.SEEK_SET)
+            _fill(path, os.O_CREAT, mode, fd)
+        return count
+    finally:
+        os.close(fd)
+        if is_named:
+            os.unlink(named)
 
 
-def _may_replace(folder: str) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+def _link(fd: int, path: str, other: str) -> bool:
+    """Give a file its name, or another one where that name is taken; tell whether it has its own."""
+    for name in (path, other):
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, follow_symlinks=True)
+            return name == path
+        except FileExistsError:
+            if name == other:
+                raise
+    return False
 
 
-def _fill(fd: int) -> int:
-    count = 0
-    while data := os.read(CONTENT_IN, CHUNK):
-        _write_all(fd, data)
-        count += len(data)
-    return count
-
-
-def _row(path: str, name: str) -> dict[str, Any]:
-    state = os.lstat(path)
+def _row(path: str, name: str, state: os.stat_result) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "name": name, "type": TYPES.get(stat.S_IFMT(state.st_mode), "other"), "size": state.st_size,
-        "mode": stat.S_IMODE(state.st_mode), "mtime": state.st_mtime, "uid": state.st_uid, "gid": state.st_gid,
+        "name": pack_path(name), "type": _type(state), "size": state.st_size, "mode": stat.S_IMODE(state.st_mode),
+        "mtime": state.st_mtime, "uid": state.st_uid, "gid": state.st_gid,
     }  # fmt: skip
     if stat.S_ISLNK(state.st_mode):
-        row["target"] = os.readlink(path)
         try:
-            row["leads_to"] = TYPES.get(stat.S_IFMT(os.stat(path).st_mode), "other")
+            row["target"] = pack_path(os.readlink(path))
+            row["leads_to"] = _type(os.stat(path))
         except OSError:
+            row.setdefault("target", "")
             row["leads_to"] = ""
     return row
 
 
-def _stat(path: str, order: dict[str, Any]) -> dict[str, Any]:
+def _type(state: os.stat_result) -> str:
+    return TYPES.get(stat.S_IFMT(state.st_mode), "other")
+
+
+def _stat(path: str, _: dict[str, Any]) -> dict[str, Any]:
     """Describe what is at a path: a link itself, with what it leads to."""
-    return {**_row(path, os.path.basename(path)), "real": os.path.realpath(path)}
+    row = _row(path, os.path.basename(path.rstrip("/")) or "/", os.lstat(path))
+    return {**row, "real": pack_path(os.path.realpath(path))}
 
 
 def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Send a row for each entry of a folder, and of those below where it is `recursive`, one JSON object a line."""
-    most, depth = int(order["entries"]), MOST_DEPTH if order.get("recursive") else 1
-    count = 0
+    most = natural(order, "entries", MOST_ENTRIES) or 0
+    walk = folders.Walk(path, most=most, depth=folders.MOST_DEPTH if order.get("recursive") else 1)
+    count, gone = 0, 0
     lines: list[bytes] = []
-    for name in _walk(path, "", depth):
-        count += 1
-        if count > most:
-            raise Refusal("too_large", f"it has more than {most} entries", path)
+    for name, entry in walk:
         try:
-            lines.append(json.dumps(_row(f"{path}/{name}", name)).encode() + b"\n")
-        except FileNotFoundError:
-            continue  # it has gone meanwhile
-        if len(lines) >= 256:
-            _write_all(CONTENT_OUT, b"".join(lines))
+            state = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in folders.PASSED_OVER:
+                raise
+            gone += error.errno != errno.ENOENT
+            continue
+        lines.append(json.dumps(_row(f"{path}/{name}", name, state)).encode() + b"\n")
+        count += 1
+        if len(lines) >= ROWS_AT_ONCE:
+            write_all(CONTENT_OUT, b"".join(lines))
             lines.clear()
-    _write_all(CONTENT_OUT, b"".join(lines))
-    return {"count": count}
-
-
-def _walk(top: str, prefix: str, depth: int) -> Iterator[str]:
-    """Yield the paths below a folder, parents first, in the order of their names."""
-    with os.scandir(f"{top}/{prefix}" if prefix else top) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        name = f"{prefix}/{entry.name}" if prefix else entry.name
-        yield name
-        if depth > 1 and entry.is_dir(follow_symlinks=False):
-            try:
-                yield from _walk(top, name, depth - 1)
-            except (PermissionError, FileNotFoundError):
-                continue
+    write_all(CONTENT_OUT, b"".join(lines))
+    return {"count": count, "skipped": walk.skipped + gone}
 
 
 def _make_folder(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Make a folder, with those above it where `parents` are wanted; one that is there is no error then."""
     if order.get("parents"):
-        os.makedirs(path, exist_ok=True)
+        folders.make_folders(path)
     else:
         os.mkdir(path)
     return {}
 
 
 def _move(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Rename, also to another file system; over a file only where `replaces`."""
-    target = str(order["target"])
+    """Rename, also to another file system; over a file, or an empty folder, only where it `replaces`."""
+    target = unpack_path(order["target"])
+    os.lstat(path)
     if not order.get("replaces") and os.path.lexists(target):
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        raise failure(errno.EEXIST, target)
     try:
         os.rename(path, target)
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise failure(errno.ENOENT, os.path.dirname(target)) from error
         if error.errno != errno.EXDEV:
             raise
-        shutil.move(path, target)
+        folders.move_across(path, target, MOST_ENTRIES)
     return {}
 
 
 def _remove(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Remove a file, a link, or a folder: an empty one, any where `recursive`."""
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        if order.get("recursive"):
-            shutil.rmtree(path)
-        else:
-            os.rmdir(path)
-    else:
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
+    elif order.get("recursive"):
+        folders.remove_tree(path)
+    else:
+        os.rmdir(path)
     return {}
 
 
-def _pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Send a folder, or a file, as a tar archive; what cannot be read is left out and counted."""
-    skipped = 0
-    os.lstat(path)
-    with (
-        os.fdopen(os.dup(CONTENT_OUT), "wb", CHUNK) as out,
-        tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive,
-    ):
-        is_folder = os.path.isdir(path)
-        for name in _walk(path, "", MOST_DEPTH) if is_folder else [""]:
-            whole = f"{path}/{name}" if name else path
-            try:
-                member = archive.gettarinfo(whole, arcname=name or os.path.basename(path))
-                if member is None:  # a socket
-                    skipped += 1
-                elif member.isreg():
-                    with open(whole, "rb") as file:
-                        archive.addfile(member, _Exactly(file, member.size))
-                else:
-                    archive.addfile(member)
-            except OSError:
-                skipped += 1
-    return {"skipped": skipped}
-
-
-class _Exactly:
-    """Read as many bytes of a file as its archive announces, whatever happens to it meanwhile."""
-
-    def __init__(self, file: Any, size: int):
-        self.file, self.left = file, size
-
-    def read(self, count: int) -> bytes:
-        data: bytes = self.file.read(min(count, self.left))
-        data = data.ljust(min(count, self.left), b"\0")
-        self.left -= len(data)
-        return data
-
-
-def _unpack(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Unpack a tar archive of files, folders and links into a folder, through none of the links that it brings."""
-    os.makedirs(path, exist_ok=True)
-    count = 0
-    with os.fdopen(os.dup(CONTENT_IN), "rb", CHUNK) as source, tarfile.open(fileobj=source, mode="r|*") as archive:
-        for member in archive:
-            if order.get("owner") is None:
-                member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-            archive.extract(member, path, set_attrs=True, filter=_checked)
-            count += 1
-        while source.read(CHUNK):
-            pass
-    return {"count": count}
-
-
-def _checked(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    try:
-        return tarfile.data_filter(member, path)
-    except tarfile.FilterError as error:
-        raise Refusal("other", f"the archive holds what does not belong there: {error}", member.name) from None
-
-
 def _chmod(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    os.chmod(path, int(order["mode"]))
+    os.chmod(path, (natural(order, "mode", None) or 0) & 0o7777)
     return {}
 
 
@@ -313,7 +314,8 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "make_folder": _make_folder,
     "move": _move,
     "remove": _remove,
-    "pack": _pack,
-    "unpack": _unpack,
     "chmod": _chmod,
+    "pack": archive.pack,
+    "unpack": archive.unpack,
+    "watch": watch,
 }

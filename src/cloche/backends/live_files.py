@@ -1,0 +1,399 @@
+"""Files of a sandbox that lives, seen from the caller: each operation is a process inside, see `init.files`.
+
+Content is passed on with backpressure either way, and nothing holds more of it than a window, but for what is wanted as
+a whole. Who gives an operation up kills its process. What comes is a guest's word: it is bounded, and parsed beside the
+event loop where it may be long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from cloche.core.errors import (
+    InvalidRequest,
+    SandboxDirectoryError,
+    SandboxFileError,
+    SandboxFileExists,
+    SandboxFileNotFound,
+    SandboxFileRefused,
+    SandboxFileTooLarge,
+)
+from cloche.core.processes import FileChange, FileInfo
+from cloche.init import wire
+from cloche.init.names import pack_text, unpack_text
+
+from .init_link import Channel, InitLink, OperationFailed, read_guest_object
+from .live_streams import ByteStream
+
+FILE_S = 300.0  # for one operation on files whose content is not a stream of the caller's
+MOST_AT_ONCE = 16  # operations; and as many streams that come out
+MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
+MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
+MOST_ANSWER_BYTES = 1 << 17
+MOST_LINE_BYTES = 1 << 16  # a path of 4096 bytes, each written in hexadecimal, twice, and what else is said
+Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
+FILE_ERRORS: dict[str, type[SandboxFileError]] = {
+    "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
+    "not_empty": SandboxFileExists, "is_directory": SandboxDirectoryError, "permission": SandboxFileRefused,
+    "not_regular": SandboxFileRefused, "loop": SandboxFileRefused,
+}  # fmt: skip
+REMEDIES = {"full": "the sandbox's disk is full; remove files, or open one with a larger limit (disk=)"}
+CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
+
+
+class FileOperation:
+    """Hold one operation that goes on: what comes is there to be read, and its answer when it has ended."""
+
+    def __init__(self, channel: Channel, path: str, content: Content | None):
+        self.incoming = ByteStream(channel, wire.STDOUT)
+        self._channel, self._path = channel, path
+        self._answer = bytearray()
+        channel.on_data = self._take
+        channel.closed.add_done_callback(lambda _: self.incoming.put_end())
+        self._sending = asyncio.get_running_loop().create_task(self._send(content))
+
+    def _take(self, stream: int, data: memoryview) -> None:
+        if stream == wire.STDOUT:
+            self.incoming.put(bytes(data))
+            return
+        if stream == wire.REPORT:
+            self._answer += data[: MOST_ANSWER_BYTES - len(self._answer)]
+        self._channel.grant(stream, len(data))
+
+    async def _send(self, content: Content | None) -> None:
+        if isinstance(content, bytes | bytearray | memoryview):
+            await self._channel.send(wire.STDIN, memoryview(content))
+        elif content is not None:
+            async for piece in content:
+                if not await self._channel.send(wire.STDIN, piece):
+                    return
+        self._channel.end(wire.STDIN)
+
+    async def answer(self) -> Mapping[str, Any]:
+        """Wait for the end and return the answer. Raises a SandboxFileError, or what the source of content raised."""
+        await asyncio.wait((self._sending, self._channel.closed), return_when=asyncio.FIRST_COMPLETED)
+        if self._sending.done():
+            self._sending.result()
+        try:
+            await asyncio.shield(self._channel.closed)
+        except OperationFailed as error:
+            raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind="other") from error
+        if not self._answer:
+            message = f"{self._path}: the operation was ended before it was done"
+            raise SandboxFileError(message, path=self._path, kind="timeout")
+        said = _read_answer(bytes(self._answer), self._path)
+        refused = said.get("error")
+        if isinstance(refused, dict):
+            raise _file_error(refused, self._path)
+        return said
+
+    async def close(self) -> None:
+        """End it, whether it is done or not."""
+        self._channel.close()
+        self._sending.cancel()
+        await asyncio.gather(self._sending, return_exceptions=True)
+
+
+class FileWatch:
+    """Yield changes of what is watched, until it is closed or gone; not to read makes changes `lost`."""
+
+    def __init__(self, operation: FileOperation, path: str):
+        self._operation, self._path = operation, path
+        self._lines = _lines(operation.incoming, path)
+        self._is_closed = asyncio.Event()
+
+    async def _begin(self) -> None:
+        first = await anext(self._lines, None)
+        if first is None:
+            await self._operation.answer()
+        if first is None or first.get("event") != "watching":
+            raise SandboxFileError(f"{self._path}: the answer makes no sense", path=self._path, kind="other")
+
+    def __aiter__(self) -> AsyncIterator[FileChange]:
+        return self._changes()
+
+    async def _changes(self) -> AsyncIterator[FileChange]:
+        async for line in self._lines:
+            yield _file_change(line, self._path)
+        if not self._is_closed.is_set():
+            await self._operation.answer()
+
+    async def close(self) -> None:
+        """Watch no more."""
+        self._is_closed.set()
+        await self._operation.close()
+
+
+class LiveFiles:
+    """Do what can be done with files in any sandbox that lives."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        # Of their own: who copies from one file to another holds one of each.
+        self._outgoing_turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._watches = 0
+
+    async def connected(self) -> InitLink:
+        """Return the link, and start the sandbox where it was not."""
+        raise NotImplementedError
+
+    def absolute(self, path: str) -> str:
+        """Return a path as the sandbox has it: a relative one begins in /workspace."""
+        return path if path.startswith("/") else f"/workspace/{path}"
+
+    @asynccontextmanager
+    async def _operation(
+        self,
+        do: str,
+        path: str,
+        content: Content | None = None,
+        *,
+        timeout_s: float | None,
+        **arguments: Any,  # noqa: ANN401 - any JSON
+    ) -> AsyncIterator[FileOperation]:
+        link = await self.connected()
+        named = self._named(path)
+        operation = FileOperation(
+            link.open("files", do=do, path=named, timeout_s=timeout_s, **arguments), path, content
+        )
+        try:
+            yield operation
+        finally:
+            await operation.close()
+
+    def _named(self, path: str) -> str | dict[str, str]:
+        if not path or "\0" in path:
+            raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
+        try:
+            return pack_text(self.absolute(path))
+        except ValueError as error:
+            raise InvalidRequest(f"path: {path!r} is none: {error}") from error
+
+    async def file(
+        self,
+        do: str,
+        path: str,
+        *,
+        content: Content | None = None,
+        most: int = 0,
+        **arguments: Any,  # noqa: ANN401 - any JSON
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """Do one operation on files, see `init.files`; return its answer and the content that came, `most` bytes.
+
+        Raises a SandboxFileError.
+        """
+        is_streamed = content is not None and not isinstance(content, bytes | bytearray | memoryview)
+        timeout_s = None if is_streamed else FILE_S
+        async with self._turns:
+            try:
+                async with (
+                    asyncio.timeout(timeout_s),
+                    self._operation(do, path, content, timeout_s=timeout_s, most=most, **arguments) as operation,
+                ):
+                    found = await operation.incoming.read_all(most)
+                    if len(found) > most:
+                        raise SandboxFileTooLarge(f"{path}: more than {most} bytes came", path=path, kind="too_large")
+                    return await operation.answer(), found
+            except TimeoutError as error:
+                raise SandboxFileError(f"{path}: not done in {timeout_s} s", path=path, kind="timeout") from error
+
+    # One function for each operation.
+
+    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+        """Return a file, or `count` bytes of it from `offset` on. Raises SandboxFileTooLarge beyond `max_bytes`."""
+        _, data = await self.file(
+            "read", path, most=_natural("max_bytes", max_bytes), offset=_natural("offset", offset), count=_count(count)
+        )
+        return data
+
+    async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a file piece by piece, as fast as they are taken; close the iterator to stop earlier."""
+        offset, count = _natural("offset", offset), _count(count)
+        async with (
+            self._outgoing_turns,
+            self._operation("read", path, timeout_s=None, offset=offset, count=count) as operation,
+        ):
+            while piece := await operation.incoming.read():
+                yield piece
+            await operation.answer()
+
+    async def write_path(
+        self, path: str, data: Content, *, how: str = "replace", mode: int | None = None, parents: bool = True
+    ) -> None:
+        """Write a file, with the folders above it: `how` is `replace`, `append` or `new`.
+
+        `data` may be an iterator, of which no more is taken than the sandbox has written.
+        """
+        await self.file("write", path, content=data, how=how, mode=_count(mode), parents=parents)
+
+    async def stat_path(self, path: str) -> FileInfo:
+        """Describe what is at a path."""
+        said, _ = await self.file("stat", path)
+        return _file_info(said, path)
+
+    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
+        """Describe the entries of a folder, by name; those below it, too."""
+        _, data = await self.file("list", path, most=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
+        if len(data) <= MOST_LINE_BYTES:
+            return list(_rows(data, path))
+        return await asyncio.to_thread(lambda: list(_rows(data, path)))
+
+    async def make_folder(self, path: str, *, parents: bool = True) -> None:
+        """Make a folder."""
+        await self.file("make_folder", path, parents=parents)
+
+    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
+        """Rename a file or a folder."""
+        await self.file("move", path, target=self._named(target), replaces=replaces)
+
+    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or a folder."""
+        await self.file("remove", path, recursive=recursive)
+
+    async def chmod_path(self, path: str, mode: int) -> None:
+        """Set the permission bits of a file or a folder."""
+        await self.file("chmod", path, mode=_natural("mode", mode))
+
+    async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
+        """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
+        async with self._outgoing_turns, self._packing(path) as operation:
+            while piece := await operation.incoming.read():
+                take(piece)
+            skipped = (await operation.answer()).get("skipped")
+            return skipped if isinstance(skipped, int) else 0
+
+    async def pack_stream(self, path: str, *, max_bytes: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the same, as fast as it is taken. More than `max_bytes` are refused."""
+        async with self._outgoing_turns, self._packing(path, most=_count(max_bytes)) as operation:
+            while piece := await operation.incoming.read():
+                yield piece
+            await operation.answer()
+
+    def _packing(self, path: str, most: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
+        return self._operation("pack", path, timeout_s=None, most=most, entries=MOST_ENTRIES)
+
+    async def unpack_path(self, path: str, archive: Content) -> None:
+        """Unpack a tar archive below a folder, which is made where it is missing."""
+        await self.file("unpack", path, content=archive, entries=MOST_ENTRIES)
+
+    @asynccontextmanager
+    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:
+        """Watch a folder, or a file: every change from then on is yielded by what this returns."""
+        if self._watches >= MOST_WATCHES:
+            raise InvalidRequest(f"path: {MOST_WATCHES} watches of this sandbox are open; close one before another")
+        self._watches += 1
+        try:
+            async with self._operation("watch", path, timeout_s=None, recursive=recursive) as operation:
+                watch = FileWatch(operation, path)
+                async with asyncio.timeout(FILE_S):
+                    await watch._begin()
+                try:
+                    yield watch
+                finally:
+                    await watch.close()
+        finally:
+            self._watches -= 1
+
+
+def _natural(name: str, value: int) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise InvalidRequest(f"{name}: {value!r} is none; give an integer from 0 on")
+    return value
+
+
+def _count(value: int | None) -> int | None:
+    return None if value is None else _natural("count", value)
+
+
+def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
+    return SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path, kind="other")
+
+
+def _read_answer(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        return read_guest_object(data)
+    except ValueError as error:
+        raise _no_sense(path, error) from error
+
+
+def _file_error(refused: Mapping[str, Any], path: str) -> SandboxFileError:
+    kind = str(refused.get("kind"))[:40]
+    try:
+        where = unpack_text(refused.get("path")) or path
+    except ValueError:
+        where = path
+    message = REMEDIES.get(kind, str(refused.get("message"))[:1000])
+    return FILE_ERRORS.get(kind, SandboxFileError)(f"{where}: {message}", path=where, kind=kind)
+
+
+def _file_info(row: Mapping[str, Any], path: str) -> FileInfo:
+    try:
+        return FileInfo(
+            name=unpack_text(row["name"]),
+            type=_file_type(row["type"]) or "other",
+            size=int(row["size"]),
+            mode=int(row["mode"]) & 0o7777,
+            mtime=float(row["mtime"]),
+            uid=int(row["uid"]),
+            gid=int(row["gid"]),
+            target=unpack_text(row.get("target", "")),
+            leads_to=_file_type(row.get("leads_to")),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _no_sense(path, error) from error
+
+
+def _file_type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
+    return value if value in ("file", "directory", "link", "other") else None
+
+
+def _file_change(line: Mapping[str, Any], path: str) -> FileChange:
+    try:
+        kind = line["event"]
+        if kind not in CHANGES:
+            raise ValueError(f"no change {str(kind)[:40]!r}")
+        return FileChange(
+            kind=kind,
+            path=unpack_text(line["path"]),
+            target=unpack_text(line.get("target", "")),
+            is_directory=line.get("type") == "directory",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_sense(path, error) from error
+
+
+def _rows(data: bytes, path: str) -> Iterator[FileInfo]:
+    lines = data.split(b"\n")
+    if len(lines) > MOST_ENTRIES + 1:
+        raise _no_sense(path, f"more than {MOST_ENTRIES} rows")
+    for line in lines:
+        if line:
+            yield _file_info(_object(line, path), path)
+
+
+def _object(line: bytes, path: str) -> dict[str, Any]:
+    """Read one line, which is so short that reading it holds nobody up."""
+    if len(line) > MOST_LINE_BYTES:
+        raise _no_sense(path, f"a line of {len(line)} bytes")
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _no_sense(path, error) from error
+    if not isinstance(found, dict):
+        raise _no_sense(path, "a line holds no object")
+    return found
+
+
+async def _lines(stream: ByteStream, path: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield the object of each line that comes."""
+    rest = b""
+    while data := await stream.read():
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > MOST_LINE_BYTES:
+            raise _no_sense(path, "a line without an end")
+        for line in lines:
+            yield _object(line, path)

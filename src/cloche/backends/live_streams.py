@@ -1,0 +1,87 @@
+"""Streams of a sandbox that lives, as its user reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from cloche.core.errors import InvalidRequest
+
+from .init_link import Channel
+
+
+class ByteStream:
+    """Read what comes on one stream, piece by piece; what is not read makes the other side wait."""
+
+    def __init__(self, channel: Channel, number: int):
+        self._channel, self._number = channel, number
+        self._pieces: deque[bytes] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._taker: Callable[[bytes], None] | None = None
+        self._has_ended = False
+        self.is_read = False  # somebody has begun to
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether all that came was read."""
+        return not self._pieces
+
+    def put(self, data: bytes) -> None:
+        """Take a piece; what is over the window was never granted."""
+        if self._taker is not None:
+            self._channel.grant(self._number, len(data))
+            self._taker(data)
+            return
+        self._pieces.append(data)
+        self._wake()
+
+    def divert(self, take: Callable[[bytes], None]) -> None:
+        """Hand what nobody has read, and all that comes, to `take`, in place of a reader."""
+        self._taker = take
+        pieces, self._pieces = self._pieces, deque()
+        for piece in pieces:
+            self.put(piece)
+        self._wake()
+
+    def put_end(self) -> None:
+        """Take note that nothing more comes."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes, `most` at the most; empty at the end."""
+        if self._taker is not None:
+            raise InvalidRequest("this stream is read by a call of wait, whose result has what came")
+        self.is_read = True
+        while not self._pieces:
+            if self._has_ended:
+                return b""
+            if self._waiting is not None and not self._waiting.done():
+                raise InvalidRequest("this stream is already being read")
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        piece = self._pieces.popleft()
+        if len(piece) > most:
+            self._pieces.appendleft(piece[most:])
+            piece = piece[:most]
+        self._channel.grant(self._number, len(piece))
+        return piece
+
+    async def read_all(self, most: int) -> bytes:
+        """Return all that comes, until the end or more than `most` bytes."""
+        found = bytearray()
+        while len(found) <= most and (piece := await self.read()):
+            found += piece
+        return bytes(found)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[bytes]:
+        while piece := await self.read():
+            yield piece

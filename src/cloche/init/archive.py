@@ -1,0 +1,397 @@
+"""Folders as tar archives, in and out. Of our own, for `tarfile` takes longer to import than most operations do.
+
+Written is the format of GNU tar, read are those of POSIX and GNU: files, folders, links of both kinds. What an archive
+holds is put below one folder, and each name is walked there folder by folder through no link, so that neither a link of
+the archive nor one that was there leads anything elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from .content import CHUNK, CONTENT_IN, CONTENT_OUT, FOLDER, OPEN, Refusal, natural, write_all
+from .folders import Walk, make_folders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+BLOCK = 512
+MOST_ENTRIES = 100_000
+MOST_HEADER_BYTES = 1 << 16  # of a long name, or of what POSIX says beside
+MOST_NUMBER_DIGITS = 20
+FILE, HARD_LINK, LINK, DIRECTORY = b"0", b"1", b"2", b"5"
+LONG_NAME, LONG_LINK, EXTENDED, GLOBAL = b"L", b"K", b"x", b"g"
+OLD_FILES = (b"\0", b"7")  # as they were written once, and those that should be contiguous
+PERMISSIONS = 0o777  # what runs with another's rights comes from no archive
+
+
+# Out.
+
+
+def pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Send a folder, or a file, as an archive; what cannot be read, and what is no file, is left out and counted.
+
+    More than `entries`, or than `most` bytes, are refused.
+    """
+    packing = _Packing(natural(order, "most", None), path)
+    if stat.S_ISDIR(os.stat(path).st_mode):
+        walk = Walk(path, most=natural(order, "entries", MOST_ENTRIES) or 0)
+        for name, _ in walk:
+            packing.add(f"{path}/{name}", os.fsencode(name))
+        packing.skipped += walk.skipped
+    else:
+        packing.add(path, os.fsencode(os.path.basename(path)), os.O_RDONLY)
+    packing.finish()
+    return {"skipped": packing.skipped}
+
+
+class _Packing:
+    """Write members, with what is small held together."""
+
+    def __init__(self, most: int | None, path: str):
+        self.most, self.path = most, path
+        self.skipped = self.count = 0
+        self.held: list[bytes] = []
+
+    def add(self, path: str, name: bytes, flags: int = os.O_RDONLY | os.O_NOFOLLOW) -> None:
+        try:
+            state = os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW)
+            kind = stat.S_IFMT(state.st_mode)
+            link = os.fsencode(os.readlink(path)) if kind == stat.S_IFLNK else b""
+            fd = os.open(path, flags | OPEN) if kind == stat.S_IFREG else -1
+        except OSError:
+            self.skipped += 1
+            return
+        if kind == stat.S_IFREG:
+            try:
+                self._add_file(fd, name)
+            finally:
+                os.close(fd)
+        elif kind == stat.S_IFDIR:
+            self._put(header(name + b"/", DIRECTORY, state))
+        elif kind == stat.S_IFLNK:
+            self._put(header(name, LINK, state, link=link))
+        else:
+            self.skipped += 1
+
+    def _add_file(self, fd: int, name: bytes) -> None:
+        """Write as many bytes of a file as are announced, whatever happens to it meanwhile."""
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            self.skipped += 1
+            return
+        self._check(state.st_size)
+        self._put(header(name, FILE, state, size=state.st_size))
+        left = state.st_size
+        while left:
+            data = os.read(fd, min(CHUNK, left)) or bytes(min(CHUNK, left))
+            self._put(data)
+            left -= len(data)
+        self._put(bytes(-state.st_size % BLOCK))
+
+    def _check(self, more: int) -> None:
+        if self.most is not None and self.count + more > self.most:
+            raise Refusal("too_large", f"it has more than {self.most} bytes", self.path)
+
+    def _put(self, data: bytes) -> None:
+        self._check(len(data))
+        self.count += len(data)
+        if len(data) == CHUNK and not self.held:
+            write_all(CONTENT_OUT, data)
+            return
+        self.held.append(data)
+        if len(self.held) >= 128 or len(data) > BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        write_all(CONTENT_OUT, b"".join(self.held))
+        self.held.clear()
+
+    def finish(self) -> None:
+        self.held.append(bytes(2 * BLOCK))
+        self._flush()
+
+
+def header(name: bytes, kind: bytes, state: os.stat_result, *, size: int = 0, link: bytes = b"") -> bytes:
+    """Return what stands before a member's content."""
+    long = [_long(kind, text) for kind, text in ((LONG_NAME, name), (LONG_LINK, link)) if len(text) > 100]
+    numbers = (state.st_uid, state.st_gid)
+    return b"".join([*long, _block(name, kind, stat.S_IMODE(state.st_mode), numbers, size, int(state.st_mtime), link)])
+
+
+def _long(kind: bytes, text: bytes) -> bytes:
+    size = len(text) + 1
+    return _block(b"././@LongLink", kind, 0o644, (0, 0), size, 0, b"") + text + bytes(1 + -size % BLOCK)
+
+
+def _block(name: bytes, kind: bytes, mode: int, owner: tuple[int, int], size: int, mtime: int, link: bytes) -> bytes:
+    before = b"".join([
+        name[:100].ljust(100, b"\0"), _number(mode, 8), _number(owner[0], 8), _number(owner[1], 8), _number(size, 12),
+        _number(max(mtime, 0), 12),
+    ])  # fmt: skip
+    after = b"".join([kind, link[:100].ljust(100, b"\0"), b"ustar  \0", bytes(247)])
+    return b"".join([before, b"%06o\0 " % (sum(before) + 8 * 32 + sum(after)), after])
+
+
+def _number(value: int, width: int) -> bytes:
+    digits = b"%0*o" % (width - 1, value)
+    return digits + b"\0" if len(digits) < width else b"\x80" + value.to_bytes(width - 1, "big")
+
+
+# In.
+
+
+def unpack(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Unpack an archive below a folder, which is made where it is missing; files and links that are there are replaced.
+
+    No more than `entries`.
+    """
+    make_folders(path)
+    unpacking = _Unpacking(path)
+    most = natural(order, "entries", MOST_ENTRIES) or 0
+    count = 0
+    for member in _Members(CONTENT_IN):
+        count += 1
+        if count > most:
+            raise Refusal("too_large", f"the archive has more than {most} entries", path)
+        unpacking.place(member)
+    unpacking.finish()
+    return {"count": count}
+
+
+def _wrong(message: str, name: bytes = b"") -> Refusal:
+    return Refusal("invalid", f"the archive {message}", os.fsdecode(name))
+
+
+class Member:
+    """Hold what an archive says of one file; its content is there to be read until the next one is asked for."""
+
+    __slots__ = ("kind", "link", "mode", "mtime", "name", "read", "size")
+
+    def __init__(self, block: bytes, said: dict[bytes, bytes], read: Callable[[], bytes]):
+        self.kind, self.read = block[156:157], read
+        self.mode, self.mtime = read_number(block[100:108]) & PERMISSIONS, read_number(block[136:148])
+        name, prefix = block[:100].partition(b"\0")[0], b""
+        if block[257:263] == b"ustar\0":
+            prefix = block[345:500].partition(b"\0")[0]
+        self.name = said.get(b"path", prefix + b"/" + name if prefix else name)
+        self.link = said.get(b"linkpath", block[157:257].partition(b"\0")[0])
+        self.size = read_number(said[b"size"], base=10) if b"size" in said else read_number(block[124:136])
+        if self.kind in OLD_FILES:
+            self.kind = DIRECTORY if self.name.endswith(b"/") else FILE
+        if self.kind not in (FILE, HARD_LINK, LINK, DIRECTORY):
+            raise _wrong("holds what is neither a file, a folder nor a link", self.name)
+
+
+class _Members:
+    """Yield the members of an archive that comes on a descriptor."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+        self.buffer = b""
+        self.left = self.padding = 0  # of the content of the current member
+
+    def __iter__(self) -> _Members:
+        return self
+
+    def __next__(self) -> Member:
+        said: dict[bytes, bytes] = {}
+        while True:
+            while self.left:
+                self.read()
+            self._take(self.padding)
+            self.padding = 0
+            block = self._take(BLOCK)
+            if not any(block):
+                self._drop_rest()
+                raise StopIteration
+            _check_sum(block)
+            kind = block[156:157]
+            if kind not in (LONG_NAME, LONG_LINK, EXTENDED, GLOBAL):
+                member = Member(block, said, self.read)
+                if member.kind == FILE:
+                    self.left, self.padding = member.size, -member.size % BLOCK
+                return member
+            size = read_number(block[124:136])
+            if size > MOST_HEADER_BYTES:
+                raise _wrong(f"has a name of {size} bytes")
+            text = self._take(size + -size % BLOCK)[:size]
+            if kind == EXTENDED:
+                said.update(_extended(text))
+            elif kind != GLOBAL:
+                said.setdefault(b"path" if kind == LONG_NAME else b"linkpath", text.partition(b"\0")[0])
+
+    def read(self) -> bytes:
+        """Return the next bytes of the current member; empty at its end."""
+        data = self.buffer or os.read(self.fd, CHUNK)
+        if self.left and not data:
+            raise _wrong("ends too early")
+        found, self.buffer = data[: self.left], data[self.left :]
+        self.left -= len(found)
+        return found
+
+    def _take(self, count: int) -> bytes:
+        pieces, left = [self.buffer[:count]], count - len(self.buffer[:count])
+        self.buffer = self.buffer[count:]
+        while left:
+            data = os.read(self.fd, CHUNK)
+            if not data:
+                raise _wrong("ends too early")
+            pieces.append(data[:left])
+            self.buffer = data[left:]
+            left -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def _drop_rest(self) -> None:
+        while os.read(self.fd, CHUNK):
+            pass
+
+
+def read_number(field: bytes, base: int = 8) -> int:
+    """Read a number of a header. Raises Refusal."""
+    if field[:1] in (b"\x80", b"\xff"):
+        value = int.from_bytes(field[1:], "big") if field[:1] == b"\x80" else 0  # a time before 1970
+    else:
+        text = field.partition(b"\0")[0].strip()
+        if len(text) > MOST_NUMBER_DIGITS or (text and not text.isdigit()):
+            raise _wrong("is none, or is damaged")
+        try:
+            value = int(text or b"0", base)
+        except ValueError:
+            raise _wrong("is none, or is damaged") from None
+    if value >= 1 << 62:
+        raise _wrong("is none, or is damaged")
+    return value
+
+
+def _check_sum(block: bytes) -> None:
+    if sum(block) - sum(block[148:156]) + 8 * 32 != read_number(block[148:156]):
+        raise _wrong("is none, or is damaged")
+
+
+def _extended(text: bytes) -> dict[bytes, bytes]:
+    """Return the records of POSIX: `LENGTH NAME=VALUE` and a line feed, each."""
+    found: dict[bytes, bytes] = {}
+    while text:
+        length, blank, _ = text[:24].partition(b" ")
+        end = int(length) if length.isdigit() else 0
+        record = text[len(length) + 1 : end - 1]
+        if not blank or not len(length) + 1 < end <= len(text):
+            raise _wrong("is damaged")
+        name, _, value = record.partition(b"=")
+        if name.startswith(b"GNU.sparse."):
+            raise _wrong("holds a file with holes; pack it without --sparse")
+        found[name] = value
+        text = text[end:]
+    return found
+
+
+class _Unpacking:
+    """Put members below a folder, through no link."""
+
+    def __init__(self, top: str):
+        self.top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.last = (b"", os.dup(self.top))  # the folder that was used last
+        self.folders: list[tuple[bytes, int, int]] = []  # what comes last, for it may forbid what is to come
+
+    def place(self, member: Member) -> None:
+        """Put one member where it belongs."""
+        name = self._checked(member.name)
+        if not name:  # the folder itself
+            return
+        folder, _, last = name.rpartition(b"/")
+        here = self._folder(folder)
+        try:
+            if member.kind == DIRECTORY:
+                self._folder(name)
+                self.folders.append((name, member.mode, member.mtime))
+                return
+            self._clear(last, here)
+            if member.kind == FILE:
+                _place_file(member, last, here)
+            elif member.kind == LINK:
+                os.symlink(member.link, last, dir_fd=here)
+            else:
+                self._place_hard_link(member, last)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fsdecode(member.name)) from error
+
+    def _checked(self, name: bytes) -> bytes:
+        """Return a name without what says nothing. Raises Refusal for one that leads out."""
+        words = [word for word in name.split(b"/") if word not in (b"", b".")]
+        if name.startswith(b"/") or b".." in words:
+            raise _wrong("holds a name that leads out of the folder", name)
+        return b"/".join(words)
+
+    def _folder(self, path: bytes) -> int:
+        """Return an open folder, which is made where it is missing; it stays open until the next one is asked for."""
+        if path == self.last[0]:
+            return self.last[1]
+        here = os.dup(self.top)
+        try:
+            for name in path.split(b"/") if path else ():
+                there = _enter(name, here, path)
+                os.close(here)
+                here = there
+        except BaseException:
+            os.close(here)
+            raise
+        os.close(self.last[1])
+        self.last = (path, here)
+        return here
+
+    def _clear(self, name: bytes, here: int) -> None:
+        """Make room for a member. Raises OSError where a folder is in the way."""
+        try:
+            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            os.unlink(name, dir_fd=here)
+        except FileNotFoundError:
+            pass
+
+    def _place_hard_link(self, member: Member, last: bytes) -> None:
+        here = os.dup(self.last[1])
+        try:
+            folder, _, name = self._checked(member.link).rpartition(b"/")
+            there = self._folder(folder)
+            os.link(name, last, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+        finally:
+            os.close(here)
+
+    def finish(self) -> None:
+        """Give the folders their permissions and times."""
+        for name, mode, mtime in reversed(self.folders):
+            here = self._folder(name)
+            os.fchmod(here, mode)
+            _set_time(here, mtime)
+
+
+def _enter(name: bytes, here: int, path: bytes) -> int:
+    try:
+        os.mkdir(name, 0o755, dir_fd=here)
+    except FileExistsError:
+        pass
+    # Old versions of gVisor follow a link all the same, so it is looked at first.
+    if not stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+        raise Refusal("not_directory", "the archive leads through what is no folder", os.fsdecode(path))
+    return os.open(name, FOLDER, dir_fd=here)
+
+
+def _place_file(member: Member, name: bytes, here: int) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here)
+    try:
+        while data := member.read():
+            write_all(fd, data)
+        os.fchmod(fd, member.mode)
+        _set_time(fd, member.mtime)
+    finally:
+        os.close(fd)
+
+
+def _set_time(fd: int, mtime: int) -> None:
+    seconds = min(mtime, 1 << 33)
+    os.utime(fd, (seconds, seconds))

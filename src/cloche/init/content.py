@@ -1,0 +1,86 @@
+"""What operations on files are made of: content in and out, files that are regular, and why something was not done."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CHUNK = 1 << 16
+CONTENT_IN, CONTENT_OUT, ANSWER = 0, 1, 3
+UNFINISHED = ".cloche"
+# No open waits for another end, and none makes a terminal ours.
+OPEN = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def beside(folder: str) -> str:
+    """Return a path in a folder for what will be renamed when it is whole."""
+    return f"{folder}/.{os.urandom(8).hex()}{UNFINISHED}"
+
+
+def is_unfinished(name: str) -> bool:
+    """Tell whether `beside` made this name."""
+    return len(name) == 17 + len(UNFINISHED) and name.startswith(".") and name.endswith(UNFINISHED)
+
+
+class Refusal(Exception):
+    """Hold why an operation was not done, where the kernel has no word for it."""
+
+    def __init__(self, kind: str, message: str, path: str):
+        super().__init__(message)
+        self.kind, self.path = kind, path
+
+
+def failure(code: int, path: str) -> OSError:
+    """Return the kernel's error for a path."""
+    return OSError(code, os.strerror(code), path)
+
+
+def open_regular(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
+    """Open a regular file, or a link to one. Raises OSError, and Refusal for all else but a folder."""
+    fd = os.open(path, flags | OPEN, mode, dir_fd=dir_fd)
+    try:
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        if kind == stat.S_IFDIR:
+            raise failure(21, path)  # EISDIR
+        if kind != stat.S_IFREG:
+            raise not_regular(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def not_regular(path: str) -> Refusal:
+    """Return the refusal of what could make us wait: a pipe, a device, a socket."""
+    return Refusal("not_regular", "it is neither a regular file nor a link to one", path)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def pass_on(source: int, target: int) -> int:
+    """Copy from one descriptor to another until the end; return how many bytes came."""
+    count = 0
+    while data := os.read(source, CHUNK):
+        write_all(target, data)
+        count += len(data)
+    return count
+
+
+def natural(order: dict[str, Any], name: str, default: int | None) -> int | None:
+    """Return a number of an order that is not negative. Raises ValueError for another one."""
+    value = order.get(name, default)
+    if value is None:
+        return default
+    if not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{name} is {value!r}")
+    return value

@@ -1,0 +1,271 @@
+"""Watching a folder, or a file, for changes, by inotify: each change is one line of JSON.
+
+The kernel keeps a bounded number of changes for us; what it drops, and folders beyond `MOST_FOLDERS`, are said to be
+lost. Lines are `{"event", "path", "type"}`, where `path` begins below what is watched; `moved` has `target` besides.
+First comes `watching`: every change from then on will be told. A file is watched by its name, whatever has that name;
+its path is empty. The last line is `over`: the folder is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import stat
+import struct
+
+from .content import CONTENT_OUT, Refusal, is_unfinished, write_all
+from .folders import MOST_DEPTH
+from .names import pack_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MOST_FOLDERS = 4096
+MOST_TOLD = 10_000  # entries of new folders that were found by looking, whose creation the kernel may yet tell
+TOGETHER_MS = 20  # within which the two halves of a move come
+READ_BYTES = 1 << 16
+EVENT = struct.Struct("=iIII")
+IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO = 2, 4, 8, 0x40, 0x80
+IN_CREATE, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF = 0x100, 0x200, 0x400, 0x800
+IN_UNMOUNT, IN_Q_OVERFLOW, IN_IGNORED, IN_ONLYDIR, IN_DONT_FOLLOW, IN_ISDIR = (
+    0x2000, 0x4000, 0x8000, 0x1000000, 0x2000000, 0x40000000,
+)  # fmt: skip
+CHANGED = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE
+WANTED = CHANGED | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF | IN_MOVE_SELF
+OVER = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT
+
+
+def watch(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Tell of changes until what is watched is gone, or nobody wants to know."""
+    _Watch(path, is_recursive=bool(order.get("recursive"))).run()
+    return {}
+
+
+def load_inotify() -> tuple[Callable[[], int], Callable[[int, bytes, int], int], Callable[[int, int], int]]:
+    """Return the C library's functions. Raises Refusal where it has none."""
+    ctypes: Any = __import__("_ctypes")  # `ctypes` itself takes longer to import
+    integer = type("_Int", (ctypes._SimpleCData,), {"_type_": "i"})
+    unsigned = type("_Unsigned", (ctypes._SimpleCData,), {"_type_": "I"})
+    text = type("_Text", (ctypes._SimpleCData,), {"_type_": "z"})
+    library = ctypes.dlopen(None, 0)
+    flags = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
+
+    def function(name: str, *arguments: type) -> Callable[..., int]:
+        kind = type(name, (ctypes.CFuncPtr,), {"_flags_": flags, "_argtypes_": arguments, "_restype_": integer})
+        call = kind(ctypes.dlsym(library, name))
+
+        def checked(*values: object) -> int:
+            result = int(call(*values))
+            if result < 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            return result
+
+        return checked
+
+    try:
+        init = function("inotify_init1", integer)
+        return (
+            lambda: init(os.O_CLOEXEC | os.O_NONBLOCK),
+            function("inotify_add_watch", integer, text, unsigned),
+            function("inotify_rm_watch", integer, integer),
+        )
+    except OSError as error:
+        raise Refusal("unsupported", f"this system cannot watch files: {error}", "") from error
+
+
+class _Watch:
+    """Hold the folders that are watched, by the kernel's numbers of them, and what is yet to be told."""
+
+    def __init__(self, path: str, *, is_recursive: bool):
+        self.top, self.is_recursive = path, is_recursive
+        self.only = ""  # the name of the file that is watched, where it is one
+        init, self.add, self.drop = load_inotify()
+        self.fd = init()
+        self.names: dict[int, str] = {}  # each with a slash behind it; empty for the top
+        self.numbers: dict[str, int] = {}
+        self.told: set[str] = set()
+        self.moved: tuple[int, str, bool] | None = None  # the first half of a move: cookie, path, whether a folder
+        self.lines: list[bytes] = []
+        self.last: tuple[str, str] | None = None
+        self.has_lost = self.is_over = False
+
+    def run(self) -> None:
+        """Watch until the end."""
+        is_folder = stat.S_ISDIR(os.stat(self.top).st_mode)
+        if not is_folder:
+            self.top, self.only = os.path.split(os.path.realpath(self.top))
+        self._watch("", 0)
+        if is_folder and self.is_recursive:
+            self._look_into("", 1, tells=False)
+        self._tell("watching", "", is_folder=is_folder)
+        self._flush()
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        while not self.is_over:
+            if not poll.poll(TOGETHER_MS if self.moved else None):
+                self._end_move()
+                self._flush()
+                continue
+            self._take(os.read(self.fd, READ_BYTES))
+            if not self.moved or self.is_over:
+                self._flush()
+
+    def _watch(self, name: str, depth: int) -> bool:
+        """Watch one folder; tell of what is too much."""
+        if len(self.names) >= MOST_FOLDERS or depth > MOST_DEPTH:
+            self._lose()
+            return False
+        flags = WANTED | (IN_ONLYDIR | IN_DONT_FOLLOW if name else 0)
+        try:
+            number = self.add(self.fd, os.fsencode(f"{self.top}/{name}" if name else self.top), flags)
+        except OSError as error:
+            if not name:
+                raise OSError(error.errno, error.strerror, self.top) from error
+            if error.errno in (errno.ENOSPC, errno.EACCES, errno.ENAMETOOLONG):
+                self._lose()
+            return False
+        self.names[number], self.numbers[name] = name, number
+        return True
+
+    def _lose(self) -> None:
+        if not self.has_lost:
+            self.has_lost = True
+            self._tell("lost", "")
+
+    def _look_into(self, name: str, depth: int, *, tells: bool) -> None:
+        """Watch the folders below one, and tell of what was there before we watched it."""
+        pending = [(name, depth)]
+        while pending:
+            name, depth = pending.pop()
+            try:
+                with os.scandir(f"{self.top}/{name}") as found:
+                    for entry in found:
+                        is_folder = entry.is_dir(follow_symlinks=False)
+                        path = name + entry.name
+                        if is_unfinished(entry.name):
+                            continue
+                        if tells and path not in self.told:
+                            self._note(path)
+                            self._tell("created", path, is_folder=is_folder)
+                        if is_folder and self._watch(f"{path}/", depth):
+                            pending.append((f"{path}/", depth + 1))
+            except OSError:
+                continue  # it has gone, or is closed to us: then its entries are, too
+
+    def _note(self, path: str) -> None:
+        if len(self.told) >= MOST_TOLD:
+            self.told.clear()
+        self.told.add(path)
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and not self.is_over:
+            number, mask, cookie, length = EVENT.unpack_from(data, at)
+            at += EVENT.size + length
+            name = os.fsdecode(data[at - length : at].partition(b"\0")[0])
+            if mask & IN_Q_OVERFLOW:
+                self._end_move()
+                self._tell("lost", "")
+            elif number in self.names:
+                self._take_one(number, mask, cookie, name)
+
+    def _take_one(self, number: int, mask: int, cookie: int, name: str) -> None:
+        folder, is_folder = self.names[number], bool(mask & IN_ISDIR)
+        path = folder + name
+        if self.moved and not (mask & IN_MOVED_TO and self.moved[0] == cookie):
+            self._end_move()
+        if mask & IN_IGNORED:
+            self.names.pop(number)
+            self.numbers.pop(folder, None)
+        elif mask & OVER and not folder:
+            self._tell("over", "", is_folder=True)
+            self.is_over = True
+        elif mask & IN_MOVED_FROM and not self.only:
+            self.moved = cookie, path, is_folder
+        elif mask & IN_MOVED_TO and self.moved:
+            self._finish_move(self.moved[1], path, is_folder=is_folder)
+        elif self.only:
+            self._take_file(mask, name)
+        elif self._is_ours(path, name):
+            return  # what we write is told when it has its name
+        elif mask & (IN_CREATE | IN_MOVED_TO):
+            self._created(path, is_folder=is_folder)
+        elif mask & IN_DELETE:
+            self.told.discard(path)
+            self._tell("removed", path, is_folder=is_folder)
+        elif mask & CHANGED and (name or not folder):
+            self._tell("changed", path, is_folder=is_folder)
+
+    def _is_ours(self, path: str, name: str) -> bool:
+        """Tell whether this is a file that is being written by `files`: without a name, or under one of its own."""
+        is_unnamed = name[:1] == "#" and name[1:].isdigit()
+        return is_unfinished(name) or (is_unnamed and not os.path.lexists(f"{self.top}/{path}"))
+
+    def _take_file(self, mask: int, name: str) -> None:
+        if name == self.only:
+            what = "created" if mask & (IN_CREATE | IN_MOVED_TO) else "changed" if mask & CHANGED else "removed"
+            self._tell(what, "")
+
+    def _created(self, path: str, *, is_folder: bool) -> None:
+        if path in self.told:
+            self.told.discard(path)
+        else:
+            self._tell("created", path, is_folder=is_folder)
+        if is_folder and self.is_recursive and f"{path}/" not in self.numbers:
+            depth = path.count("/") + 1
+            if self._watch(f"{path}/", depth):
+                self._look_into(f"{path}/", depth + 1, tells=True)
+
+    def _finish_move(self, path: str, target: str, *, is_folder: bool) -> None:
+        self.moved = None
+        if is_unfinished(path.rpartition("/")[2]):
+            if is_folder:
+                self._created(target, is_folder=True)
+            else:
+                self._tell("changed", target)
+            return
+        self._tell("moved", path, is_folder=is_folder, target=target)
+        if not is_folder:
+            return
+        for name in self._below(f"{path}/"):
+            number = self.numbers.pop(name)
+            self.names[number] = f"{target}/{name[len(path) + 1 :]}"
+            self.numbers[self.names[number]] = number
+
+    def _end_move(self) -> None:
+        """Tell of what was moved out of what is watched."""
+        if self.moved is None:
+            return
+        (_, path, is_folder), self.moved = self.moved, None
+        self._tell("removed", path, is_folder=is_folder)
+        for name in self._below(f"{path}/") if is_folder else ():
+            number = self.numbers.pop(name)
+            self.names.pop(number)
+            try:
+                self.drop(self.fd, number)
+            except OSError:
+                pass  # the kernel has dropped it already
+
+    def _below(self, prefix: str) -> list[str]:
+        return [name for name in self.numbers if name.startswith(prefix)]
+
+    def _tell(self, event: str, path: str, *, is_folder: bool = False, target: str | None = None) -> None:
+        if event == "changed" and self.last == (event, path):
+            return
+        self.last = event, path
+        row: dict[str, Any] = {"event": event, "path": pack_path(path), "type": "directory" if is_folder else "file"}
+        if target is not None:
+            row["target"] = pack_path(target)
+        self.lines.append(json.dumps(row).encode() + b"\n")
+
+    def _flush(self) -> None:
+        """Send what is to be told. Equal changes are told once between two of these."""
+        if self.lines:
+            lines, self.lines = b"".join(self.lines), []
+            write_all(CONTENT_OUT, lines)
+        self.last = None
