@@ -70,6 +70,21 @@ class Channel:
                 await self._link.drain()
         return not self.closed.done()
 
+    def send_at_once(self, stream: int, data: bytes) -> bool:
+        """Send all of `data` if nothing that was sent before is still on its way; tell whether that was so."""
+        window = self._windows.get(stream, wire.WINDOW_BYTES)
+        if window < wire.WINDOW_BYTES or len(data) > wire.MOST_DATA or self._link.is_full or self.closed.done():
+            return False
+        self._windows[stream] = window - len(data)
+        self._link.send(wire.data_frame(self.number, stream, data))
+        return True
+
+    async def settle(self, stream: int) -> None:
+        """Wait until all that was sent has been passed on to the other end, or the channel is closed."""
+        while self._windows.get(stream, wire.WINDOW_BYTES) < wire.WINDOW_BYTES and not self.closed.done():
+            self._room.clear()
+            await self._room.wait()
+
     def end(self, stream: int) -> None:
         """Say that nothing more comes on a stream."""
         if not self.closed.done():

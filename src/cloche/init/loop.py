@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             ...
 
         def note_busy(self, *, is_busy: bool) -> None:
-            """Take note of whether any process of the client's runs."""
+            """Take note of whether any process of the client's is at work."""
             ...
 
         def hand_out(self, channel: int, fd: int) -> bool:

@@ -1,7 +1,8 @@
 """One process that init has started: its streams, its clock, its end, and what is kept of it.
 
 It ends when its own first process does: what that leaves behind lives on until the sandbox ends, and its output is
-read and dropped, so that it is not ended by it. Of what nobody reads, the last `KEPT_BYTES` of each stream are kept.
+read and dropped, so that it is not ended by it. What a session leaves behind is killed. Of what nobody reads, the last
+`KEPT_BYTES` of each stream are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
         def close(self, channel: int, **error: Any) -> None: ...
         def forget(self, process: Process) -> None: ...
+        def note_pace(self) -> None: ...
 
 
 MOST_KEPT_EXITS = 128
@@ -146,6 +148,8 @@ class Outgoing:
             data = b""
         if not data:
             self.close()
+            if self.is_attached:
+                self.process.loop.send(wire.frame(wire.END, self.process.channel, bytes((self.stream,))))
             return 0
         if self.is_attached:
             self._send(data)
@@ -174,11 +178,21 @@ class Outgoing:
         self.tail.clear()
         self.go_on()
 
+    def pass_on(self) -> None:
+        """Send what is held; here nothing ever is."""
+
     def grant(self, count: int) -> None:
         self.window += count
         self.go_on()
         if self.left >= 0:
             self.finish()
+
+    def catch_up(self) -> bool:
+        """Read what has been written by now, as far as the client takes it; tell whether that was all."""
+        is_all = self.finish()
+        if is_all and self.process.status is None:
+            self.left = -1
+        return is_all
 
     def finish(self) -> bool:
         """Read what is there of a process that has ended, as far as anybody takes it; tell whether that was all.
@@ -207,6 +221,54 @@ class Outgoing:
             self.process.loop.ignore(self.fd)
         fd, self.fd, self.is_watched = self.fd, -1, False
         Drain(self.process.loop, fd)
+
+
+class Answers(Outgoing):
+    """Pass on what a session answers, each time after all that it has printed until then."""
+
+    def __init__(self, process: Process, stream: int, fd: int, printed: list[Outgoing]):
+        self.printed = printed
+        self.held: bytes | memoryview = b""
+        super().__init__(process, stream, fd)
+
+    def _send(self, data: bytes | memoryview) -> None:
+        self.held = data
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Send what is held, if everything else has been sent."""
+        if not self.held or not all([one.catch_up() for one in self.printed]):
+            return
+        data, self.held = self.held, b""
+        if self.is_attached:
+            super()._send(data)
+        else:
+            self._keep(bytes(data))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Read from now on, unless something is held."""
+        if not self.held:
+            super().go_on()
+        elif self.is_watched:
+            self.process.loop.ignore(self.fd)
+            self.is_watched = False
+
+    def read(self, _: int = 0) -> int:
+        """Read once, unless something is held."""
+        return 0 if self.held else super().read()
+
+    def finish(self) -> bool:
+        """Read what is there of a session that has ended, when everything else was; tell whether that was all."""
+        if not all([one.finish() for one in self.printed]):
+            return False
+        self.pass_on()
+        return super().finish()
+
+    def attach(self) -> None:
+        """Send what was kept, then what is held."""
+        super().attach()
+        self.pass_on()
 
 
 class Drain:
@@ -247,7 +309,8 @@ class Process:
         self.cause = ""
         self.usage: dict[str, float] = {}
         self.error: dict[str, Any] = {}
-        self.is_killing = self.is_forgotten = False
+        self.is_killing = self.is_forgotten = self.is_over = self.is_resting = False
+        self.is_session = wire.REQUESTS in order.get("streams", ())
         self.master = -1
         theirs, ours = self._make_streams(order)
         try:
@@ -262,7 +325,12 @@ class Process:
             os.close(fd)
         self.forked, self.pid, self.mark = forked, forked.pid, forked.mark
         self.incoming = {number: Incoming(self, number, fd) for number, fd in ours.items() if number in INTO}
-        self.outgoing = {number: Outgoing(self, number, fd) for number, fd in ours.items() if number not in INTO}
+        self.outgoing: dict[int, Outgoing] = {}
+        for number in sorted(ours):
+            if number == wire.REPORT and self.is_session:
+                self.outgoing[number] = Answers(self, number, ours[number], list(self.outgoing.values()))
+            elif number not in INTO:
+                self.outgoing[number] = Outgoing(self, number, ours[number])
         timeout_s = order.get("timeout_s")
         if timeout_s is not None:
             loop.call_at((self, "clock"), self.started_at + float(timeout_s), lambda: self.kill("timeout"))
@@ -314,6 +382,9 @@ class Process:
             terminal.resize(self.master, int(body["rows"]), int(body["columns"]))
         elif what == "kill":
             self.kill(str(body.get("cause", "")))
+        elif what == "rest":
+            self.is_resting = bool(body.get("is_resting", True))
+            self.owner.note_pace()
         elif what == "keep":
             self.is_kept = bool(body.get("is_kept", True))
 
@@ -334,6 +405,8 @@ class Process:
             self.outgoing[stream].grant(count)
             if self.status is not None:
                 self._conclude()
+            elif self.is_session:
+                self.outgoing[wire.REPORT].pass_on()
 
     def leave(self) -> None:
         """Go on without a client, or end."""
@@ -374,6 +447,8 @@ class Process:
 
     def kill(self, cause: str) -> None:
         """Kill all that belongs to it, and look again until nothing is left."""
+        if self.is_forgotten:  # its mark may be another's by now
+            return
         if self.status is None and not self.cause:
             self.cause = cause
         self.loop.cancel((self, "clock"))
@@ -383,8 +458,15 @@ class Process:
         self.is_killing = tree.kill(lambda: self.host.members(self.mark)) and rounds > 0
         if self.is_killing:
             self.loop.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
-        elif self.is_forgotten:
+        else:
+            self._note_nothing_left()
+
+    def _note_nothing_left(self) -> None:
+        if self.is_forgotten:
             self.mark.close()
+        elif self.status is not None and self.is_session:
+            self.is_over = True
+            self._conclude()
 
     def release(self) -> None:
         """Be known to nobody any more. Until then the mark is held: its number stands for nobody else."""
@@ -414,10 +496,14 @@ class Process:
         if self.master >= 0:
             os.close(self.master)
             self.master = -1
+        if self.is_session:  # all that it has started ends with it
+            self.kill("")
         self._conclude()
 
     def _conclude(self) -> None:
-        """Report the end when its output is reported, and forget it."""
+        """Report the end when its output is reported, and forget it; that of a session when nothing of it is left."""
+        if self.is_session and not self.is_over:
+            return
         finished = [one.finish() for one in self.outgoing.values()]
         if not all(finished):
             return

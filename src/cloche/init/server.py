@@ -45,7 +45,7 @@ class Server:
         self.by_pid: dict[int, Process] = {}
         self.kept: dict[str, Process] = {}  # ended, oldest first
         self.number = 0
-        self.is_greeted = False
+        self.is_greeted = self.is_busy = False
         self.woken, self.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
@@ -116,9 +116,15 @@ class Server:
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
         self.channels[number] = process
-        if len(self.processes) == 1:
-            self.host.note_busy(is_busy=True)
+        self.note_pace()
         return process
+
+    def note_pace(self) -> None:
+        """Say whether any process is at work, when that has changed: a session between two cells is not."""
+        is_busy = any(not one.is_resting for one in self.processes.values())
+        if is_busy is not self.is_busy:
+            self.is_busy = is_busy
+            self.host.note_busy(is_busy=is_busy)
 
     def _start(self, number: int, order: dict[str, Any]) -> None:
         self.start(number, order).announce()
@@ -191,8 +197,7 @@ class Server:
             self.kept[process.id] = process
             while len(self.kept) > MOST_KEPT_EXITS:
                 self.kept.pop(next(iter(self.kept))).release()
-        if not self.processes:
-            self.host.note_busy(is_busy=False)
+        self.note_pace()
 
 
 class _Nothing:

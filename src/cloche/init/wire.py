@@ -23,8 +23,10 @@ own streams alone. To send more than the window ends the connection.
   done first, by the process).
   Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, and `dropped` bytes.
   Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
-  `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`. CLOSE by the
-  client kills the tree, unless `is_kept`.
+  `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
+  `is_resting`: nothing is asked of it now, so its memory need not be watched closely. CLOSE by the client kills the
+  tree, unless `is_kept`. With stream 4 it is a session: what it answers on 3 comes after all that it has printed until
+  then, its end when nothing is left that it has started. A program finds its ends of 4 and 3 under the numbers 3 and 4.
 - `attach`: the streams and the exit of a process that is there, or was, by `id`. First come the last bytes that nobody
   has read.
 - `processes`: one event `processes` with a list of what runs and what was kept of the ended.

@@ -23,6 +23,7 @@ import posix
 from time import monotonic
 
 from . import accounts, messages, procfs, user_namespaces
+from .accounting import IDLE_TICK_S, TICK_S
 from .guest import Guest, forget_helper, load_notify
 from .messages import Building, Order
 from .pid1 import Parent, never_freed
@@ -49,6 +50,7 @@ REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
 HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
+REQUESTS = 4  # the stream that a session has, see `init.wire`
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
 
@@ -57,7 +59,7 @@ class ResidentSupervisor(Supervisor):
 
     def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
         super().__init__(state, load_interpreter)
-        self.is_busy = False
+        self.is_watched = False
         self.exceeded_at = 0.0
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
@@ -75,7 +77,8 @@ class ResidentSupervisor(Supervisor):
 
     def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
         if tag == "pace":
-            self.is_busy = body["is_busy"]
+            self.is_watched = body["is_watched"]
+            self.accounting.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
         elif tag == "why":
             self._send(tag, self.state.counters())
         elif tag == "handed out":
@@ -92,14 +95,14 @@ class ResidentSupervisor(Supervisor):
             pass  # pid 1 is gone, as its link will say
 
     def _looks_regularly(self) -> bool:
-        return self.is_busy and super()._looks_regularly()
+        return self.is_watched and super()._looks_regularly()
 
     def _check_limits(self) -> None:
         """Keep the lifetime, and have the largest tree ended where the sandbox uses too much memory."""
         run = self.run
         if run.is_over() or not run.deadline or monotonic() >= run.deadline:
             super()._check_limits()
-        elif self.is_busy and self.accounting.begin():
+        elif self.is_watched and self.accounting.begin():
             cause = self.accounting.exceeded(self.state, self.reaper, None)
             if not cause:
                 self.exceeded_at = 0.0
@@ -179,7 +182,7 @@ class Resident(Parent):
 
     server: Any
     spare: Forked | None = None
-    is_watched = False  # by the helper, as to its memory
+    pace: tuple[bool, bool] = (False, False)  # as the helper knows it
 
     def live(self) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call."""
@@ -299,7 +302,7 @@ class Resident(Parent):
         Or it was the last that others have left behind.
         """
         if not self.server.processes and pid != (self.spare and self.spare.pid):
-            self._report_pace(is_busy=self._has_left())
+            self._report_pace(is_busy=False)
         if self.spare is not None and self.spare.pid == pid:
             self.spare.conclude()
             self.spare.mark.close()
@@ -328,7 +331,7 @@ class Resident(Parent):
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
-        self._report_pace(is_busy=is_busy or self._has_left())
+        self._report_pace(is_busy=is_busy)
         if not is_busy:
             self.server.loop.call_at(SPARE, now(), self.make_spare)
             self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
@@ -339,9 +342,11 @@ class Resident(Parent):
         return True
 
     def _report_pace(self, *, is_busy: bool) -> None:
-        if is_busy != self.is_watched:
-            self.is_watched = is_busy
-            messages.send(self.link, "pace", {"is_busy": is_busy})
+        """Tell the helper how closely to watch the memory: not at all where no process lives but ours."""
+        pace = is_busy, is_busy or bool(self.server.processes) or self._has_left()
+        if pace != self.pace:
+            self.pace = pace
+            messages.send(self.link, "pace", {"is_busy": pace[0], "is_watched": pace[1]})
 
     def _has_left(self) -> bool:
         """Tell whether a process lives that somebody has left behind: it is a child of ours by now."""
@@ -492,7 +497,6 @@ class CommandGuest(Guest):
         order, streams = self.given or self._await_order()
         self.order = order
         python = order.get("python")
-        session = bool(python and python.pop("is_session", False))
         for path in order.get("remove") or ():
             _remove(path)
         for folder in order.get("folders") or ():
@@ -504,7 +508,7 @@ class CommandGuest(Guest):
             python["source"] = python["source"].encode("utf-8", "surrogateescape")
         env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
         fds = [streams[number] for number in sorted(streams)]
-        return Order(commands=commands, python=python, env=env, is_session=session), fds
+        return Order(commands=commands, python=python, env=env, is_session=REQUESTS in streams), fds
 
     def _await_order(self) -> tuple[dict[str, Any], dict[int, int]]:
         """Wait for an order, and hold nothing meanwhile whose end somebody else waits for."""

@@ -16,7 +16,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest, StartFailed
@@ -48,7 +48,9 @@ from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
     Program,
+    SessionProgram,
     build_program,
+    build_session_program,
     build_spec,
     choose_guest_paths,
     filter_for,
@@ -56,7 +58,12 @@ from .plan import (
     show_toolchain,
 )
 from .prefork import pool_for
+from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
+
+if TYPE_CHECKING:
+    from ..live_session import LiveProgram, LiveSession
+    from .session import LocalSession
 
 log = logging.getLogger("cloche.local")
 HOME = "/home/sandbox"
@@ -74,6 +81,10 @@ FEWER_IDS = 8_192  # of each, where the range is an ordinary user's
 LOCKS_OF_BLOCKS = 1 << 40  # in the file of locks, far behind those of single ids
 MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
 MOST_INLINE_BYTES = 1 << 18
+SHARES = (
+    "this session shares its sandbox with others, so it has no checkpoints and no forks; open one with "
+    "checkpoints=True, which has files and a process namespace of its own"
+)
 
 
 class LocalLiveSandbox(LiveSandbox):
@@ -98,6 +109,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
         self._is_closed = False
         self._numbers = itertools.count(1)
+        self._apart: list[LocalOpenSandbox] = []  # of the sessions that were opened with checkpoints
         self._leftover: list[str] = []  # programs of runs that have ended
         self.start = "cold"
 
@@ -200,7 +212,9 @@ class LocalLiveSandbox(LiveSandbox):
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        async with self._opening:
+        async with self._opening, contextlib.AsyncExitStack() as stack:
+            for apart in self._apart:
+                stack.push_async_callback(apart.close)
             link, connection = self.link, self._connection
             if link is not None:
                 link.close("the sandbox was closed")
@@ -334,6 +348,62 @@ class LocalLiveSandbox(LiveSandbox):
             for path, mode, data in files:
                 await self.write_path(path, data, mode=mode)
         return order
+
+    # Sessions.
+
+    async def open_session(
+        self, language: str, env: Mapping[str, str], *, checkpoints: bool = False
+    ) -> LiveSession | LocalSession:
+        """Start an interpreter that lives; see core.protocols.SupportsSessions and SupportsOwnSessions."""
+        from ..live_session import open_live_session
+
+        program = build_session_program(language, env, self._paths)
+        if checkpoints:
+            return await self._open_apart(program, env)
+        link = await self.connected()
+        for path, text in program.run.generated.items():
+            await self.write_path(path, text.encode())
+        return await open_live_session(
+            self, link, self._live_program(program), self._limits,
+            enforcement=self._enforcement, notes={"backend": "local", "start": self.start},
+        )  # fmt: skip
+
+    def _live_program(self, program: SessionProgram) -> LiveProgram:
+        from ..live_session import LiveProgram
+
+        run = program.run
+        order: dict[str, Any] = {"env": run.env, "cwd": self._paths.workspace}
+        if run.python is not None:
+            order["python"] = {**_as_json(run.python), "capabilities": []}  # it has none, and is never cloned
+        else:
+            (order["argv"],) = run.commands
+        return LiveProgram(
+            language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,
+            why_no_forks=program.why_no_forks() or SHARES,
+        )  # fmt: skip
+
+    async def _open_apart(self, program: SessionProgram, env: Mapping[str, str]) -> LocalSession:
+        """Start an interpreter in a sandbox of its own, with which nothing is shared, so that it can be cloned."""
+        if why := program.why_no_forks():
+            raise BackendUnavailable(why)
+        await self.connected()
+        apart = LocalOpenSandbox(
+            policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
+        )
+        self._apart.append(apart)
+        try:
+            return await apart.open_session(program.language.name, env)
+        except BaseException:
+            await finish(self.close_apart(apart))
+            raise
+
+    async def close_apart(self, sandbox: OpenSandbox) -> None:
+        """Close the sandbox of a session that was opened with checkpoints."""
+        for one in [one for one in self._apart if one is sandbox]:
+            self._apart.remove(one)
+            await finish(one.close())
+
+    # Files.
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file. Raises the SandboxFile errors."""

@@ -366,6 +366,11 @@ class SessionProgram:
         """Return what must be shown besides the system's own trees."""
         return tuple(dict.fromkeys((*python_toolchain().binds, *self.toolchain.binds)))
 
+    def why_no_forks(self) -> str:
+        """Say why its interpreter can never be cloned; empty where it may be."""
+        name = self.language.name
+        return "" if self.is_forkable else f"a {name} session has no checkpoints and no forks; Python's have"
+
 
 def build_session_program(name: str, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
     """Return what serves a session. Raises BackendUnavailable for a language without sessions."""

@@ -389,9 +389,7 @@ class LocalSession(Session):
     def _forkable(self, *, needs_life: bool = True) -> ForkTree:
         """Return the fork tree. Raises where this session cannot be cloned."""
         if not self._program.is_forkable:
-            raise BackendUnavailable(
-                f"a {self._program.language.name} session has no checkpoints and no forks; Python's have"
-            )
+            raise BackendUnavailable(self._program.why_no_forks())
         if self.fork_tree is None or not self._can_fork:
             raise BackendUnavailable(
                 "checkpoints and forks need level jail and a writable /tmp; this sandbox has not both"

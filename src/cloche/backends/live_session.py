@@ -1,0 +1,250 @@
+"""A session in a sandbox that lives: its interpreter is one more process there, and shares all of it with the others.
+
+Cells go to the process on a stream of their own, and answers come on another (see `cloche.init.wire`). What a cell
+printed comes before its answer, as init passes it on in that order. The end of a session is reported when nothing is
+left of what it has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import BackendUnavailable, OutcomeUnknown
+from cloche.core.events import HeadTail, OutputChunk, Sink, discard
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.protocols import OpenSandbox
+from cloche.core.result import KillCause, Observed
+from cloche.init import wire
+
+from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
+from .saved_files import Changes
+from .session import Printed, Session, SessionEnd, SessionLink
+from .session_languages import Codec, ControlMessage, Interrupt
+
+if TYPE_CHECKING:
+    from .init_link import Channel, InitLink
+
+LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
+SIGINT = 2
+STREAMS = (wire.STDOUT, wire.STDERR, wire.REPORT, wire.REQUESTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveProgram:
+    """Say how the interpreter of a session is started, as the arguments of `start`, and how it is talked to."""
+
+    language: str
+    order: Mapping[str, Any]
+    new_codec: Callable[[], Codec]
+    interrupt: Interrupt
+    why_no_forks: str = "sessions of this backend have no checkpoints and no forks"
+
+
+class LiveTransport:
+    """Carry one interpreter in a sandbox that lives; see backends.session.SessionTransport."""
+
+    def __init__(self, channel: Channel, limits: Limits, codec: Codec, *, slowness: float = 1.0):
+        self._channel, self._limits, self.slowness = channel, limits, slowness
+        self._process = LiveProcess(channel, limits)
+        channel.on_data, channel.on_end = self._take, self._take_end
+        self.on_flood: Callable[[], None] = lambda: None
+        self.link = SessionLink(codec, self._flood)
+        self._sink: Sink = discard
+        self._kept = self._empty()
+        self._end: asyncio.Task[dict[str, Any]] | None = None
+        self._lost = ""
+
+    def _empty(self) -> dict[int, HeadTail]:
+        return {stream: HeadTail(self._limits.output_bytes) for stream in NAMES}
+
+    def _flood(self) -> None:
+        self.on_flood()
+
+    async def start(self) -> asyncio.Future[dict[str, Any]]:
+        """Wait until the process is there, and return its end. Raises StartFailed, OutcomeUnknown."""
+        await self._process.begin()
+        self._end = asyncio.get_running_loop().create_task(self._attend())
+        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())  # which nobody need ask for
+        return self._end
+
+    async def _attend(self) -> dict[str, Any]:
+        """Wait for the end and return how it was reported. Raises StartFailed, OutcomeUnknown."""
+        try:
+            return await self._process.end()
+        except OutcomeUnknown as error:
+            self._lost = str(error)
+            raise
+        finally:
+            self.link.lose("the interpreter has ended")
+
+    @property
+    def end(self) -> asyncio.Future[dict[str, Any]] | None:
+        return self._end
+
+    async def prepare(self, code: str, *, was_signalled: bool) -> None:
+        """Do nothing: what runs one cell can run the next, and signals go the way that cells go."""
+
+    def begin(self, sink: Sink) -> None:
+        self._sink = sink
+        for stream, kept in self._kept.items():
+            if kept.total and sink is not discard:
+                sink(OutputChunk(stream=NAMES[stream], data=kept.joined()))
+
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
+        """Return what was printed: what came before an answer was taken before it."""
+        kept, self._kept, self._sink = self._kept, self._empty(), discard
+        return Printed(
+            stdout=kept[wire.STDOUT].joined(),
+            stderr=kept[wire.STDERR].joined(),
+            is_truncated=any(one.is_truncated for one in kept.values()),
+        )
+
+    def send(self, data: bytes) -> Awaitable[None] | None:
+        return None if self._channel.send_at_once(wire.REQUESTS, data) else self._send(data)
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            if await self._channel.send(wire.REQUESTS, data):
+                await self._channel.settle(wire.REQUESTS)
+        except asyncio.CancelledError:
+            self.link.lose("a cell was sent in part")
+            raise
+
+    def send_control(self, control: ControlMessage) -> None:
+        tag, body = control
+        if tag == "interrupt":
+            self._process.signal(SIGINT, "group")
+        elif tag == "pace":
+            self._channel.ask(do="rest", is_resting=not body["is_busy"])
+        elif tag == "signal":
+            self._process.signal(body["number"], "group" if body["to_group"] else "process")
+
+    def kill(self, cause: KillCause) -> None:
+        if self._end is None or not self._end.done():
+            self._process.kill(cause)
+
+    async def stop(self, cause: KillCause | None) -> None:
+        if self._end is None:
+            return
+        if cause is None and not self._end.done():
+            await asyncio.wait([self._end], timeout=LINKLESS_S)
+        self.kill(cause or KillCause.CANCELLED)  # its link is gone, and should it live: nobody can use it
+        await finish(asyncio.wait([self._end], timeout=LATE_S))
+
+    async def observe_end(self, cause: KillCause | None) -> SessionEnd:
+        ended = self._ended()
+        if ended:
+            return SessionEnd(observed=observed_end(ended), usage=usage_of(ended))
+        return SessionEnd(observed=Observed(cause=cause), lost=self._lost or "its end was not reported in time")
+
+    def known_end(self) -> Observed | str:
+        ended = self._ended()
+        return observed_end(ended) if ended else self._lost
+
+    def _ended(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or not end.done() or end.cancelled() or end.exception() is not None:
+            return {}
+        return end.result()
+
+    async def close(self) -> None:
+        try:
+            if self._end is not None and not self._end.done():
+                self.kill(KillCause.CANCELLED)
+                await asyncio.wait([self._end], timeout=LATE_S)
+        finally:
+            self._channel.close()
+
+    def _take(self, stream: int, data: memoryview) -> None:
+        self._channel.grant(stream, len(data))
+        if stream == wire.REPORT:
+            self.link.receive(bytes(data))
+        elif stream in NAMES:
+            self._keep(stream, bytes(data))
+
+    def _take_end(self, stream: int) -> None:
+        if stream == wire.REPORT:
+            self.link.lose("the interpreter has closed its link")
+
+    def _keep(self, stream: int, data: bytes) -> None:
+        kept = self._kept[stream]
+        was_flooded = kept.total > self._limits.flood_bytes
+        kept.add(data)
+        if was_flooded:
+            return
+        if self._sink is not discard:
+            self._sink(OutputChunk(stream=NAMES[stream], data=data))
+        if kept.total > self._limits.flood_bytes:
+            self.on_flood()
+
+
+class LiveSession(Session):
+    """Run one cell at a time; what would clone it says how a session is opened that can be cloned."""
+
+    def __init__(
+        self,
+        sandbox: OpenSandbox,
+        transport: LiveTransport,
+        program: LiveProgram,
+        limits: Limits,
+        *,
+        enforcement: Enforcement,
+        notes: Mapping[str, Any],
+    ):
+        super().__init__(
+            transport, _no_changes, language=program.language, interrupt=program.interrupt, limits=limits,
+            enforcement=enforcement, notes=notes,
+        )  # fmt: skip
+        self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
+
+    @property
+    def sandbox(self) -> OpenSandbox:
+        """Return the sandbox whose files it works in."""
+        return self._opened_in
+
+    async def checkpoint(self, name: str) -> None:
+        """Say how; see core.protocols.SupportsFork."""
+        self._refuse()
+
+    async def rollback(self, name: str) -> None:
+        """Say how; see core.protocols.SupportsFork."""
+        self._refuse()
+
+    async def fork(self, count: int) -> list[LiveSession]:
+        """Say how; see core.protocols.SupportsFork."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BackendUnavailable(self._why_no_forks)
+
+
+async def _no_changes(_timeout_s: float) -> Changes:
+    """Return no changed files: others change them at the same time."""
+    return Changes()
+
+
+async def open_live_session(
+    sandbox: OpenSandbox,
+    link: InitLink,
+    program: LiveProgram,
+    limits: Limits,
+    *,
+    enforcement: Enforcement,
+    notes: Mapping[str, Any],
+    slowness: float = 1.0,
+) -> LiveSession:
+    """Start an interpreter in a sandbox with this link, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
+    channel = link.open("start", **program.order, streams=STREAMS)
+    transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
+    session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)
+    try:
+        await session.await_ready(await transport.start())
+    except BaseException:
+        await finish(session.close())
+        raise
+    return session
