@@ -172,6 +172,18 @@ class SupportsSessions(Protocol):
 
 
 @runtime_checkable
+class SupportsSessionsApart(Protocol):
+    """Be a sandbox whose sessions share all of it, and open apart from it those that can be cloned."""
+
+    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> OpenSession:
+        """Start an interpreter with checkpoints and forks in a sandbox of its own, with which nothing is shared.
+
+        That is its `sandbox`, see SupportsFork; who opened the session closes it. Raises BackendUnavailable.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsSessionNames(Protocol):
     """Be a backend whose sandboxes keep interpreters alive, and say so before one is opened."""
 

@@ -48,7 +48,6 @@ from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
     Program,
-    SessionProgram,
     build_program,
     build_session_program,
     build_spec,
@@ -62,7 +61,7 @@ from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
-    from ..live_session import LiveProgram, LiveSession
+    from ..live_session import LiveSession
     from .session import LocalSession
 
 log = logging.getLogger("cloche.local")
@@ -109,7 +108,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
         self._is_closed = False
         self._numbers = itertools.count(1)
-        self._apart: list[LocalOpenSandbox] = []  # of the sessions that were opened with checkpoints
+        self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
         self._leftover: list[str] = []  # programs of runs that have ended
         self.start = "cold"
 
@@ -351,57 +350,45 @@ class LocalLiveSandbox(LiveSandbox):
 
     # Sessions.
 
-    async def open_session(
-        self, language: str, env: Mapping[str, str], *, checkpoints: bool = False
-    ) -> LiveSession | LocalSession:
-        """Start an interpreter that lives; see core.protocols.SupportsSessions and SupportsOwnSessions."""
-        from ..live_session import open_live_session
+    async def open_session(self, language: str, env: Mapping[str, str]) -> LiveSession:
+        """Start an interpreter that lives, and shares all of this; see core.protocols.SupportsSessions."""
+        from ..live_session import LiveProgram, open_live_session
 
         program = build_session_program(language, env, self._paths)
-        if checkpoints:
-            return await self._open_apart(program, env)
-        link = await self.connected()
-        for path, text in program.run.generated.items():
-            await self.write_path(path, text.encode())
-        return await open_live_session(
-            self, link, self._live_program(program), self._limits,
-            enforcement=self._enforcement, notes={"backend": "local", "start": self.start},
-        )  # fmt: skip
-
-    def _live_program(self, program: SessionProgram) -> LiveProgram:
-        from ..live_session import LiveProgram
-
         run = program.run
+        link = await self.connected()
+        for path, text in run.generated.items():
+            await self.write_path(path, text.encode())
         order: dict[str, Any] = {"env": run.env, "cwd": self._paths.workspace}
         if run.python is not None:
             order["python"] = {**_as_json(run.python), "capabilities": []}  # it has none, and is never cloned
         else:
             (order["argv"],) = run.commands
-        return LiveProgram(
+        started = LiveProgram(
             language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,
             why_no_forks=program.why_no_forks() or SHARES,
         )  # fmt: skip
+        return await open_live_session(
+            self, link, started, self._limits,
+            enforcement=self._enforcement, notes={"backend": "local", "start": self.start},
+        )  # fmt: skip
 
-    async def _open_apart(self, program: SessionProgram, env: Mapping[str, str]) -> LocalSession:
-        """Start an interpreter in a sandbox of its own, with which nothing is shared, so that it can be cloned."""
+    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
+        """Start an interpreter that can be cloned; see core.protocols.SupportsSessionsApart."""
+        program = build_session_program(language, env, self._paths)
         if why := program.why_no_forks():
             raise BackendUnavailable(why)
-        await self.connected()
+        if self._is_closed:
+            raise InvalidRequest("this sandbox is closed; open another one")
         apart = LocalOpenSandbox(
             policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
         )
-        self._apart.append(apart)
+        self._apart = [*(one for one in self._apart if not one.is_closed), apart]
         try:
-            return await apart.open_session(program.language.name, env)
+            return await apart.open_session(language, env)
         except BaseException:
-            await finish(self.close_apart(apart))
+            await finish(apart.close())
             raise
-
-    async def close_apart(self, sandbox: OpenSandbox) -> None:
-        """Close the sandbox of a session that was opened with checkpoints."""
-        for one in [one for one in self._apart if one is sandbox]:
-            self._apart.remove(one)
-            await finish(one.close())
 
     # Files.
 

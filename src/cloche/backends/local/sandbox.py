@@ -233,6 +233,11 @@ class LocalOpenSandbox:
                 await stack.enter_async_context(session.halted())
             yield
 
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether it was closed, or is being closed."""
+        return self._is_closed
+
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True

@@ -37,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     *truth.CHECKS,
     *sessions.CHECKS,
 )
+LIVE_CHECKS: tuple[Check, ...] = (*sessions.CHECKS, *sessions.LIVE_CHECKS)  # of sandboxes that live
 CHECK_TIMEOUT_S = 240.0
 
 
@@ -85,10 +86,13 @@ def run_conformance(
     only: Iterable[str] = (),
     at_once: int = 6,
     on_row: Callable[[Row], None] | None = None,
+    is_live: bool = False,
 ) -> tuple[Row, ...]:
     """Try every check against `backend` and return a row for each; for callers without an event loop."""
     return asyncio.run(
-        check_conformance(backend, level=level, deviations=deviations, only=only, at_once=at_once, on_row=on_row)
+        check_conformance(
+            backend, level=level, deviations=deviations, only=only, at_once=at_once, on_row=on_row, is_live=is_live
+        )
     )
 
 
@@ -100,17 +104,20 @@ async def check_conformance(
     only: Iterable[str] = (),
     at_once: int = 6,
     on_row: Callable[[Row], None] | None = None,
+    is_live: bool = False,
 ) -> tuple[Row, ...]:
     """Try the checks named in `only` (all when empty), `at_once` of them beside each other.
 
     `level` None leaves the choice to the backend. `deviations` maps names of checks to the reason why this backend
-    cannot keep them; None takes `deviations_of` what it reports. Raises InvalidRequest for an unknown name.
+    cannot keep them; None takes `deviations_of` what it reports. With `is_live` the sandboxes are those that live, and
+    the checks are `LIVE_CHECKS`. Raises InvalidRequest for an unknown name.
     """
-    subject = Subject(backend=backend, policy=Policy(level=level))
-    chosen = _named(tuple(only)) or CHECKS
+    subject = Subject(backend=backend, policy=Policy(level=level), is_live=is_live)
+    checks = LIVE_CHECKS if is_live else CHECKS
+    chosen = _named(tuple(only), checks) or checks
     if deviations is None:
         deviations = deviations_of(await enforcement_of(subject))
-    _named(tuple(deviations))
+    _named(tuple(deviations), checks)
     slots = asyncio.Semaphore(at_once)
 
     async def one(check: Check) -> Row:
@@ -136,8 +143,8 @@ def deviations_of(enforcement: Enforcement) -> Mapping[str, str]:
     }
 
 
-def _named(names: Sequence[str]) -> tuple[Check, ...]:
-    known = {check.name: check for check in CHECKS}
+def _named(names: Sequence[str], checks: Sequence[Check]) -> tuple[Check, ...]:
+    known = {check.name: check for check in checks}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidRequest(f"unknown check {unknown[0]!r}; known checks: {', '.join(known)}")

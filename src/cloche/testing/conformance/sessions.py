@@ -19,7 +19,7 @@ from cloche.core.enforcement import Control
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import Displayed, Event, OutputChunk, Sink, Started, discard
 from cloche.core.limits import KIB, MIB
-from cloche.core.protocols import OpenSandbox, OpenSession, SupportsFork, SupportsSessions
+from cloche.core.protocols import OpenSandbox, OpenSession, SupportsFork, SupportsSessions, SupportsSessionsApart
 from cloche.core.result import EXIT_TIMEOUT, Result, Status
 
 from .subject import (
@@ -75,27 +75,56 @@ OTHERS = {
     ),
 }
 
+# What all of five must do before any of them ends; a server; two processes that are left, one of which was let go.
+MEETS = """
+import os, time
+os.makedirs('/tmp/meet', exist_ok=True)
+open('/tmp/meet/{number}', 'w').close()
+while len(os.listdir('/tmp/meet')) < 5: time.sleep(0.01)
+"""
+LISTENS = "import socket; server = socket.create_server(('127.0.0.1', 0)); port = server.getsockname()[1]; port"
+LEAVES = """
+import subprocess
+one = subprocess.Popen(['sleep', '1000'])
+two = int(subprocess.check_output('setsid sleep 1000 >/dev/null 2>&1 & echo $!', shell=True))
+[one.pid, two]
+"""
+LIVES = """
+def lives(pid):
+    try:
+        return open(f'/proc/{{pid}}/stat').read().rpartition(')')[2].split()[0] not in 'ZX'
+    except OSError:
+        return False
+[lives(pid) for pid in {pids}]
+"""
 RUNTIMES = {"bash": "Bash ", "javascript": "Node.js v"}
 
 
 @asynccontextmanager
 async def _opened(
     subject: Subject,
+    *,
+    checkpoints: bool = False,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> AsyncIterator[tuple[OpenSandbox, OpenSession]]:
     """Open a sandbox and a session in it."""
     async with subject.open(**limits) as sandbox:
-        session = await _session(sandbox)
+        session = await _session(sandbox, checkpoints=checkpoints)
         try:
             yield sandbox, session
         finally:
             await session.close()
 
 
-async def _session(sandbox: OpenSandbox, language: str = "python", **env: str) -> OpenSession:
+async def _session(
+    sandbox: OpenSandbox, language: str = "python", *, checkpoints: bool = False, **env: str
+) -> OpenSession:
+    """Open a session, apart from the others where only those have `checkpoints`."""
     if not isinstance(sandbox, SupportsSessions):
         raise Skipped("its sandboxes have no sessions")
     try:
+        if checkpoints and isinstance(sandbox, SupportsSessionsApart):
+            return await sandbox.open_session_apart(language, env)
         return await sandbox.open_session(language, env)
     except BackendUnavailable as error:
         raise Skipped(str(error)) from error
@@ -280,8 +309,9 @@ async def _shares_files(subject: Subject) -> None:
         expect_ok(await sandbox.run(python("open('a', 'w').write('from a run')")))
         expect("a run's file", await _value(session, "open('a').read()"), "from a run")
         result = await _cell(session, "import os; os.mkdir('d'); open('d/b', 'w').write('b')")
-        expect("a cell's files", [(record.path, record.size) for record in result.files], [("d/b", 1)])
-        expect("what is saved", _saved(result), {"d/b": b"b"})
+        if not subject.is_live:  # else others change files at the same time
+            expect("a cell's files", [(record.path, record.size) for record in result.files], [("d/b", 1)])
+            expect("what is saved", _saved(result), {"d/b": b"b"})
         expect("a cell's file", await sandbox.read_file("d/b", max_bytes=10), b"b")
         expect("the same in a run", (await sandbox.run(python("print(open('d/b').read())"))).stdout, "b\n")
         await sandbox.write_file("c", b"c")
@@ -340,7 +370,7 @@ async def _keeps_state(subject: Subject, language: str) -> None:
 @asynccontextmanager
 async def _forkable(subject: Subject) -> AsyncIterator[SupportsFork]:
     """Open a session that can be forked and goes back in time, which knows its state, or skip the check."""
-    async with _opened(subject) as (_, session):
+    async with _opened(subject, checkpoints=True) as (_, session):
         if not isinstance(session, SupportsFork):
             raise Skipped("its sessions have no checkpoints and no forks")
         await _write(session, "early")
@@ -395,6 +425,58 @@ async def _is_cancelled(subject: Subject) -> None:
         expect_that(time.monotonic() - started < CELL_S, "a cancelled cell went on")
 
 
+async def _are_at_once(subject: Subject) -> None:
+    """Let each session and a run wait for what the others do: in a folder of /tmp, and by loopback."""
+    async with subject.open() as sandbox:
+        sessions = [await _session(sandbox) for _ in range(4)]
+        cells = [_cell(session, MEETS.format(number=number)) for number, session in enumerate(sessions)]
+        *results, ran = await asyncio.gather(*cells, sandbox.run(python(MEETS.format(number=4))))
+        expect("how each cell ended", [str(result.status) for result in results], ["ok"] * 4)
+        expect_ok(ran)
+        port = await _value(sessions[0], LISTENS)
+        answering = asyncio.ensure_future(_cell(sessions[0], "peer, _ = server.accept(); peer.sendall(b'hello')"))
+        code = f"import socket\nprint(socket.create_connection(('127.0.0.1', {port})).recv(9))"
+        expect("what a run hears", expect_ok(await sandbox.run(python(code))).stdout, "b'hello'\n")
+        expect_ok(await answering)
+        expect("a variable of one, in another", await _value(sessions[1], "'port' in globals()"), False)
+        for session in sessions:
+            await session.close()
+
+
+async def _closes_alone(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        first, second = await _session(sandbox), await _session(sandbox)
+        mine, other = [await _value(session, LEAVES) for session in (first, second)]
+        await first.close()
+        expect("what is left of a closed session", await _value(second, LIVES.format(pids=mine)), [False, False])
+        expect("what is left of the other one", await _value(second, LIVES.format(pids=other)), [True, True])
+        await _cell(second, "import os; os._exit(3)")
+        third = await _session(sandbox)
+        expect("what is left of one that has ended", await _value(third, LIVES.format(pids=other)), [False, False])
+        expect("what is alive", (first.is_alive, second.is_alive, third.is_alive), (False, False, True))
+
+
+async def _is_apart(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        shared, apart = await _session(sandbox), await _session(sandbox, checkpoints=True)
+        if not isinstance(shared, SupportsFork) or not isinstance(apart, SupportsFork) or shared is apart:
+            raise Skipped("its sessions have no checkpoints and no forks")
+        try:
+            await shared.checkpoint("a")
+        except BackendUnavailable as error:
+            expect_that("checkpoints=True" in str(error), f"a session that cannot be cloned said {str(error)!r}")
+        else:
+            raise Broken("a session that shares its sandbox was cloned")
+        await _write(apart, "apart")
+        await apart.checkpoint("a")
+        expect("the files of the others", await _value(shared, "import os; os.path.exists('f')"), False)
+        await apart.sandbox.write_file("f", b"changed")
+        await apart.rollback("a")
+        expect("its own file after a rollback", await apart.sandbox.read_file("f", max_bytes=10), b"apart")
+        await shared.close()
+        await apart.close()
+
+
 _check = partial(Check, family="sessions")
 
 CHECKS: tuple[Check, ...] = (
@@ -441,4 +523,12 @@ CHECKS: tuple[Check, ...] = (
         name="rollback", claim="a rollback brings back memory and files, as often as one likes", attempt=_rolls_back
     ),
     _check(name="fork", claim="forks begin alike and are independent, in memory and files", attempt=_forks),
+)
+# What holds besides where sandboxes live.
+LIVE_CHECKS: tuple[Check, ...] = (
+    _check(name="sessions at once", claim="sessions and runs share files and loopback, at once", attempt=_are_at_once),
+    _check(name="session closes", claim="a session's end is that of all that it started alone", attempt=_closes_alone),
+    _check(
+        name="session apart", claim="a session that can be cloned has files of its own; others say so", attempt=_is_apart
+    ),
 )

@@ -21,7 +21,13 @@ from cloche.core.errors import SandboxFileNotFound
 from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, OpenSandbox, SupportsPool, SupportsSingleRun, SupportsStreaming
+from cloche.core.protocols import (
+    Backend,
+    OpenSandbox,
+    SupportsPool,
+    SupportsSingleRun,
+    SupportsStreaming,
+)
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 
@@ -61,11 +67,12 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Hold the backend under test and the rules its sandboxes are opened with."""
+    """Hold the backend under test and the rules its sandboxes are opened with; they live where it `is_live`."""
 
     backend: Backend
     policy: Policy = field(default_factory=Policy)
     limits: Limits = GENEROUS
+    is_live: bool = False
 
     def open(
         self,
@@ -74,7 +81,13 @@ class Subject:
         **limits: Any,  # noqa: ANN401 - checked by Limits
     ) -> AbstractAsyncContextManager[OpenSandbox]:
         """Open a sandbox of the backend with some limits changed."""
-        return self.backend.open(policy or self.policy, self.limits.with_changes(**limits))
+        rules = policy or self.policy, self.limits.with_changes(**limits)
+        if not self.is_live:
+            return self.backend.open(*rules)
+        open_live = getattr(self.backend, "open_live", None)
+        if open_live is None:
+            raise Skipped("it gives no sandboxes that live")
+        return open_live(*rules)
 
     async def run(
         self,
