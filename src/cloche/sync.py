@@ -329,9 +329,13 @@ class Sandbox:
         *,
         env: Mapping[str, str] | None = None,
         idle_timeout: float | str | None = None,
+        checkpoints: bool = False,
     ) -> Session:
         """Start an interpreter that keeps its state between runs; see `AsyncSandbox.session`."""
-        return Session(calls.call(lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
+        session = calls.call(
+            lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout, checkpoints=checkpoints)
+        )
+        return Session(session, self if session.sandbox is self._sandbox else Sandbox.of(session.sandbox))
 
 
 class Session:

@@ -33,6 +33,7 @@ from cloche.core.protocols import (
     SupportsLive,
     SupportsSessionNames,
     SupportsSessions,
+    SupportsSessionsApart,
 )
 from cloche.core.request import InputFile
 from cloche.core.result import Result
@@ -96,8 +97,10 @@ class AsyncSession:
         language: str,
         env: Mapping[str, str],
         idle_timeout_s: float | None,
+        close_sandbox: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._sandbox, self._opened, self._env = sandbox, opened, env
+        self._close_sandbox = close_sandbox  # where it has one of its own
         self._language, self._idle_timeout_s = language, idle_timeout_s
         self._history: deque[HistoryEntry] = deque()
         self._history_chars = 0
@@ -110,7 +113,7 @@ class AsyncSession:
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """Return the sandbox whose workspace this session works in."""
+        """Return the sandbox whose workspace this session works in, which may be one of its own."""
         return self._sandbox
 
     @property
@@ -309,13 +312,18 @@ class AsyncSession:
         await self._opened.close()
 
     async def close(self) -> None:
-        """End the interpreter for good, and everything it started; the sandbox and its workspace stay."""
+        """End the interpreter for good, and everything it started; the sandbox and its workspace stay.
+
+        A sandbox of its own, which a session with checkpoints has in one that lives, is removed. Forks of it stay.
+        """
         self._is_closed = True
         if self._expiry is not None:
             self._expiry.cancel()
         if self._closing is not None:
             await self._closing
         await self._opened.close()
+        if self._close_sandbox is not None:
+            await self._close_sandbox()
 
     async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return a file of the workspace; see `AsyncSandbox.read_file`."""
@@ -542,11 +550,17 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         *,
         env: Mapping[str, str] | None = None,
         idle_timeout: float | str | None = None,
+        checkpoints: bool = False,
     ) -> AsyncSession:
         """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
 
         `language` is python, javascript or bash. `env` comes on top of the sandbox's own. A session that was not used
         for `idle_timeout` (seconds, or text such as `30m`) is ended. It is ended with the sandbox in any case.
+
+        In a sandbox that lives, a session shares files, processes and loopback with everything else in it, and has no
+        checkpoints and no forks. One with `checkpoints` has them: it has a sandbox of its own, with the same limits
+        once more, and shares nothing; its `read_file` and `write_file` reach its own files. In any other sandbox
+        `checkpoints` changes nothing.
 
         Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
         """
@@ -554,6 +568,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
             name = check_language(self.policy, language)
         variables = {**self._env, **read_env(env)}
         limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
+        if checkpoints and self._is_live:
+            return await self._open_apart(name, variables, limit)
         opened = await self.open_interpreter(name, variables)
         session = AsyncSession(self, opened, language=name, env=variables, idle_timeout_s=limit)
         self._stack.push_async_callback(session.close)
@@ -565,6 +581,35 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         if not isinstance(opened, SupportsSessions):
             raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
         return await opened.open_session(language, env)
+
+    async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
+        """Start a session that can be cloned, in a sandbox of its own, beside this one, which lives."""
+        here = self._require_open()
+        opened = await here.open_session_apart(language, env) if isinstance(here, SupportsSessionsApart) else None
+        if not isinstance(opened, SupportsFork):
+            raise BackendUnavailable(
+                f"backend {self.backend!r} has no checkpoints and no forks; leave checkpoints=True out, or use "
+                'backend "local"'
+            )
+        sandbox = self._beside(opened.sandbox)
+        session = AsyncSession(
+            sandbox, opened, language=language, env=env, idle_timeout_s=idle_timeout_s,
+            close_sandbox=getattr(opened.sandbox, "close", None),
+        )  # fmt: skip
+        self._stack.push_async_exit(sandbox)  # with the forks that were made of it
+        self._stack.push_async_callback(session.close)
+        return session
+
+    def _beside(self, opened: OpenSandbox) -> AsyncSandbox:
+        """Return a sandbox like this one around another workspace, which it closes when it is closed."""
+        sandbox = AsyncSandbox.__new__(AsyncSandbox)
+        sandbox.__dict__.update(self.__dict__)
+        sandbox._opened, sandbox._stack, sandbox._run_lock = opened, AsyncExitStack(), asyncio.Lock()
+        sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
+        closing = getattr(opened, "close", None)
+        if closing is not None:
+            sandbox._stack.push_async_callback(closing)
+        return sandbox
 
     def screened(self, code: str, language: str) -> Sequence[Finding]:
         """Return what the screen finds in a session's cell. Raises PolicyDenied."""
@@ -589,13 +634,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         """Return the session of a fork, in a sandbox that closes with this one."""
         if not isinstance(fork, SupportsFork):
             raise InternalError("what was forked cannot say which sandbox it is in")
-        sandbox = AsyncSandbox.__new__(AsyncSandbox)
-        sandbox.__dict__.update(self.__dict__)
-        sandbox._opened, sandbox._stack, sandbox._run_lock = fork.sandbox, AsyncExitStack(), asyncio.Lock()
+        sandbox = self._beside(fork.sandbox)
         copy = session._copy_for_fork(sandbox, fork)
-        closing = getattr(fork.sandbox, "close", None)
-        if closing is not None:
-            sandbox._stack.push_async_callback(closing)
         sandbox._stack.push_async_callback(copy.close)
         self._stack.push_async_exit(sandbox)  # with all that was opened or forked in it
         return copy

@@ -24,6 +24,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import (
     Backend,
     OpenSandbox,
+    SupportsLive,
     SupportsPool,
     SupportsSingleRun,
     SupportsStreaming,
@@ -84,10 +85,9 @@ class Subject:
         rules = policy or self.policy, self.limits.with_changes(**limits)
         if not self.is_live:
             return self.backend.open(*rules)
-        open_live = getattr(self.backend, "open_live", None)
-        if open_live is None:
+        if not isinstance(self.backend, SupportsLive):
             raise Skipped("it gives no sandboxes that live")
-        return open_live(*rules)
+        return self.backend.open_live(*rules)
 
     async def run(
         self,
