@@ -207,15 +207,15 @@ class LiveSession(Session):
         """Return the sandbox whose files it works in."""
         return self._opened_in
 
-    async def checkpoint(self, name: str) -> None:
+    async def checkpoint(self, name: str) -> None:  # noqa: ARG002
         """Say how; see core.protocols.SupportsFork."""
         self._refuse()
 
-    async def rollback(self, name: str) -> None:
+    async def rollback(self, name: str) -> None:  # noqa: ARG002
         """Say how; see core.protocols.SupportsFork."""
         self._refuse()
 
-    async def fork(self, count: int) -> list[LiveSession]:
+    async def fork(self, count: int) -> list[LiveSession]:  # noqa: ARG002
         """Say how; see core.protocols.SupportsFork."""
         self._refuse()
 
@@ -238,7 +238,7 @@ async def open_live_session(
     notes: Mapping[str, Any],
     slowness: float = 1.0,
 ) -> LiveSession:
-    """Start an interpreter in a sandbox with this link, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
+    """Start an interpreter by the link of a sandbox, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
     channel = link.open("start", **program.order, streams=STREAMS)
     transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)

@@ -171,11 +171,15 @@ class SupportsSessions(Protocol):
         ...
 
 
+class ForkableSession(OpenSession, SupportsFork, Protocol):
+    """Offer an interpreter that lives and can be cloned."""
+
+
 @runtime_checkable
 class SupportsSessionsApart(Protocol):
     """Be a sandbox whose sessions share all of it, and open apart from it those that can be cloned."""
 
-    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> OpenSession:
+    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> ForkableSession:
         """Start an interpreter with checkpoints and forks in a sandbox of its own, with which nothing is shared.
 
         That is its `sandbox`, see SupportsFork; who opened the session closes it. Raises BackendUnavailable.

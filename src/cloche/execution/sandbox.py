@@ -585,12 +585,12 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
     async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
         """Start a session that can be cloned, in a sandbox of its own, beside this one, which lives."""
         here = self._require_open()
-        opened = await here.open_session_apart(language, env) if isinstance(here, SupportsSessionsApart) else None
-        if not isinstance(opened, SupportsFork):
+        if not isinstance(here, SupportsSessionsApart):
             raise BackendUnavailable(
                 f"backend {self.backend!r} has no checkpoints and no forks; leave checkpoints=True out, or use "
                 'backend "local"'
             )
+        opened = await here.open_session_apart(language, env)
         sandbox = self._beside(opened.sandbox)
         session = AsyncSession(
             sandbox, opened, language=language, env=env, idle_timeout_s=idle_timeout_s,

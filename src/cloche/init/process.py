@@ -8,9 +8,12 @@ read and dropped, so that it is not ended by it. What a session leaves behind is
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import signal
+import struct
+import termios
 
 from . import terminal, tree, wire
 from .loop import now
@@ -114,6 +117,7 @@ class Outgoing:
         self.window = wire.WINDOW_BYTES
         self.tail = bytearray()
         self.dropped = 0
+        self.due = 0  # bytes that had been written when they were counted, and were not read yet
         self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
         self.is_watched = False
         self.go_on()
@@ -151,6 +155,7 @@ class Outgoing:
             if self.is_attached:
                 self.process.loop.send(wire.frame(wire.END, self.process.channel, bytes((self.stream,))))
             return 0
+        self.due -= len(data)
         if self.is_attached:
             self._send(data)
         else:
@@ -187,12 +192,16 @@ class Outgoing:
         if self.left >= 0:
             self.finish()
 
+    def count(self) -> None:
+        """Take note of how much has been written by now, and not been read."""
+        if self.fd >= 0:
+            self.due = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0]
+
     def catch_up(self) -> bool:
-        """Read what has been written by now, as far as the client takes it; tell whether that was all."""
-        is_all = self.finish()
-        if is_all and self.process.status is None:
-            self.left = -1
-        return is_all
+        """Read what had been written when it was counted, as far as the client takes it; tell whether that was all."""
+        while self.fd >= 0 and self.due > 0 and (not self.is_attached or self.window > 0):
+            self.due = self.due if self.read() else 0
+        return self.fd < 0 or self.due <= 0
 
     def finish(self) -> bool:
         """Read what is there of a process that has ended, as far as anybody takes it; tell whether that was all.
@@ -233,11 +242,14 @@ class Answers(Outgoing):
 
     def _send(self, data: bytes | memoryview) -> None:
         self.held = data
+        for one in self.printed:
+            one.count()
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Send what is held, if everything else has been sent."""
-        if not self.held or not all([one.catch_up() for one in self.printed]):
+        """Send what is held, if everything that was printed before it has been sent."""
+        caught_up = [one.catch_up() for one in self.printed]
+        if not self.held or not all(caught_up):
             return
         data, self.held = self.held, b""
         if self.is_attached:
@@ -260,7 +272,8 @@ class Answers(Outgoing):
 
     def finish(self) -> bool:
         """Read what is there of a session that has ended, when everything else was; tell whether that was all."""
-        if not all([one.finish() for one in self.printed]):
+        finished = [one.finish() for one in self.printed]
+        if not all(finished):
             return False
         self.pass_on()
         return super().finish()

@@ -529,6 +529,8 @@ LIVE_CHECKS: tuple[Check, ...] = (
     _check(name="sessions at once", claim="sessions and runs share files and loopback, at once", attempt=_are_at_once),
     _check(name="session closes", claim="a session's end is that of all that it started alone", attempt=_closes_alone),
     _check(
-        name="session apart", claim="a session that can be cloned has files of its own; others say so", attempt=_is_apart
+        name="session apart",
+        claim="a session that can be cloned has files of its own; others say so",
+        attempt=_is_apart,
     ),
 )
