@@ -92,6 +92,7 @@ class LocalLiveSandbox(LiveSandbox):
     backend = "local"
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
+        self._enforcement_apart = enforcement
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy, self._host = policy, host
@@ -370,18 +371,19 @@ class LocalLiveSandbox(LiveSandbox):
         )  # fmt: skip
         return await open_live_session(
             self, link, started, self._limits,
-            enforcement=self._enforcement, notes={"backend": "local", "start": self.start},
+            enforcement=self._enforcement, notes={"backend": self.backend, "start": self.start},
         )  # fmt: skip
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
-        """Start an interpreter that can be cloned; see core.protocols.SupportsSessionsApart."""
+        """Start an interpreter that can be cloned; see core.protocols.SupportsSessionsApart. It has one user."""
         program = build_session_program(language, env, self._paths)
         if why := program.why_no_forks():
             raise BackendUnavailable(why)
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
+        policy = self._policy.with_changes(users=False)
         apart = LocalOpenSandbox(
-            policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
+            policy=policy, limits=self._limits, enforcement=self._enforcement_apart, host=self._host
         )
         self._apart = [*(one for one in self._apart if not one.is_closed), apart]
         try:
