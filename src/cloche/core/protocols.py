@@ -182,7 +182,8 @@ class SupportsSessionsApart(Protocol):
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> ForkableSession:
         """Start an interpreter with checkpoints and forks in a sandbox of its own, with which nothing is shared.
 
-        That is its `sandbox`, see SupportsFork; who opened the session closes it. Raises BackendUnavailable.
+        That one begins with a copy of the workspace. It is the session's `sandbox`, see SupportsFork; who opened the
+        session closes it. Raises BackendUnavailable, and the SandboxFile errors where the files cannot be copied.
         """
         ...
 

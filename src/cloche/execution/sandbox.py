@@ -559,8 +559,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
 
         In a sandbox that lives, a session shares files, processes and loopback with everything else in it, and has no
         checkpoints and no forks. One with `checkpoints` has them: it has a sandbox of its own, with the same limits
-        once more, and shares nothing; its `read_file` and `write_file` reach its own files. In any other sandbox
-        `checkpoints` changes nothing.
+        once more and a copy of the workspace, and shares nothing; its `read_file` and `write_file` reach its own files.
+        In any other sandbox `checkpoints` changes nothing.
 
         Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
         """

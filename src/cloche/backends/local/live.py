@@ -19,10 +19,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest, StartFailed
+from cloche.core.errors import (
+    BackendUnavailable,
+    InternalError,
+    InvalidRequest,
+    SandboxFileError,
+    SandboxFileTooLarge,
+    StartFailed,
+)
 from cloche.core.events import Sink, discard
 from cloche.core.frames import GuestReportReader
-from cloche.core.limits import Limits
+from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenConnection
@@ -80,9 +87,17 @@ FEWER_IDS = 8_192  # of each, where the range is an ordinary user's
 LOCKS_OF_BLOCKS = 1 << 40  # in the file of locks, far behind those of single ids
 MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
 MOST_INLINE_BYTES = 1 << 18
+MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the files that a session begins with which can be cloned
+UNPACKS = """
+import os, sys, tarfile
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+    archive.extraction_filter = lambda member, path: member
+    archive.extractall("/workspace")
+os.unlink(__file__)
+"""
 SHARES = (
     "this session shares its sandbox with others, so it has no checkpoints and no forks; open one with "
-    "checkpoints=True, which has files and a process namespace of its own"
+    "checkpoints=True, which has a copy of the files and a process namespace of its own"
 )
 
 
@@ -387,10 +402,34 @@ class LocalLiveSandbox(LiveSandbox):
         )
         self._apart = [*(one for one in self._apart if not one.is_closed), apart]
         try:
+            await self._copy_files_to(apart)
             return await apart.open_session(language, env)
         except BaseException:
             await finish(apart.close())
             raise
+
+    async def _copy_files_to(self, apart: LocalOpenSandbox) -> None:
+        """Give a sandbox that shares nothing with this one a copy of the workspace, unpacked by a guest of its own."""
+        if self.link is None or not await self.list_path("."):
+            return
+        archive = bytearray()
+
+        def take(data: bytes) -> None:
+            if len(archive) <= MOST_COPIED_BYTES:
+                archive.extend(data)
+
+        await self.pack_path(".", take)
+        if len(archive) > MOST_COPIED_BYTES:
+            size = format_size(MOST_COPIED_BYTES)
+            raise SandboxFileTooLarge(
+                f"/workspace: more than {size}, which a session with checkpoints cannot have a copy of; move what it "
+                "does not need out of /workspace",
+                path="/workspace",
+            )
+        result = await apart.run(Request(code=UNPACKS, stdin=bytes(archive), timeout_s=UNPACK_S))
+        if not result.ok:
+            text = result.stderr.strip()[-400:]
+            raise SandboxFileError(f"/workspace: it could not be copied: {text or result.status}", path="/workspace")
 
     # Files.
 

@@ -458,6 +458,7 @@ async def _closes_alone(subject: Subject) -> None:
 
 async def _is_apart(subject: Subject) -> None:
     async with subject.open() as sandbox:
+        await sandbox.write_file("d/given", b"given")
         shared, apart = await _session(sandbox), await _session(sandbox, checkpoints=True)
         if not isinstance(shared, SupportsFork) or not isinstance(apart, SupportsFork) or shared is apart:
             raise Skipped("its sessions have no checkpoints and no forks")
@@ -469,6 +470,11 @@ async def _is_apart(subject: Subject) -> None:
             raise Broken("a session that shares its sandbox was cloned")
         await _write(apart, "apart")
         await apart.checkpoint("a")
+        expect(
+            "its files",
+            await _value(apart, "import os; sorted([*os.listdir(), *os.listdir('d')])"),
+            ["d", "f", "given"],
+        )
         expect("the files of the others", await _value(shared, "import os; os.path.exists('f')"), False)
         await apart.sandbox.write_file("f", b"changed")
         await apart.rollback("a")
