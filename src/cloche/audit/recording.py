@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import AuditFailed, ClocheError, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.processes import Detached
 from cloche.core.result import Result
 
 from .log import Audit, audit_for, log, sha256_of
@@ -34,7 +35,7 @@ _EXTRA = "opentelemetry.trace"  # nobody can collect spans without having import
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Say what is about to run. `kind` is run, cell or host."""
+    """Say what is about to run. `kind` is run, cell, host, exec, start or terminal."""
 
     kind: str
     backend: str
@@ -110,6 +111,8 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, Detached):
+        return {"status": "detached", "error": None, "reason": "it goes on without the caller who started it"}
     is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
     reason = str(error) if isinstance(error, ClocheError) else None
     return {"status": "cancelled" if is_cancelled else "failed", "error": type(error).__name__, "reason": reason}

@@ -15,8 +15,8 @@ from .options import Group
 
 # How the listing is ordered; a command that is not named here is at its end.
 ORDER = (
-    "run", "session", "mcp", "container", "languages", "presets", "backends", "gc", "doctor", "conformance", "bench",
-    "sandbox", "config", "images", "audit", "tools", "approvals", "skill",
+    "run", "exec", "shell", "session", "mcp", "container", "languages", "presets", "backends", "gc", "doctor",
+    "conformance", "bench", "sandbox", "config", "images", "audit", "tools", "approvals", "skill",
 )  # fmt: skip
 
 

@@ -141,12 +141,12 @@ def _discard_stdout() -> None:
 class Writer:
     """Write one stream of the guest to one of our descriptors, at once and complete.
 
-    `is_red` holds on a terminal, unless NO_COLOR is set there.
+    `is_red` holds on a terminal, unless NO_COLOR is set there. What `is_raw` is not escaped there, either.
     """
 
-    def __init__(self, fd: int, *, is_red: bool = False) -> None:
-        self._fd = fd
-        self._is_terminal = os.isatty(fd)
+    def __init__(self, fd: int, *, is_red: bool = False, is_raw: bool = False) -> None:
+        self.fd = fd
+        self._is_terminal = os.isatty(fd) and not is_raw
         self._is_red = is_red and self._is_terminal and not os.environ.get("NO_COLOR")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end inside a character
 
@@ -169,11 +169,11 @@ class Writer:
         left = memoryview(data)
         while left:
             try:
-                left = left[os.write(self._fd, left) :]
+                left = left[os.write(self.fd, left) :]
             except BlockingIOError:  # the descriptor's other owner made it non-blocking
                 import select
 
-                select.select([], [self._fd], [])
+                select.select([], [self.fd], [])
             except BrokenPipeError:
                 raise
             except OSError as error:

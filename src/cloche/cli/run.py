@@ -137,7 +137,7 @@ def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) 
         )
     for writer in writers.values():
         writer.finish()
-    _conclude(result, as_json=as_json)
+    conclude(result, as_json=as_json)
     return exit_code_of(result)
 
 
@@ -292,7 +292,8 @@ def _signal_of(result: Result) -> str:
     return f", {signal.strsignal(number)}" if is_known else ""
 
 
-def _conclude(result: Result, *, as_json: bool) -> None:
+def conclude(result: Result, *, as_json: bool) -> None:
+    """Say on stderr what there is to say of how a run ended, or print all of it as JSON."""
     if as_json:
         import json
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from cloche.audit.recording import Execution, is_wanted, recorded, refusals
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, parse_duration
 from cloche.core.loops import any_of, finish
@@ -118,7 +118,7 @@ class AsyncProcess:
         that, a stream that nobody has begun to read is read from now on, and cannot be read by others any more. One
         that somebody has begun to read is left alone; a process that writes to it waits for its reader.
 
-        Raises StartFailed for a program that could not be started, OutcomeUnknown when the sandbox is gone.
+        Raises OutcomeUnknown when the sandbox is gone.
         """
         seconds = None if timeout is None else parse_duration(timeout, name="timeout")
         async with asyncio.timeout(seconds):
@@ -170,8 +170,8 @@ class ProcessOperations(LiveOperations):
         leaves behind lives on until the sandbox ends. `on_output` and `on_event` are those of `run`. Cancelling the
         call kills the command.
 
-        Raises InvalidRequest, PolicyDenied, StartFailed for a program that is not there, SandboxFileError for a `cwd`
-        that cannot be entered, OutcomeUnknown.
+        A program that is not there is a result with exit code 127. Raises InvalidRequest, PolicyDenied, StartFailed,
+        SandboxFileError for a `cwd` that cannot be entered, OutcomeUnknown.
         """
         live = self._require_live("exec")
         request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout))
@@ -209,11 +209,13 @@ class ProcessOperations(LiveOperations):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
     ) -> AsyncProcess:
         """Start a command with a terminal of its own; a shell, if none is named. All of its output is in `stdout`."""
         _check_size(rows, columns)
         words = SHELL if argv is None else argv
-        request = self._command(words, None, cwd, env, user, terminal=(rows, columns))
+        limit = None if timeout is None else parse_duration(timeout, name="timeout")
+        request = self._command(words, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns))
         return await self._started("terminal", request, None)
 
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
@@ -273,7 +275,12 @@ class ProcessOperations(LiveOperations):
         async def run() -> Result:
             process = await live.start_process(request)
             started.set_result(process)
-            return await process.result(takes_output=False)
+            try:
+                return await process.result(takes_output=False)
+            except OutcomeUnknown:
+                if self._opened is not None:
+                    raise
+                raise asyncio.CancelledError from None  # it was killed with its sandbox
 
         recording = asyncio.ensure_future(self._noted(run, kind, request, shell))
         self._recordings.add(recording)

@@ -1,0 +1,161 @@
+"""A process of a sandbox that has our standard streams, or our terminal: raw, of the same size, and restored always.
+
+All of it goes on in one thread: a descriptor is written to when it takes something, and a signal ends whatever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.execution.processes import SHELL
+
+from .output import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cloche.core.protocols import OpenStream
+    from cloche.core.result import Result
+    from cloche.execution.processes import AsyncProcess
+    from cloche.execution.sandbox import AsyncSandbox
+
+READ_BYTES = 1 << 16
+WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that takes anything takes at once
+USUAL_SIZE = (24, 80)
+
+
+def check_terminal() -> None:
+    """Raise InvalidRequest where there is no terminal to pass on."""
+    if not os.isatty(0):
+        raise InvalidRequest("-t passes your terminal on, but standard input is none; leave -t out")
+
+
+async def run_attached(
+    sandbox: AsyncSandbox,
+    words: Sequence[str] | None,
+    *,
+    cwd: str | None,
+    env: Mapping[str, str],
+    timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
+    reads: bool,
+    has_terminal: bool,
+) -> Result:
+    """Run a command, or a shell, with our streams, or with our terminal; `reads` says whether it gets what comes in."""
+    async with sandbox:
+        if not has_terminal:
+            async with await sandbox.start(
+                SHELL if words is None else words, cwd=cwd, env=env, timeout=timeout
+            ) as process:
+                return await _carry(process, reads=reads, is_raw=False)
+        rows, columns = _size()
+        own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
+        process = await sandbox.terminal(
+            words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, timeout=timeout
+        )
+        async with process:
+            with _raw_terminal(), _resizing(process):
+                return await _carry(process, reads=reads, is_raw=True)
+
+
+async def _carry(process: AsyncProcess, *, reads: bool, is_raw: bool) -> Result:
+    sending = asyncio.ensure_future(_pass_in(process)) if reads else None
+    if sending is None and not is_raw:
+        await process.close_stdin()
+    try:
+        await asyncio.gather(
+            _pass_out(process.stdout, Writer(1, is_raw=is_raw)), _pass_out(process.stderr, Writer(2, is_raw=is_raw))
+        )
+        return await process.wait()
+    finally:
+        if sending is not None:
+            sending.cancel()
+
+
+async def _pass_in(process: AsyncProcess) -> None:
+    while data := await _read():
+        if not await process.write(data):
+            return
+    await process.close_stdin()
+
+
+async def _read() -> bytes:
+    await _until(asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader, 0)
+    try:
+        return os.read(0, READ_BYTES)
+    except OSError:  # closed, a directory, a terminal that is gone
+        return b""
+
+
+async def _pass_out(stream: OpenStream, writer: Writer) -> None:
+    loop = asyncio.get_running_loop()
+    async for data in stream:
+        for at in range(0, len(data), WRITE_BYTES):
+            await _until(loop.add_writer, loop.remove_writer, writer.fd)
+            writer.write(data[at : at + WRITE_BYTES])
+    writer.finish()
+
+
+async def _until(add: Callable[..., Any], remove: Callable[[int], Any], fd: int) -> None:
+    """Wait until a descriptor can be read or written; one that cannot be waited for, a file, always can."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    try:
+        add(fd, _set, ready)
+    except OSError:
+        return
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _size() -> tuple[int, int]:
+    with suppress(OSError):
+        found = os.get_terminal_size(0)
+        if found.lines and found.columns:
+            return found.lines, found.columns
+    return USUAL_SIZE
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """Pass every key on, Ctrl-C too, and leave the terminal as it was."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0, termios.TCSADRAIN)
+        yield
+    finally:
+        with suppress(termios.error):  # it is gone
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _resizing(process: AsyncProcess) -> Iterator[None]:
+    """Give the process's terminal the size that ours has, whenever that changes."""
+    loop = asyncio.get_running_loop()
+    resizing: set[asyncio.Future[None]] = set()
+
+    def resize() -> None:
+        task = asyncio.ensure_future(process.resize(*_size()))
+        resizing.add(task)
+        task.add_done_callback(resizing.discard)
+
+    loop.add_signal_handler(signal.SIGWINCH, resize)
+    try:
+        resize()  # it may have changed meanwhile
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)

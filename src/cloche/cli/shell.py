@@ -1,0 +1,31 @@
+"""`cloche shell`: a shell in a sandbox, with this terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .app import root
+from .exec import has_own_terminal, run_command
+from .options import debug_option, option, program_options, sandbox_options
+from .output import log_to_stderr
+
+if TYPE_CHECKING:
+    from cloche.config.keys import SandboxOptions
+
+
+@root.command("shell")
+@option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
+@sandbox_options()
+@program_options()
+@debug_option()
+def _shell(
+    cwd: str | None, env: tuple[str, ...], file: tuple[str, ...], sandbox_debug: bool, options: SandboxOptions
+) -> int:
+    """Open a shell in a throwaway sandbox.
+
+    It has this terminal, or reads what is piped in. Its exit code passes through. It has no time-out unless --timeout
+    gives one.
+    """
+    if sandbox_debug:
+        log_to_stderr()
+    return run_command(None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, env=env, file=file, options=options)
