@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 POLLIN, POLLOUT, GONE = select.POLLIN, select.POLLOUT, select.POLLHUP | select.POLLERR
 CHUNK = 1 << 18
+LONGEST_SLEEP_S = 24 * 3600.0  # poll takes no more than 24 days
 MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing more of a guest's is read
 
 
@@ -143,7 +144,7 @@ class Loop:
     def _timeout_ms(self) -> float | None:
         if not self._timers:
             return None
-        return max(0.0, min(at for at, _ in self._timers.values()) - now()) * 1000 + 1
+        return min(max(0.0, min(at for at, _ in self._timers.values()) - now()), LONGEST_SLEEP_S) * 1000 + 1
 
     def _ring(self) -> None:
         moment = now()
