@@ -13,7 +13,7 @@ from .languages import PROGRAM_FILES
 from .limits import KIB, MIB, parse_duration
 
 MAX_STDIN_BYTES = 50 * MIB
-MAX_ARGV_BYTES = MIB
+MAX_ARGV_BYTES = MIB + 4 * KIB  # 1 MiB of content, with a program and its options
 MAX_ONE_ARGUMENT_BYTES = 128 * KIB - 1  # the kernel's MAX_ARG_STRLEN, its final NUL included
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
