@@ -21,6 +21,7 @@ from cloche.core.errors import (
     SandboxFileNotFound,
     SandboxFileRefused,
     SandboxFileTooLarge,
+    SandboxNotDirectoryError,
 )
 from cloche.core.processes import FileChange, FileInfo
 from cloche.init import wire
@@ -40,6 +41,7 @@ FILE_ERRORS: dict[str, type[SandboxFileError]] = {
     "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
     "not_empty": SandboxFileExists, "is_directory": SandboxDirectoryError, "permission": SandboxFileRefused,
     "not_regular": SandboxFileRefused, "loop": SandboxFileRefused,
+    "not_directory": SandboxNotDirectoryError,
 }  # fmt: skip
 REMEDIES = {"full": "the sandbox's disk is full; remove files, or open one with a larger limit (disk=)"}
 CHANGES = ("created", "changed", "removed", "moved", "lost", "over")

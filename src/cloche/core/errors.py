@@ -90,3 +90,7 @@ class SandboxFileExists(SandboxFileError, FileExistsError):
 
 class SandboxDirectoryError(SandboxFileError, IsADirectoryError):
     """Report that the path is a directory, where a file is needed."""
+
+
+class SandboxNotDirectoryError(SandboxFileError, NotADirectoryError):
+    """Report that the path, or what is above it, is no directory, where one is needed."""
