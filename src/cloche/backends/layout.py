@@ -18,7 +18,7 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"
 # Public parts of /etc that programs need; private keys and accounts are not among them.
 ETC_SHOWN = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ld.so.cache",
-    "/etc/fonts", "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services",
+    "/etc/fonts", "/etc/localtime", "/etc/mime.types", "/etc/os-release", "/etc/protocols", "/etc/services",
 )  # fmt: skip
 # The guest's name and id, as it sees them, by the policy's user.
 USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
