@@ -77,7 +77,8 @@ ROOT, SANDBOX = 0, 1000
 # What can be written to, all of it bounded together: permission bits, and the owner where there are several users.
 WRITABLE = (
     ("workspace", 0o755, SANDBOX), ("tmp", 0o1777, ROOT), ("home", 0o755, ROOT), ("home/sandbox", 0o755, SANDBOX),
-    ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT), ("run", 0o755, ROOT),
+    ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("var/tmp", 0o1777, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT),
+    ("run", 0o755, ROOT),
 )  # fmt: skip
 ETC = ("etc", 0o755, ROOT)  # with several users alone: whoever may write there decides who they are
 # Outside ids of sandboxes with several users: each has a block of them, claimed by its number. Root's lie above those
