@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -64,6 +64,8 @@ class LiveProcess:
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
         self._sink = sink
         self.on_report: Callable[[bytes], None] = lambda _: None
+        # Where a sandbox that ends of itself may say what of: returns that as an event `exit` would, or None.
+        self.on_loss: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
@@ -143,6 +145,11 @@ class LiveProcess:
             with contextlib.suppress(OperationFailed):
                 await self._channel.closed
             return ended
+        except OutcomeUnknown:
+            found = await self.on_loss() if self.on_loss is not None else None
+            if found is None:
+                raise
+            return found
         finally:
             self._end_streams()
 

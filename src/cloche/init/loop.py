@@ -64,13 +64,14 @@ MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing mo
 
 
 class Loop:
-    """Call who watches a descriptor or a clock, and send frames on `link`, until that is closed.
+    """Call who watches a descriptor or a clock, and send frames on `link`, or on `out`, until that is closed.
 
     `receive` gets what the client sends. Raises WireError where that makes no sense, after which the link is closed.
     """
 
-    def __init__(self, link: int, receive: Callable[[bytes], None]):
+    def __init__(self, link: int, receive: Callable[[bytes], None], out: int = -1):
         self.link, self._receive = link, receive
+        self._out = link if out < 0 else out
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._paused: list[Callable[[], None]] = []
@@ -78,8 +79,10 @@ class Loop:
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._new: set[int] = set()  # descriptors that are watched since the events were collected
         self._poll = select.poll()
-        os.set_blocking(link, False)
-        self.watch(link, POLLIN, self._serve_link)
+        for fd in {self.link, self._out}:
+            os.set_blocking(fd, False)
+            self._handlers[fd] = self._serve_link
+        self._await_client(is_sending=False)
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
         """Call `handler` with the events of a descriptor from now on."""
@@ -105,7 +108,7 @@ class Loop:
         """Send a frame: now, or when the client reads."""
         if not self._unsent:
             try:
-                sent = os.write(self.link, data)
+                sent = os.write(self._out, data)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -113,7 +116,7 @@ class Loop:
             if sent == len(data):
                 return
             data = data[sent:]
-            self._poll.register(self.link, POLLIN | POLLOUT)
+            self._await_client(is_sending=True)
         self._unsent.append(data)
         self._unsent_bytes += len(data)
 
@@ -152,8 +155,18 @@ class Loop:
             if at <= moment and self._timers.pop(key, None) is not None:
                 function()
 
+    def _await_client(self, *, is_sending: bool) -> None:
+        """Wait for the client to send and, where something is left to send, to read."""
+        if self._out == self.link:
+            self._poll.register(self.link, POLLIN | (POLLOUT if is_sending else 0))
+            return
+        self._poll.register(self.link, POLLIN)
+        self._poll.register(self._out, POLLOUT)
+        if not is_sending:
+            self._poll.unregister(self._out)
+
     def _serve_link(self, events: int) -> None:
-        if events & POLLOUT:
+        if events & POLLOUT or (self._unsent and events & GONE):
             self._send_more()
         if events & (POLLIN | GONE):
             try:
@@ -175,7 +188,7 @@ class Loop:
             data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent[:64])
             taken = 1 if len(self._unsent) == 1 else min(64, len(self._unsent))
             try:
-                sent = os.write(self.link, data)
+                sent = os.write(self._out, data)
             except BlockingIOError:
                 return
             except OSError:
@@ -183,7 +196,7 @@ class Loop:
                 break
             self._unsent_bytes -= sent
             self._unsent[:taken] = [data[sent:]] if sent < len(data) else []
-        self._poll.register(self.link, POLLIN)
+        self._await_client(is_sending=False)
         self._unsent_bytes = 0
         paused, self._paused = self._paused, []
         for go_on in paused:

@@ -36,9 +36,10 @@ WNOHANG = os.WNOHANG
 class Server:
     """Serve one client until it closes its end. Any number of processes may run meanwhile."""
 
-    def __init__(self, link: int, host: Host, greeting: dict[str, Any]):
+    def __init__(self, link: int, host: Host, greeting: dict[str, Any], out: int = -1):
+        """Take the descriptor of the client, or one to read and another `out` to write."""
         self.host = host
-        self.loop = Loop(link, self._receive)
+        self.loop = Loop(link, self._receive, out)
         self.frames = wire.FrameBuffer()
         self.channels: dict[int, Channel] = {}
         self.processes: dict[str, Process] = {}

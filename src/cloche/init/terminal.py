@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
 import termios
 
 MOST_LINES = 1 << 12  # rows or columns
-TIOCSPTLCK, TIOCGPTPEER = 0x40045431, 0x5441
+TIOCSPTLCK, TIOCGPTPEER, TIOCGPTN = 0x40045431, 0x5441, 0x80045430
 
 
 def open_pair(rows: int, columns: int) -> tuple[int, int]:
@@ -16,13 +17,24 @@ def open_pair(rows: int, columns: int) -> tuple[int, int]:
     master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(master, TIOCSPTLCK, struct.pack("i", 0))
-        slave = fcntl.ioctl(master, TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        slave = _open_peer(master)
         resize(master, rows, columns)
         os.set_blocking(master, False)
     except BaseException:
         os.close(master)
         raise
     return master, slave
+
+
+def _open_peer(master: int) -> int:
+    flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return fcntl.ioctl(master, TIOCGPTPEER, flags)
+    except OSError as error:
+        if error.errno != errno.ENOTTY:  # which gVisor answers
+            raise
+    (number,) = struct.unpack("i", fcntl.ioctl(master, TIOCGPTN, bytes(4)))
+    return os.open(f"/dev/pts/{number}", flags)
 
 
 def resize(master: int, rows: int, columns: int) -> None:

@@ -68,10 +68,11 @@ class Archive:
 sys.meta_path.insert(0, Archive)
 """
 _START = """
-import inside.reaper
-inside.reaper.main(json.loads({settings!r}))
+import inside.{module}
+inside.{module}.main(json.loads({settings!r}))
 """
 _OURS = ("files", "link", "program", "reaper", "session")
+_LIVE = ("files", "link", "live", "program")  # of a container that serves many processes at once, with `init`
 
 
 class Wire(Protocol):
@@ -177,6 +178,16 @@ def read_object(body: bytes) -> dict[str, Any]:
     return found
 
 
+class Streams(Protocol):
+    """Hold a container's standard streams, whoever reads them."""
+
+    last_output: bytes
+
+    def close(self) -> None:
+        """End its standard input."""
+        ...
+
+
 class Listener(Protocol):
     """Take the frames of a container; called in its reading thread."""
 
@@ -219,6 +230,7 @@ class Container(ABC, Generic[G]):
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: Link | None = None
+        self._streams: Streams | None = None
 
     @property
     def what(self) -> str:
@@ -296,8 +308,9 @@ class Container(ABC, Generic[G]):
 
     def shutdown(self) -> None:
         """End its standard input; the container then ends by itself."""
-        if self._link is not None:
-            self._link.close()
+        streams = self._streams or self._link
+        if streams is not None:
+            streams.close()
 
     def give_up(self) -> None:
         """Take it for lost: it does not answer, and whoever was to kill it has not done so."""
@@ -313,7 +326,8 @@ class Container(ABC, Generic[G]):
 
     def last_output(self) -> str:
         """Return the end of its standard error, for messages."""
-        errors = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
+        streams = self._streams or self._link
+        errors = streams.last_output.decode("utf-8", "replace").strip() if streams is not None else ""
         return f": {self._reason_in(errors)}" if errors else ""
 
     def _reason_in(self, errors: str) -> str:
@@ -344,6 +358,14 @@ class Container(ABC, Generic[G]):
         if listener is not None:
             listener.receive(tag, body)
 
+    def hold(self, streams: Streams) -> None:
+        """Take what serves its standard streams."""
+        self._streams = streams
+
+    def note_lost(self) -> None:
+        """Take note that nothing more comes from it."""
+        self._lose()
+
     def _lose(self) -> None:
         self.is_lost = True
         self._ready.set()
@@ -352,26 +374,42 @@ class Container(ABC, Generic[G]):
                 listener.lose()
 
 
-def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:
-    """Return what the first process reads: a length in nine digits, and its program."""
+def boot_message(
+    preload: Sequence[str],
+    *,
+    extra_paths: Sequence[str] = (),
+    customizes: bool = False,
+    live: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return what the first process reads: a length in nine digits, and its program.
+
+    With `live`, it is the one that serves many processes at once, and these are its settings.
+    """
     settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
     settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
-    start = _START.format(settings=json.dumps(settings))
-    program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()
+    settings |= {"live": dict(live)} if live is not None else {}
+    start = _START.format(settings=json.dumps(settings), module="reaper" if live is None else "live")
+    program = (_FIND_MODULES.format(sources=json.dumps(_modules(is_live=live is not None))) + start).encode()
     return f"{len(program):09d}".encode() + program
 
 
 @functools.cache
-def _modules() -> dict[str, str]:
+def _modules(*, is_live: bool) -> dict[str, str]:
     """Return the sources of our modules and the interpreter's by the names that they have inside."""
-    names = [one.name for one in files("cloche.interpreter").iterdir() if one.name.endswith(".py")]
-    theirs = {f"interpreter.{name.removesuffix('.py')}": _text("cloche.interpreter", name) for name in names}
-    theirs["interpreter"] = theirs.pop("interpreter.__init__")
+    ours = _LIVE if is_live else _OURS
     return {
-        **theirs,
+        **_package("interpreter"),
+        **(_package("init") if is_live else {}),
         "inside": "",
-        **{f"inside.{name}": _text("cloche.backends.containers.inside", f"{name}.py") for name in _OURS},
+        **{f"inside.{name}": _text("cloche.backends.containers.inside", f"{name}.py") for name in ours},
     }
+
+
+def _package(package: str) -> dict[str, str]:
+    names = [one.name for one in files(f"cloche.{package}").iterdir() if one.name.endswith(".py")]
+    found = {f"{package}.{name.removesuffix('.py')}": _text(f"cloche.{package}", name) for name in names}
+    found[package] = found.pop(f"{package}.__init__")
+    return found
 
 
 @functools.cache

@@ -7,6 +7,7 @@ there, or an engine with its driver. `LOOK` is a script for any `sh` that tells 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -131,22 +132,25 @@ def program_of(
     has_interpreter: bool,
     extra_paths: Sequence[str] = (),
     customizes: bool = False,
+    number: int = 0,
 ) -> Program:
     """Return the program of a request in an image, whose own variables are `env`.
 
     `has_interpreter` says that the first process is an interpreter of Python, which can become the program itself; that
-    finds packages in `extra_paths` too, and runs the site's own customization if it `customizes`.
+    finds packages in `extra_paths` too, and runs the site's own customization if it `customizes`. Where programs run at
+    the same time in one workspace, each has a `number`, which is in the names of the files that it alone has.
     Raises InvalidRequest, or BackendUnavailable for an engine that is missing.
     """
     base = {**env, **ENVIRONMENT}
     if request.code is None:
         return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
     language = language_named(request.language)
-    path, files = source_of(request, language=language.name, file_name=language.file_name)
+    path, files = source_of(request, language=language.name, file_name=_numbered(language.file_name, number))
     source, own_file = f"{WORKSPACE}/{path}", "" if request.source_path else path
+    build = _numbered(BUILD, number)
     engine = image.engine(language)
     version = image.version(engine)
-    variables = {**base, **render_env(engine, source, BUILD), **request.env}
+    variables = {**base, **render_env(engine, source, build), **request.env}
     if language.name == "python" and has_interpreter and not sets_interpreter_variables(request.env):
         python = {
             "path": source,
@@ -158,15 +162,20 @@ def program_of(
             commands=(), env=variables, files=files, own_file=own_file, engine=engine, version=version, python=python
         )
     return Program(
-        commands=render(engine, image.programs, source, BUILD, request.argv),
+        commands=render(engine, image.programs, source, build, request.argv),
         env=variables,
         files=files,
         own_file=own_file,
         engine=engine,
         version=version,
-        build=BUILD,
-        generated=render_generated(engine, source, BUILD),
+        build=build,
+        generated=render_generated(engine, source, build),
     )
+
+
+def _numbered(path: str, number: int) -> str:
+    name, suffix = os.path.splitext(path)
+    return f"{name}-{number}{suffix}" if number else path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

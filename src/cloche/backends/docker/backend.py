@@ -26,6 +26,7 @@ from ..garbage_collection import owner
 from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
 from .images import Image, find_image, image_name, is_here
+from .live import DockerLiveSandbox
 from .plan import MAPPED_ID, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
 
@@ -186,11 +187,7 @@ class DockerBackend:
 
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
-        daemon = await asyncio.to_thread(connect)
-        _clear_once(daemon)
-        runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
-        enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
-        _check(policy, enforcement)
+        daemon, runtime, enforcement = await self._choose(policy)
         sandbox = DockerOpenSandbox(
             daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
         )
@@ -198,6 +195,30 @@ class DockerBackend:
             yield sandbox
         finally:
             await sandbox.close()
+
+    @asynccontextmanager
+    async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[DockerLiveSandbox]:
+        """Open a sandbox that lives, in one container; it is started when it is first used.
+
+        Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
+        """
+        daemon, runtime, enforcement = await self._choose(policy)
+        sandbox = DockerLiveSandbox(
+            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
+        )
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def _choose(self, policy: Policy) -> tuple[Daemon, str, Enforcement]:
+        """Return the daemon, the runtime, and what they enforce. Raises BackendUnavailable."""
+        daemon = await asyncio.to_thread(connect)
+        _clear_once(daemon)
+        runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
+        enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
+        _check(policy, enforcement)
+        return daemon, runtime, enforcement
 
     def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
         """Choose the runtime; trying one takes an image, and any will do."""

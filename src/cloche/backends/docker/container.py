@@ -16,7 +16,7 @@ from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, boot_message
+from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, Wire, boot_message
 from .daemon import Daemon, explained, release
 from .images import Image
 from .plan import Plan
@@ -174,6 +174,22 @@ class DockerContainer(Container[Image]):
         except BaseException:
             self._abandon()
             raise
+
+    def start_live(self, boot: bytes) -> Wire:
+        """Create and start it, send it `boot`, and return its streams. Raises StartFailed; then nothing is left."""
+        self.id = self.daemon.create(self.plan.api())
+        wire = None
+        try:
+            wire = AttachedWire(self.daemon.attach(self.id))
+            self.daemon.start(self.id)
+            with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
+                wire.send(boot)
+        except BaseException:
+            if wire is not None:
+                wire.close()
+            self.daemon.remove(self.id)
+            raise
+        return wire
 
     def _begin(self, link: Link, preload: Sequence[str]) -> None:
         """Send the first process its program."""

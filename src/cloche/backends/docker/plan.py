@@ -29,7 +29,7 @@ FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 class Plan:
     """Describe one container. `volume` names a workspace that is there already; empty makes a new one.
 
-    `runtime` is empty for whichever the daemon takes by itself.
+    `runtime` is empty for whichever the daemon takes by itself. `homes` are folders that can be written to besides.
     """
 
     image: str
@@ -49,6 +49,7 @@ class Plan:
     is_tmp_writable: bool = True
     volume: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    homes: tuple[str, ...] = ()
 
     @property
     def is_gvisor(self) -> bool:
@@ -74,7 +75,12 @@ class Plan:
     def tmpfs(self) -> Mapping[str, str]:
         """Return the other file systems in memory, with their mount options."""
         common = f"size={self.tmp_bytes},nr_inodes={self.inodes},mode=1777,nosuid,nodev"
-        return {"/tmp": f"{common},exec{'' if self.is_tmp_writable else ',ro'}", "/dev/shm": f"{common},noexec"}
+        homes = dict.fromkeys(self.homes, f"{common},exec")
+        return {
+            "/tmp": f"{common},exec{'' if self.is_tmp_writable else ',ro'}",
+            "/dev/shm": f"{common},noexec",
+            **homes,
+        }
 
     def api(self) -> dict[str, Any]:
         """Return the body of the daemon's call that creates a container."""
@@ -198,6 +204,11 @@ def plan_container(
         is_tmp_writable="/tmp" in policy.writable_paths,
         labels=labels or {},
     )
+
+
+def with_homes(plan: Plan, homes: tuple[str, ...]) -> Plan:
+    """Return the plan of a container that lives, with folders of its own, each as large as /tmp."""
+    return replace(plan, homes=homes, memory_bytes=plan.memory_bytes + len(homes) * plan.tmp_bytes)
 
 
 def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:

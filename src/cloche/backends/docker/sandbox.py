@@ -34,12 +34,13 @@ COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
-def build_program(request: Request, image: Image) -> Program:
+def build_program(request: Request, image: Image, number: int = 0) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
-    return program_of(request, image, _variables(image), has_interpreter=image.has_reaper)
+    return program_of(request, image, image_variables(image), has_interpreter=image.has_reaper, number=number)
 
 
-def _variables(image: Image) -> dict[str, str]:
+def image_variables(image: Image) -> dict[str, str]:
+    """Return the variables that an image sets, with a PATH in any case."""
     return {"PATH": IMAGE_PATH, **image.env}
 
 
@@ -59,7 +60,7 @@ def build_session_program(name: str, env: Mapping[str, str], image: Image) -> Se
             f'cloche-sandbox .", and name it: --image cloche-sandbox, images: {{{language.name}: NAME}}, or '
             f"CLOCHE_IMAGE_{language.name.upper()}"
         )
-    return session_of(language, driver, image, _variables(image), env)
+    return session_of(language, driver, image, image_variables(image), env)
 
 
 class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
@@ -106,7 +107,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
             self._limits,
             image=image.id,
             command=COMMAND if image.has_reaper else SHELL_COMMAND,
-            user=after.plan.user if after is not None else _any_id(),
+            user=after.plan.user if after is not None else any_id(),
             is_watched=image.has_reaper,
             runtime=self._runtime,
             is_id_mapped=self._daemon.is_id_mapped,
@@ -139,6 +140,6 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
             self._volume = await asyncio.to_thread(self._daemon.volume_of, holder.id)
 
 
-def _any_id() -> int:
+def any_id() -> int:
     """Return an id that, most likely, no other sandbox has."""
     return FIRST_ID + random.SystemRandom().randrange(IDS)

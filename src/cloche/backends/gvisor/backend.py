@@ -31,6 +31,7 @@ from ..host import Host, KeptAnswers, changed_ns, measure_host
 from ..session_languages import DRIVERS
 from ..toolchain import languages_here
 from .container import KIND, RunscContainer, ShimClient, wait_for_all
+from .live import RunscLiveSandbox
 from .plan import (
     INSTALL,
     PLATFORMS,
@@ -211,17 +212,35 @@ class RunscBackend:
 
         Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
         """
+        engine, host, enforcement = await self._choose(policy)
+        sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    @asynccontextmanager
+    async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[RunscLiveSandbox]:
+        """Open a sandbox that lives, in one container; it is started when it is first used.
+
+        Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
+        """
+        engine, host, enforcement = await self._choose(policy)
+        sandbox = RunscLiveSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def _choose(self, policy: Policy) -> tuple[Engine, Host, Enforcement]:
+        """Return the runsc, the host, and what they enforce. Raises BackendUnavailable."""
         engine = await asyncio.to_thread(find_engine)
         if isinstance(engine, str):
             raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
         host = self._host()
         enforcement = Enforcement(level=Level.GVISOR, controls=gvisor_controls(host))
         _check(policy, enforcement)
-        sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.close()
+        return engine, host, enforcement
 
     def check(self) -> None:
         """Raise BackendUnavailable when runsc does not work here."""

@@ -28,7 +28,7 @@ from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_shim
 
-from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, boot_message
+from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, Wire, boot_message
 from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
 from ..toolchain import has_customization, user_site
@@ -279,10 +279,16 @@ class RunscContainer(Container[Shown]):
         self._end: Mapping[str, Any] = {}
         self._has_ended = threading.Event()
 
-    def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
-        """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
+    def start_live(self, boot: bytes) -> Wire:
+        """Start it, send it `boot`, and return its streams. Raises StartFailed; then nothing of it is left."""
+        wire = self._start_wire(STALL_S)
+        with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
+            wire.send(boot)
+        return wire
+
+    def _start_wire(self, stall_s: float) -> PipeWire:
         try:
-            wire = PipeWire(min(timeout_s, STALL_S))
+            wire = PipeWire(stall_s)
         except OSError as error:
             raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
         try:
@@ -292,6 +298,11 @@ class RunscContainer(Container[Shown]):
             wire.close()
             raise
         wire.close_theirs()
+        return wire
+
+    def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
+        """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
+        wire = self._start_wire(min(timeout_s, STALL_S))
         self._link = Link(wire, self._receive, self._lose)
         try:
             self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))

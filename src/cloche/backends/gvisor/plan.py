@@ -43,7 +43,15 @@ from ..containers.program import (
 )
 from ..layout import SYSTEM_PATH, USERS, is_below
 from ..session_languages import check_toolchain, session_language
-from ..toolchain import Toolchain, engine_version, find_toolchain, has_customization, python_toolchain, user_site
+from ..toolchain import (
+    Toolchain,
+    all_shown,
+    engine_version,
+    find_toolchain,
+    has_customization,
+    python_toolchain,
+    user_site,
+)
 
 if TYPE_CHECKING:
     from cloche.jail.steps import Call
@@ -156,6 +164,7 @@ class Plan:
     inodes: int
     tmp_bytes: int
     is_tmp_writable: bool
+    homes: tuple[str, ...] = ()  # folders that can be written to besides, which share the workspace's bound
 
     @property
     def uid(self) -> int:
@@ -177,7 +186,8 @@ class Plan:
 
     def open_calls(self) -> list[Call]:
         """Return what a shim mounts first: a folder for bundles, a /proc of its own, the workspace."""
-        workspace = f"size={self.disk_bytes},nr_inodes={self.inodes},mode=0700,uid={self.uid},gid={self.uid}"
+        owner = f"mode=0700,uid={self.uid},gid={self.uid}"
+        workspace = f"size={self.disk_bytes},nr_inodes={self.inodes},{'mode=0755' if self.homes else owner}"
         return [
             mount("none", "/", "", MS_REC | MS_PRIVATE),
             mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC),
@@ -185,7 +195,19 @@ class Plan:
             chdir(self.top),
             *(_folder(name) for name in ("workspace", "state")),
             mount("tmpfs", "workspace", "tmpfs", MS_NOSUID | MS_NODEV, workspace),
+            *(call for path in self._writable() for call in self._owned_folder(self._place_of(path))),
         ]
+
+    def _writable(self) -> tuple[str, ...]:
+        """Return what shares one file system with the workspace, and that itself; nothing where it has its own."""
+        return ("/workspace", *self.homes) if self.homes else ()
+
+    def _place_of(self, path: str) -> str:
+        return f"workspace/{path[1:].replace('/', '-')}" if self.homes else "workspace"
+
+    def _owned_folder(self, folder: str) -> list[Call]:
+        name = os.fsencode(folder)
+        return [_folder(folder), make("fchownat", AT_FDCWD, name, self.uid, self.uid, 0)]
 
     def start_calls(self, number: int) -> list[Call]:
         """Return what puts one container together: a root, and the bundle's description of it."""
@@ -203,6 +225,7 @@ class Plan:
             _folder("root"),
             chdir(f"{folder}/root"),
             *(_folder(name) for name in FOLDERS),
+            *(_folder(name) for path in self.homes for name in _parts(path)),
             *_calls(shown),
             chdir("/"),
         ]
@@ -256,12 +279,16 @@ class Plan:
             ("/dev", "tmpfs", "tmpfs", ["nosuid", "size=65536k", "mode=755"]),
             ("/dev/shm", "tmpfs", "tmpfs", [*sized, "noexec"]),
             ("/tmp", "tmpfs", "tmpfs", [*sized, "rw" if self.is_tmp_writable else "ro"]),
-            ("/workspace", "bind", f"{self.top}/workspace", ["bind", "rw", "nosuid", "nodev"]),
+            *(
+                (path, "bind", f"{self.top}/{self._place_of(path)}", ["bind", "rw", "nosuid", "nodev"])
+                for path in ("/workspace", *self.homes)
+            ),
         ]
 
     def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
         """Show once more what those above cover: an environment in /tmp, say."""
-        covers = tuple(f"{target}/" for target, kind, *_ in self._mounts() if kind == "tmpfs")  # empty, so far
+        empty = (*(target for target, kind, *_ in self._mounts() if kind == "tmpfs"), *self.homes)
+        covers = tuple(f"{target}/" for target in empty)
         inner = [path for path in self.shown.binds if path.startswith(covers)]
         return [
             (path, "bind", f"{self.folder(number)}/root{path}", ["bind", "ro", "nosuid", "nodev"]) for path in inner
@@ -303,6 +330,12 @@ def bundle_folder(binds: Sequence[str]) -> str:
     return "/var"
 
 
+def _parts(path: str) -> list[str]:
+    """Return the folders on the way to a path, and it itself, from the root."""
+    words = path.strip("/").split("/")
+    return ["/".join(words[: at + 1]) for at in range(len(words))]
+
+
 def _folder(name: str) -> Call:
     return make("mkdirat", AT_FDCWD, os.fsencode(name), 0o755, excuse=(EEXIST,))
 
@@ -324,10 +357,13 @@ def _seccomp() -> Mapping[str, Any]:
     pretend to set: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
     """
     found = profile()
+    # The first process looks up the marks of others (see `containers.inside.live`): it asks, and changes nothing.
+    question = {"names": ["prlimit64"], "args": [{"index": 2, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_EQ"}]}
+    rules = [*found["syscalls"], question]
     return {
         "defaultAction": found["defaultAction"],
         "architectures": [row["architecture"] for row in found["archMap"]],
-        "syscalls": [{**_without_answer(rule), "action": "SCMP_ACT_ALLOW"} for rule in found["syscalls"]],
+        "syscalls": [{**_without_answer(rule), "action": "SCMP_ACT_ALLOW"} for rule in rules],
     }
 
 
@@ -350,6 +386,11 @@ def session_rootfs(name: str) -> Shown:
     """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
     return _shown(find_toolchain(language).binds if driver is not None else ())
+
+
+def live_rootfs() -> Shown:
+    """Return what a container shows that is for any language: every toolchain that is here."""
+    return _shown(all_shown())
 
 
 def _shown(binds: tuple[str, ...]) -> Shown:
@@ -385,16 +426,17 @@ class _ToolchainImage:
         return engine_version(self.toolchain)
 
 
-def build_program(request: Request) -> Program:
+def build_program(request: Request, number: int = 0) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request)
     return program_of(
         request,
         _ToolchainImage(toolchain or python_toolchain()),
-        _variables(toolchain),
+        variables_of(toolchain),
         has_interpreter=True,
         extra_paths=user_site(),
         customizes=has_customization(),
+        number=number,
     )
 
 
@@ -408,12 +450,13 @@ def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
         language,
         driver,
         _ToolchainImage(toolchain),
-        _variables(toolchain),
+        variables_of(toolchain),
         env,
         extra_paths=user_site(),
         customizes=has_customization(),
     )
 
 
-def _variables(toolchain: Toolchain | None) -> dict[str, str]:
+def variables_of(toolchain: Toolchain | None) -> dict[str, str]:
+    """Return PATH, and what a toolchain needs."""
     return {"PATH": layout.search_path(), **(toolchain.env if toolchain is not None else {})}

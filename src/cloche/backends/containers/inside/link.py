@@ -11,6 +11,7 @@ import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 ORDER, DATA, KILL, TO_SESSION, CONTROL = b"O", b"D", b"K", b"L", b"W"  # received
@@ -183,10 +184,10 @@ class Counters:
         )
 
 
-def stored() -> int:
+def stored(places: Iterable[str] = (WORKSPACE, TMP, SHM)) -> int:
     """Return the bytes in the container's own file systems."""
     total = 0
-    for place in (WORKSPACE, TMP, SHM):
+    for place in places:
         try:
             state = os.statvfs(place)
         except OSError:

@@ -280,7 +280,7 @@ def run_python(order: dict[str, Any], kept: list[int]) -> None:
 
 def forget_ours() -> None:
     """Let the interpreter find no module of ours any more."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("inside", "interpreter")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("inside", "interpreter", "init")]:
         del sys.modules[name]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
 

@@ -1,0 +1,405 @@
+"""Many processes at once in a container: its first process runs the loop of `init`, and is the loop's host.
+
+Theory of operation: the first process has the id of all others, and no capability. What keeps it out of their reach is
+that it is the first of its namespace, which no signal from inside ends, that it is not dumpable, and the container's
+filter, which lets nobody limit or slow down another process. A fork of it may be looked at once it is dumpable: before
+that, it lets go of the caller's streams.
+
+What belongs to a process is found by a mark: a limit on resident memory, with a number of its own for each process that
+is asked for. The kernel does nothing with that limit, hands it on to whatever is forked or executed, and tells anybody
+what it is. A filter of system calls, which nobody can take off, refuses to change it. So a process may leave its
+parent, its group, its session and its environment, and is still found.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import errno
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+
+from .files import WORKSPACE
+from .link import CHUNK, Counters, stored
+from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+STDIN_FD, STDOUT_FD = 0, 1  # the caller's link
+REPORT, REQUESTS = 3, 4  # numbers of streams, as in `init.wire`
+ANSWER_FD = 3  # of a process of ours that works on files, as in `init.files`
+INIT = 1
+MOST_MESSAGE = 4096
+IDLE_LOOK_S = 0.5
+OUT_OF_MEMORY = "out_of_memory"
+
+# Marks: far above what any program holds, as programs look at this limit to decide how much they may use.
+FIRST_MARK = 1 << 50
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+BPF_LOAD, BPF_JEQ, BPF_JGE, BPF_RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, DENY = 0x7FFF0000, 0x00050000
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # in the kernel's `struct seccomp_data`
+FOREIGN_NUMBER = 0x40000000  # x32's begin here
+# By machine: the kernel's name of it in a filter, and the numbers of setrlimit and prlimit64.
+MACHINES = {"x86_64": (0xC000003E, 160, 302), "aarch64": (0xC00000B7, 164, 261)}
+LIMITS_NAME = b"Max resident set"
+
+
+def mark_filter(machine: str) -> bytes:
+    """Return the program that refuses to change the limit that is the mark. Raises OSError for an unknown machine."""
+    if machine not in MACHINES:
+        raise OSError(errno.ENOSYS, f"processes cannot be marked on {machine}")
+    name, setrlimit, prlimit = MACHINES[machine]
+    first, second, third = ARGUMENTS_AT, ARGUMENTS_AT + 8, ARGUMENTS_AT + 16
+    rows = [
+        (BPF_LOAD, 0, 0, MACHINE_AT),
+        (BPF_JEQ, 0, 14, name),  # what is not of this machine is not there
+        (BPF_LOAD, 0, 0, NUMBER_AT),
+        (BPF_JGE, 12, 0, FOREIGN_NUMBER),
+        (BPF_JEQ, 0, 2, setrlimit),
+        (BPF_LOAD, 0, 0, first),
+        (BPF_JEQ, 7, 8, resource.RLIMIT_RSS),
+        (BPF_JEQ, 0, 7, prlimit),
+        (BPF_LOAD, 0, 0, third),
+        (BPF_JEQ, 0, 2, 0),  # without a new limit, it is a question
+        (BPF_LOAD, 0, 0, third + 4),
+        (BPF_JEQ, 3, 0, 0),
+        (BPF_LOAD, 0, 0, second),
+        (BPF_JEQ, 0, 1, resource.RLIMIT_RSS),
+        (BPF_RETURN, 0, 0, DENY | errno.EPERM),
+        (BPF_RETURN, 0, 0, ALLOW),
+        (BPF_RETURN, 0, 0, DENY | errno.ENOSYS),
+    ]
+    return b"".join(struct.pack("HBBI", *row) for row in rows)
+
+
+class Marker:
+    """Mark processes, and find those with a mark."""
+
+    def __init__(self) -> None:
+        program = mark_filter(os.uname().machine)
+        self.instructions = ctypes.create_string_buffer(program, len(program))
+        shape = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(self.instructions))
+        self.program = ctypes.create_string_buffer(shape, len(shape))
+        self.is_in_files = os.path.exists("/proc/self/limits")  # gVisor has none, and answers a call instead
+        self.newest = FIRST_MARK
+
+    def next(self) -> int:
+        self.newest += 1
+        return self.newest
+
+    def put(self, mark: int) -> None:
+        """Mark this process and all that come of it. Raises OSError."""
+        resource.setrlimit(resource.RLIMIT_RSS, (mark, mark))
+        if prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.program, 0, 0):
+            raise OSError(errno.EPERM, "the mark of a process cannot be fixed")
+
+    def of(self, pid: int) -> int:
+        """Return the mark of a process, 0 for one that has gone."""
+        try:
+            if not self.is_in_files:
+                return resource.prlimit(pid, resource.RLIMIT_RSS)[1]
+            with open(f"/proc/{pid}/limits", "rb", buffering=0) as file:
+                text = file.read(CHUNK)
+            words = text[text.index(LIMITS_NAME) + len(LIMITS_NAME) :].split(None, 2)
+            return int(words[1]) if words[1].isdigit() else 0
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def all(self) -> dict[int, int]:
+        """Return the marks of all processes that have one."""
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        found = {pid: self.of(pid) for pid in pids if pid != INIT}
+        return {pid: mark for pid, mark in found.items() if mark >= FIRST_MARK}
+
+
+class Mark:
+    """Stand for all that belongs to a process; its number is never given again."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class Forked:
+    """Hold what the first process knows of a fork: its mark, and the pipe on which it says what went wrong."""
+
+    def __init__(self, host: ContainerHost, pid: int, number: int, asked: int):
+        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number), asked
+        self.said = bytearray()
+        os.set_blocking(asked, False)
+        host.server.loop.watch(asked, host.POLLIN, self.receive)
+
+    def receive(self, _: int = 0) -> bool:
+        """Take what it says; tell whether there was anything."""
+        try:
+            data = os.read(self.asked, MOST_MESSAGE)
+        except BlockingIOError:
+            return False
+        self.said += data[: MOST_MESSAGE - len(self.said)]
+        if not data:
+            self.host.server.loop.ignore(self.asked)
+            os.close(self.asked)
+            self.asked = -1
+        return bool(data)
+
+    def conclude(self) -> dict[str, Any]:
+        """Return what it failed at before it was a program, nothing if it became one; it has ended."""
+        while self.asked >= 0 and self.receive():
+            pass
+        if self.asked >= 0:  # what it left behind holds the other end
+            self.host.server.loop.ignore(self.asked)
+            os.close(self.asked)
+            self.asked = -1
+        try:
+            said = json.loads(self.said) if self.said else {}
+        except ValueError:
+            return {"kind": "start", "step": "start", "message": "it did not become a program"}
+        return {"kind": "start", **said} if isinstance(said, dict) and said else {}
+
+
+class Become(BaseException):
+    """Leave the loop of init, in a fork that becomes a guest: nothing of it stands below the program then."""
+
+    def __init__(self, guest: Guest):
+        super().__init__()
+        self.guest = guest
+
+
+class ContainerHost:
+    """Do for init's loop what differs in a container; see `init.server.Host`."""
+
+    POLLIN = 1
+    server: Any
+
+    def __init__(self, settings: dict[str, Any]):
+        self.memory_bytes, self.nofile = settings["memory_bytes"], settings["nofile"]
+        self.places = tuple(settings["in_memory"])
+        self.counters, self.marker = Counters(), Marker()
+        self.oom_kills = self.counters.hits()[0]
+        self.base = self._held()[0], stored(self.places)
+        self.is_busy = False
+
+    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+        """Fork a process that becomes a guest."""
+        if order.get("user") is not None:
+            raise refusal("unsupported", "a container has one user; leave user out, or use the local backend")
+        number = self.marker.next()
+        asked, asking = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(asked)
+            os.close(asking)
+            raise
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            raise Become(Guest(self, number, asking, order, streams))
+        os.close(asking)
+        return Forked(self, pid, number, asked)
+
+    def members(self, mark: Mark) -> list[int]:
+        """Return all that live with this mark."""
+        return [pid for pid, number in self.marker.all().items() if number == mark.number]
+
+    def note_orphan(self, pid: int) -> None:
+        """Take note of nothing: what nobody asked for is found by its mark."""
+
+    def note_busy(self, *, is_busy: bool) -> None:
+        """Look at the memory as long as anything runs, less often when it is only what others left."""
+        self.is_busy = is_busy
+        if is_busy:
+            self._look_later(LOOK_S)
+
+    def _held(self) -> tuple[int, int]:
+        """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
+        return self.counters.held() if "stat" in self.counters.fds else held_in_gvisor()
+
+    def why_killed(self, take: Callable[[str], None]) -> None:
+        """Tell whether the kernel has killed for memory since it was last asked."""
+        kills = self.counters.hits()[0]
+        is_more, self.oom_kills = kills > self.oom_kills, kills
+        take(OUT_OF_MEMORY if is_more else "")
+
+    def _look_later(self, seconds: float) -> None:
+        self.server.loop.call_at("memory", importlib.import_module("init.loop").now() + seconds, self._look)
+
+    def _look(self) -> None:
+        """End what uses most memory, where all together use more than they may: files in memory are not theirs."""
+        private, shared = self._held()
+        hidden = max(0, shared - max(0, stored(self.places) - self.base[1]))
+        if private - self.base[0] + hidden > self.memory_bytes:
+            self._end_largest()
+        if self.is_busy or self.marker.all():
+            self._look_later(LOOK_S if self.is_busy else IDLE_LOOK_S)
+
+    def _end_largest(self) -> None:
+        sums: dict[int, int] = {}
+        for pid, mark in self.marker.all().items():
+            sums[mark] = sums.get(mark, 0) + private_pages(pid)
+        largest = max(sums, key=lambda mark: sums[mark], default=0)
+        found = [one for one in self.server.processes.values() if one.mark.number == largest]
+        for process in found:
+            process.kill(OUT_OF_MEMORY)
+        if not found and largest:  # it has outlived the process that it belonged to
+            importlib.import_module("init.tree").kill(lambda: self.members(Mark(largest)))
+
+
+def held_in_gvisor() -> tuple[int, int]:
+    """Return the same of all processes of a kernel that is ours alone, which shows no control group."""
+    with open("/proc/meminfo", "rb", buffering=0) as file:
+        rows = dict(line.split(b":", 1) for line in file.read(CHUNK).splitlines() if b":" in line)
+    anonymous, shared = (int(rows[name].split()[0]) * 1024 for name in (b"AnonPages", b"Shmem"))
+    return anonymous - shared, shared
+
+
+def private_pages(pid: int) -> int:
+    """Return how many pages of memory a process does not share with a file."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+            words = file.read(CHUNK).split()
+        return int(words[1]) - int(words[2])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def refusal(kind: str, message: str) -> Exception:
+    """Return the error that tells the client why something is not done."""
+    error: Exception = importlib.import_module("init.wire").Refused(kind, message)
+    return error
+
+
+class StartFailed(Exception):
+    """Hold what a process could not do before it was a program."""
+
+    def __init__(self, step: str, path: str, error: OSError):
+        super().__init__(step)
+        message = f"{step} {path}: {os.strerror(error.errno or 0) if error.errno else error}"
+        self.said = {"step": step, "path": path, "message": message, "errno": error.errno or 0}
+
+
+class Guest:
+    """Be a process that a client has asked for."""
+
+    def __init__(
+        self,
+        host: ContainerHost,
+        number: int,
+        asking: int,
+        order: dict[str, Any],
+        streams: dict[int, int],
+    ):
+        self.host, self.number, self.asking = host, number, asking
+        self.order, self.streams = order, streams
+
+    def become(self) -> None:
+        """Do everything; never returns."""
+        try:
+            kept = self._take_streams()
+            self._get_ready()
+            if self.order.get("op") == "files":
+                os.dup2(kept[0], ANSWER_FD)
+                importlib.import_module("init.files").serve(self.order)
+                os._exit(0)
+            self._start_program(kept)
+        except StartFailed as error:
+            os.write(self.asking, json.dumps(error.said).encode()[:MOST_MESSAGE])
+        except OSError as error:
+            said = StartFailed("start", "", error).said
+            os.write(self.asking, json.dumps(said).encode()[:MOST_MESSAGE])
+        finally:
+            os._exit(1)
+
+    def _take_streams(self) -> list[int]:
+        """Leave this process nothing but its streams; return those besides the standard ones, out of the way."""
+        for number in range(3):
+            os.dup2(self.streams[number], number)
+        more = [self.streams[number] for number in (REPORT, REQUESTS) if number in self.streams]
+        last = self.host.nofile - 1
+        kept = [os.dup2(fd, last - at, inheritable=False) for at, fd in enumerate((*more, self.asking))]
+        os.closerange(3, kept[-1])
+        self.asking = kept.pop()
+        return kept
+
+    def _get_ready(self) -> None:
+        order = self.order
+        leave_first()
+        self.host.marker.put(self.number)
+        if order.get("terminal"):
+            importlib.import_module("init.terminal").take(0)
+        for path, mode, text in order.get("files") or ():
+            write_file(str(path), int(mode), base64.b64decode(text))
+        folder = order.get("cwd") or WORKSPACE
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise StartFailed("cwd", folder, error) from error
+
+    def _start_program(self, kept: list[int]) -> None:
+        order = self.order
+        env = {str(name): str(value) for name, value in (order.get("env") or {}).items()}
+        python: Any = order.get("python")
+        if python is None:
+            for fd, number in zip(kept, (ANSWERS, LINK), strict=False):
+                os.dup2(fd, number)
+            execute([str(word) for word in order["argv"]], env)
+        os.close(self.asking)
+        run_python({**python}, env, kept or [-1])
+
+
+def write_file(path: str, mode: int, data: bytes) -> None:
+    """Write a file of the program's, with the folders above it."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(fd, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except OSError as error:
+        raise StartFailed("files", path, error) from error
+
+
+def run_python(settings: dict[str, Any], env: dict[str, str], kept: list[int]) -> None:
+    """Let the interpreter forget what it was, and run a script, or serve a session."""
+    oneshot = sys.modules["interpreter.oneshot"]
+    is_session = bool(settings.pop("is_session", False))
+    if isinstance(settings.get("source"), str):
+        settings["source"] = settings["source"].encode("utf-8", "surrogateescape")
+    work = importlib.import_module("interpreter.session").serve if is_session else oneshot.run
+    archive: Any = __spec__.loader
+    forget_ours()
+    work(settings, env, oneshot.prepare(), oneshot.Privileges(archive), *kept)
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Get ready, and serve; returns in no process."""
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.modules.pop("ctypes", None)
+    failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
+    init = importlib.import_module("init.server")
+    for name in ("files", "terminal"):
+        importlib.import_module(f"init.{name}")
+    host = ContainerHost(settings["live"])
+    writable = [path for path in settings["live"]["places"] if os.access(path, os.W_OK)]
+    greeting = {"kernel": os.uname().release, "python": sys.version.split()[0], "failed": failed, "writable": writable}
+    host.server = init.Server(STDIN_FD, host, greeting, out=STDOUT_FD)
+    gc.collect()
+    gc.freeze()
+    try:
+        host.server.serve()
+    except Become as fork:
+        fork.guest.become()
+    os._exit(0)

@@ -1,0 +1,417 @@
+"""A sandbox of containers that lives: one container for all its processes, and the wire over its standard streams.
+
+The first process inside is `inside/live.py`. `LinkTransport` carries the wire of `init` between a container's streams,
+which threads read and write, and an event loop. How a container is made each backend says by a few methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import logging
+import shlex
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
+from cloche.core.events import Sink, discard
+from cloche.core.frames import GuestReportReader
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+from cloche.core.result import KillCause, Result
+from cloche.core.suppressed import suppress_logged
+from cloche.init import wire as init_wire
+
+from ..init_link import InitLink
+from ..live import LiveProcess, LiveSandbox, usage_of
+from ..results import make_result, run_notes
+from ..saved_files import Changes
+from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
+from .program import NOFILE, WORKSPACE, Program
+
+log = logging.getLogger("cloche.containers")
+MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes that wait for a container: when writers pause, and go on
+MOST_UNREAD = 1 << 20  # bytes that a container sent, and the loop has yet to take
+PIECE_BYTES = 1 << 18  # sent at once
+MOST_INLINE_BYTES = 1 << 18  # of a program's files, that go with its order
+HOME = "/home/sandbox"
+TEMPORARY = ("/tmp", "/dev/shm")
+
+C = TypeVar("C", bound=Container[Any])
+
+
+class LinkTransport(asyncio.Transport):
+    """Carry bytes between an event loop and a container's standard streams. `write` and `abort` are for the loop."""
+
+    def __init__(self, wire: Wire, protocol: asyncio.Protocol, on_lost: Callable[[], None]):
+        super().__init__()
+        self._wire, self._protocol, self._on_lost = wire, protocol, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._turn = threading.Condition()
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = self._unread_bytes = 0
+        self._is_paused = self._is_closing = False
+        self.last_output = b""  # the end of its standard error
+
+    def begin(self) -> None:
+        """Tell the protocol, and begin to read and write."""
+        self._protocol.connection_made(self)
+        for name, work in (("reader", self._read), ("writer", self._write)):
+            threading.Thread(target=work, name=f"cloche-container-{name}", daemon=True).start()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, soon."""
+        with self._turn:
+            if self._is_closing:
+                return
+            self._unsent.append(bytes(data))
+            self._unsent_bytes += len(data)
+            self._turn.notify_all()
+        if self._unsent_bytes > MOST_UNSENT and not self._is_paused:
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing more is sent."""
+        return self._is_closing
+
+    def abort(self) -> None:
+        """End the container's standard input, and with it the container; what was not sent is dropped."""
+        with self._turn:
+            is_first, self._is_closing = not self._is_closing, True
+            self._unsent.clear()
+            self._turn.notify_all()
+        if is_first:  # a writer may still wait for the container, and holds the wire
+            threading.Thread(target=self._shut_down, name="cloche-container-end", daemon=True).start()
+
+    def close(self) -> None:
+        """Do as `abort` does."""
+        self.abort()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.shutdown()
+
+    def _post(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _write(self) -> None:
+        try:
+            while (data := self._next()) is not None:
+                self._wire.send(data)
+                self._note_sent(len(data))
+        except OSError as error:
+            log.debug("a container takes nothing more: %s", error)
+            self._shut_down()
+
+    def _next(self) -> bytes | None:
+        """Return what is to be sent next, once there is something; None when nothing more is to be."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._unsent or self._is_closing)
+            pieces = []
+            size = 0
+            while self._unsent and size < PIECE_BYTES:
+                pieces.append(self._unsent.popleft())
+                size += len(pieces[-1])
+            return b"".join(pieces) if pieces else None
+
+    def _note_sent(self, count: int) -> None:
+        with self._turn:
+            self._unsent_bytes -= count
+            is_low = self._unsent_bytes < FEW_UNSENT
+        if is_low:
+            self._post(self._resume)
+
+    def _resume(self) -> None:
+        if self._is_paused and self._unsent_bytes < FEW_UNSENT:
+            self._is_paused = False
+            self._protocol.resume_writing()
+
+    def _read(self) -> None:
+        error: Exception | None = None
+        try:
+            for stream, piece in self._wire.pieces():
+                if stream == OUTPUT:
+                    self._hand_on(piece)
+                else:
+                    self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
+        except (OSError, ValueError) as found:
+            error = found
+        finally:
+            with self._turn:
+                self._is_closing = True
+                self._turn.notify_all()
+            self._wire.close()
+            self._on_lost()
+            self._post(self._protocol.connection_lost, error)
+
+    def _hand_on(self, piece: bytes) -> None:
+        """Give the loop a piece, once it has taken most of those before."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._unread_bytes < MOST_UNREAD or self._is_closing)
+            if self._is_closing:
+                return
+            self._unread_bytes += len(piece)
+        self._post(self._take, piece)
+
+    def _take(self, piece: bytes) -> None:
+        self._protocol.data_received(piece)
+        with self._turn:
+            self._unread_bytes -= len(piece)
+            self._turn.notify_all()
+
+
+class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
+    """Hold one container, and everything in it; see core.protocols.OpenLiveSandbox."""
+
+    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
+        super().__init__(limits, enforcement)
+        self._policy = policy
+        self._container: C | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+        self._numbers = itertools.count(1)
+        self._forgetting: set[asyncio.Task[None]] = set()
+        self.writable: tuple[str, ...] = ()  # the folders that processes can write to, once it has started
+
+    @abstractmethod
+    def _make(self) -> tuple[C, Wire]:
+        """Start a container, and return it with its streams; blocks. Raises StartFailed."""
+
+    @abstractmethod
+    def _build_program(self, request: Request, number: int) -> Program:
+        """Return the program of a request, whose own files have this number in their names. Blocks."""
+
+    @abstractmethod
+    def _variables(self) -> Mapping[str, str]:
+        """Return the variables that every process has, HOME among them."""
+
+    @abstractmethod
+    def _notes(self) -> dict[str, Any]:
+        """Return what results say of the container in `meta`."""
+
+    def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
+        """Raise StartFailed where what the first process says of itself is not what was asked for."""
+
+    def _homes(self) -> tuple[str, ...]:
+        """Return what is made to be written to, besides the workspace and the folders for temporary files."""
+        return () if self._policy.user == "nobody" else (HOME,)
+
+    @abstractmethod
+    def _in_memory(self) -> Sequence[str]:
+        """Return the file systems whose content the container's kernel counts as shared memory."""
+
+    def live_settings(self) -> dict[str, Any]:
+        """Return what the first process must know."""
+        limits, places = self._limits, (WORKSPACE, *TEMPORARY, *self._homes())
+        settings = {"memory_bytes": limits.memory_bytes, "in_memory": list(self._in_memory()), "places": list(places)}
+        return {**settings, "nofile": NOFILE}
+
+    # Its life.
+
+    async def connected(self) -> InitLink:
+        """Return the link to the first process, and start the container where it was not."""
+        if self.link is not None:
+            return self.link
+        async with self._opening:
+            if self._is_closed:
+                raise InvalidRequest("this sandbox is closed; open another one")
+            if self.link is None:
+                self.link = await self._start()
+            return self.link
+
+    async def _start(self) -> InitLink:
+        making = asyncio.ensure_future(asyncio.to_thread(self._make))
+        try:
+            container, wire = await finish(making)
+        except asyncio.CancelledError:
+            if not making.cancelled() and making.exception() is None:
+                made, unread = making.result()
+                unread.close()
+                made.release()
+            raise
+        link = InitLink()
+        transport = LinkTransport(wire, link, container.note_lost)
+        container.hold(transport)
+        transport.begin()
+        try:
+            await self._await_greeting(link, container)
+        except BaseException:
+            link.close()
+            container.release()
+            raise
+        self._container = container
+        return link
+
+    async def _await_greeting(self, link: InitLink, container: C) -> None:
+        await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=START_S)
+        if not link.greeting.done() or link.greeting.exception() is not None:
+            raise StartFailed(
+                f"the {container.what} of a sandbox did not get ready{container.last_output()}", step="container"
+            )
+        greeting = link.greeting.result()
+        self._check_greeting(greeting)
+        writable = greeting.get("writable")
+        self.writable = tuple(map(str, writable)) if isinstance(writable, list) else ()
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        self._is_closed = True
+        async with self._opening:
+            if self.link is not None:
+                self.link.close("the sandbox was closed")
+            container, self._container = self._container, None
+            if container is not None:
+                container.release()
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return a command's whole environment."""
+        found = dict(self._variables())
+        if HOME in self.writable:
+            found["HOME"] = HOME
+            found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
+        return {**found, **env}
+
+    # Runs.
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command, beside whatever else runs, and return what came of it."""
+        return await self.run_streaming(request, discard)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        link = await self.connected()
+        program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
+        order = await self._order(program, request, timeout_s)
+        process = LiveProcess(link.open("start", **order), self._limits, sink, timeout_s=timeout_s)
+        reader = GuestReportReader()
+        process.on_report = lambda data: _read_report(reader, process, data)
+        await self._begun(process)
+        try:
+            ended = await self._attend(process, request.stdin)
+        finally:
+            self._forget(program)
+        report = reader.report()
+        usage = usage_of(ended)
+        notes = run_notes(program.engine, program.version, self._limits, self._enforcement, usage.wall_s)
+        return make_result(
+            process.verdict(ended, report.refused),
+            stdout=process.kept[init_wire.STDOUT].joined(),
+            stderr=process.kept[init_wire.STDERR].joined(),
+            is_truncated=any(one.is_truncated for one in process.kept.values()),
+            value=report.value,
+            value_is_repr=report.is_repr,
+            outputs=report.outputs,
+            usage=usage,
+            enforcement=self._enforcement,
+            found=Changes(),
+            meta={**notes, **self._notes(), "start": "cold", "writable": list(self.writable), **report.notes()},
+        )
+
+    async def _attend(self, process: LiveProcess, stdin: bytes) -> dict[str, Any]:
+        """Send a process its input, and wait for its end; return how that was reported."""
+        sending = asyncio.create_task(_send_stdin(process, stdin)) if stdin else None
+        if sending is None:
+            process.close_stdin()
+        try:
+            return await process.end()
+        except asyncio.CancelledError:
+            await finish(process.close())
+            raise
+        finally:
+            if sending is not None:
+                sending.cancel()
+
+    async def _begun(self, process: LiveProcess) -> LiveProcess:
+        process.on_loss = self._end_by_guest
+        return await super()._begun(process)
+
+    async def _end_by_guest(self) -> dict[str, Any] | None:
+        """Say what the container died of, where that was the guest's doing, as the end of one of its processes."""
+        container = self._container
+        if container is None or self._is_closed:
+            return None
+        end = await asyncio.to_thread(container.end_by_guest)
+        return {"status": end.signal, "cause": str(end.cause or "")} if end is not None else None
+
+    def _forget(self, program: Program) -> None:
+        """Remove what was written for a program alone, soon: nobody waits for it."""
+        left = [f"{WORKSPACE}/{program.own_file}"] if program.own_file else []
+        left += [program.build] if program.build else []
+        if left and self.link is not None and not self.link.lost.done():
+            task = asyncio.create_task(self._remove_all(left))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _remove_all(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with suppress_logged(log, "a file of a run stays", ClocheError, TimeoutError):
+                await self.remove_path(path, recursive=True)
+
+    async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
+        """Return how a program is started; its files, where there are many bytes, are written first."""
+        env = {**self.environment({}), **{name: value for name, value in program.env.items() if name not in _OWN}}
+        order: dict[str, Any] = {"env": {**env, **request.env}, "timeout_s": timeout_s, "cwd": WORKSPACE}
+        order["streams"] = [0, 1, 2] if program.python is None else [0, 1, 2, init_wire.REPORT]
+        files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
+        if program.python is None:
+            order["argv"] = _argv(program.commands, program.build)
+        else:
+            source = next((data for path, _, data in files if path == program.python["path"]), None)
+            text = {"source": source.decode("utf-8", "surrogateescape")} if source is not None else {}
+            order["python"] = {**program.python, **text}
+        files += [(path, 0o644, text.encode()) for path, text in program.generated.items()]
+        if sum(len(data) for *_, data in files) <= MOST_INLINE_BYTES:
+            order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in files]
+        else:
+            for path, mode, data in files:
+                await self.write_path(path, data, mode=mode)
+        return order
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file. Raises the SandboxFile errors."""
+        return await self.read_path(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders. Raises the SandboxFile errors."""
+        await self.write_path(path, data)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        rows = await self.list_path(path, recursive=True)
+        prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
+        return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
+
+
+_OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
+
+
+def _argv(commands: tuple[tuple[str, ...], ...], build: str) -> list[str]:
+    """Return one command for all: compilers first, whose output is no output of the program."""
+    if len(commands) == 1:
+        return list(commands[0])
+    steps = [f"mkdir -p {shlex.quote(build)}"] if build else []
+    steps += [f"{shlex.join(words)} >&2" for words in commands[:-1]]
+    return ["sh", "-c", " && ".join([*steps, f"exec {shlex.join(commands[-1])}"])]
+
+
+def _read_report(reader: GuestReportReader, process: LiveProcess, data: bytes) -> None:
+    was_refused = bool(reader.refused)
+    reader.feed(data)
+    if reader.refused and not was_refused:
+        process.kill(KillCause.OUTPUT_LIMIT)
+
+
+async def _send_stdin(process: LiveProcess, data: bytes) -> None:
+    if await process.write(data):
+        process.close_stdin()

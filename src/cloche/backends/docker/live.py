@@ -1,0 +1,94 @@
+"""A sandbox of the docker backend that lives: one container of a daemon; see `containers.live`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import BackendUnavailable, InternalError
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+from ..containers.container import Wire, boot_message
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.program import ENVIRONMENT, WORKSPACE, Program
+from ..garbage_collection import owner
+from .container import DockerContainer
+from .daemon import OWNER_LABEL, Daemon
+from .images import Image, find_image, image_name
+from .plan import RUNSC, Plan, plan_container, with_homes
+from .sandbox import COMMAND, any_id, build_program, image_variables
+
+# What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
+HOMES = ("/run", "/srv", "/var/tmp")
+
+
+class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
+    """Hold one container of a daemon open; its image is the one of Python, or the one for all languages."""
+
+    backend = "docker"
+
+    def __init__(
+        self,
+        *,
+        daemon: Daemon,
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
+        images: Mapping[str, str],
+        runtime: str = "",
+    ):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._daemon, self._images, self._runtime = daemon, images, runtime
+        self._image: Image | None = None
+
+    def _make(self) -> tuple[DockerContainer, Wire]:
+        image = find_image(self._daemon, image_name("python", self._images))
+        if not image.has_reaper:
+            raise BackendUnavailable(
+                f"image {image.name!r} cannot hold a sandbox that lives: it has no Python 3.11 or later, which serves "
+                "it. Use run without live, or name another image: --image NAME, or images: {python: NAME}"
+            )
+        self._image = image
+        container = DockerContainer(self._daemon, self._plan(image), image)
+        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+
+    def _plan(self, image: Image) -> Plan:
+        plan = plan_container(
+            self._policy,
+            self._limits,
+            image=image.id,
+            command=COMMAND,
+            user=any_id(),
+            is_watched=True,
+            runtime=self._runtime,
+            is_id_mapped=self._daemon.is_id_mapped,
+            labels={OWNER_LABEL: owner()},
+        )
+        return with_homes(plan, self._homes())
+
+    def _homes(self) -> tuple[str, ...]:
+        found = super()._homes()
+        return (*found, *HOMES) if found else ()
+
+    def _in_memory(self) -> Sequence[str]:
+        workspace = () if self._runtime == RUNSC else (WORKSPACE,)  # it is a file system of the host's kernel
+        return (*workspace, *TEMPORARY, *self._homes())
+
+    def _found(self) -> Image:
+        if self._image is None:
+            raise InternalError("a container was asked for its image before it was there")
+        return self._image
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return build_program(request, self._found(), number)
+
+    def _variables(self) -> Mapping[str, str]:
+        return {**image_variables(self._found()), **ENVIRONMENT}
+
+    def _notes(self) -> dict[str, Any]:
+        runtime = f", {self._runtime}" if self._runtime else ""
+        engine = f"docker {self._daemon.version}{runtime}"
+        return {"backend": "docker", "image": self._found().name, "engine": engine}

@@ -1,0 +1,72 @@
+"""A sandbox of the gvisor backend that lives: one container below one shim; see `containers.live`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import StartFailed
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+from ..containers.container import Wire, boot_message
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.program import ENVIRONMENT, Program
+from ..host import Host
+from ..toolchain import has_customization, user_site
+from .container import RunscContainer, ShimClient
+from .plan import Engine, Plan, build_program, live_rootfs, plan_container, variables_of
+
+# What can be written to, one file system with the workspace.
+HOMES = ("/root", "/var", "/opt", "/srv", "/run")
+
+
+class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
+    """Hold one container of gVisor open, which shows every toolchain of this host."""
+
+    backend = "gvisor"
+
+    def __init__(self, *, engine: Engine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._engine, self._host = engine, host
+
+    def _make(self) -> tuple[RunscContainer, Wire]:
+        plan = self._plan()
+        shim = ShimClient(plan, self._host)
+        container = RunscContainer(shim, plan)
+        boot = boot_message(
+            self._policy.preload, extra_paths=user_site(), customizes=has_customization(), live=self.live_settings()
+        )
+        try:
+            return container, container.start_live(boot)
+        except BaseException:
+            shim.close()
+            raise
+
+    def _plan(self) -> Plan:
+        plan = plan_container(self._policy, self._limits, engine=self._engine, shown=live_rootfs())
+        return replace(plan, homes=self._homes())
+
+    def _homes(self) -> tuple[str, ...]:
+        found = super()._homes()
+        return (*found, *HOMES) if found else ()
+
+    def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
+        if greeting.get("kernel") == os.uname().release:
+            raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
+
+    def _in_memory(self) -> Sequence[str]:
+        return TEMPORARY
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return build_program(request, number)
+
+    def _variables(self) -> Mapping[str, str]:
+        return {**variables_of(None), **ENVIRONMENT}
+
+    def _notes(self) -> dict[str, Any]:
+        return {"backend": "gvisor", "engine": f"runsc {self._engine.version} ({self._engine.platform})"}
