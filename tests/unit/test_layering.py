@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "forkserver": BELOW_MECHANISM | {"jail", "jail/setup", "interpreter"},
     "egress": BELOW_MECHANISM,
     "backends": BELOW_MECHANISM | MECHANISM,
-    "backends/containers/inside": {"interpreter"},
+    "backends/containers/inside": {"interpreter", "init"},
     "config": BELOW_CONFIG,
     "audit": BELOW_CONFIG | {"config"},
     "blocking": BELOW_CONFIG | {"config"},

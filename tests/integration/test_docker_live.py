@@ -1,0 +1,188 @@
+"""Sandboxes that live in one container: what is a container's own, on daemons of the tests' own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+import cloche
+from cloche.core.errors import SandboxFileRefused
+from cloche.sync import Process, Sandbox
+from tests.harness.containers import Daemon
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("settings_of_nobody")]
+
+IMAGE = "cloche-test:sessions"
+# Leaves its parent, its group, its session and its environment, tries to change its mark, and says which pid it has.
+HIDES = textwrap.dedent("""
+    import os, resource, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for limit in (1 << 40, 0):
+                try:
+                    resource.setrlimit(resource.RLIMIT_RSS, (limit, limit))
+                    print("changed", flush=True)
+                except (OSError, ValueError):
+                    pass
+            print(os.getpid(), flush=True)
+            os.execve("/bin/sh", ["sh", "-c", "trap '' TERM HUP; while :; do sleep 1000; done"], {})
+        os._exit(0)
+    os.wait()
+    time.sleep(1000)
+""")
+REACHES = textwrap.dedent("""
+    import ctypes, os, resource, signal
+    prlimit = ctypes.CDLL(None, use_errno=True).prlimit
+    found = []
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT):
+        os.kill(1, number)
+    for name in ("fd/0", "fd/1", "mem", "environ", "root/etc"):
+        try:
+            os.open(f"/proc/1/{name}", os.O_RDONLY)
+            found.append(name)
+        except OSError:
+            pass
+    if prlimit(1, resource.RLIMIT_NOFILE, (ctypes.c_ulong * 2)(3, 3), None) == 0:
+        found.append("limits")
+    found
+""")
+SERVES = textwrap.dedent("""
+    import socket
+    server = socket.create_server(("127.0.0.1", 8000))
+    print("up", flush=True)
+    connection, _ = server.accept()
+    connection.sendall(connection.recv(9)[::-1])
+""")
+CALLS = textwrap.dedent("""
+    import cloche, sys
+    with cloche.Sandbox(backend="docker", image=sys.argv[1], level="jail", live=True) as sandbox:
+        sandbox.exec(["true"])
+        print("up", flush=True)
+        sandbox.exec(["sleep", "1000"])
+""")
+HOARDS = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+ECHOES = 'read line; echo "$line $0"'
+
+
+def check_many_at_once(sandbox: Sandbox) -> None:
+    """Runs, commands and processes go on beside each other, each with streams and an end of its own."""
+    waiting = [sandbox.start(["sh", "-c", ECHOES, str(number)]) for number in range(8)]
+    assert sandbox.run("6 * 7").value == 42
+    assert sandbox.run("console.log(6 * 7)", language="javascript").stdout == "42\n"
+    missing = sandbox.exec(["no-such-program"])
+    assert (missing.exit_code, "no-such-program" in missing.stderr) == (127, True)
+    for process in reversed(waiting):
+        process.write("hello\n")
+    assert [one.wait().stdout for one in waiting] == [f"hello {number}\n" for number in range(8)]
+    assert sandbox.exec(shell="cat; exit 3", stdin=b"x" * 3_000_000).exit_code == 3
+
+
+def check_ends_with_its_tree(sandbox: Sandbox) -> None:
+    """A time-out ends what hides from its command, and nobody else's."""
+    other = sandbox.start(["cat"])
+    hiding = sandbox.start(["python3", "-c", HIDES], timeout=2)
+    said = next(iter(hiding.stdout)).split()
+    assert hiding.wait().status == "timeout"
+    assert said[0].isdigit(), said
+    gone = sandbox.exec(shell=f"while [ -d /proc/{int(said[0])} ]; do sleep 0.05; done", timeout=20)
+    assert gone.ok
+    assert_answers(other)
+
+
+def check_memory(sandbox: Sandbox) -> None:
+    """Who uses too much is named; the sandbox and its other processes live on."""
+    other = sandbox.start(["cat"])
+    assert sandbox.run(HOARDS, timeout=20).status == "out_of_memory"
+    assert_answers(other)
+
+
+def check_terminal_and_port(sandbox: Sandbox) -> None:
+    """A terminal has its size, and a server inside is reached from outside."""
+    with sandbox.terminal(["sh", "-c", "stty size; read x; stty size"], rows=30, columns=90) as terminal:
+        assert next(iter(terminal.stdout)).strip() == b"30 90"
+        terminal.resize(31, 91)
+        terminal.write("\n")
+        assert b"".join(terminal.stdout).split()[-2:] == [b"31", b"91"]
+    with sandbox.start(["python3", "-c", SERVES]) as server:
+        assert next(iter(server.stdout)) == b"up\n"
+        assert [one.port for one in sandbox.ports()] == [8000]
+        with sandbox.connect(8000) as connection:
+            connection.write(b"abc")
+            assert connection.read() == b"cba"
+
+
+def check_files(sandbox: Sandbox) -> None:
+    """Files are as a process of the sandbox has them, also where it says that they can be written to."""
+    data = bytes(range(256)) * 20_000
+    for folder in sandbox.run("1").meta["writable"]:
+        sandbox.write_file(f"{folder}/more/f", data)
+        assert sandbox.read_file(f"{folder}/more/f") == data
+        sandbox.remove(f"{folder}/more", recursive=True)
+    with pytest.raises(SandboxFileRefused):
+        sandbox.write_file("/usr/f", b"")
+
+
+def assert_answers(process: Process) -> None:
+    """Fail unless a `cat` still does what it is for; it ends with that."""
+    process.write("there\n")
+    process.close_stdin()
+    assert process.wait().stdout == "there\n"
+
+
+@pytest.fixture
+def sandbox(docker: Daemon) -> Iterator[Sandbox]:
+    """Open a sandbox that lives in a container."""
+    with Sandbox(backend="docker", image=docker.image(IMAGE), level="jail", live=True) as opened:
+        yield opened
+
+
+def test_one_container_holds_many_processes(sandbox: Sandbox, docker: Daemon) -> None:
+    """All of it is in one container, which is gone with the sandbox, as the fixture of the daemon finds."""
+    check_many_at_once(sandbox)
+    check_files(sandbox)
+    assert len(docker.containers()) == 1
+
+
+def test_each_command_ends_with_its_tree(sandbox: Sandbox) -> None:
+    """There is no control group for each command, and no process can take its mark off."""
+    check_ends_with_its_tree(sandbox)
+    check_memory(sandbox)
+
+
+def test_the_first_process_is_out_of_reach(sandbox: Sandbox) -> None:
+    """It has the guest's id, and what signals, /proc and limits would do to it is refused."""
+    assert sandbox.run(REACHES).value == []
+    check_terminal_and_port(sandbox)
+
+
+def test_a_container_that_is_gone_is_said_to_be(sandbox: Sandbox, docker: Daemon) -> None:
+    """Who waits for a process is told at once, and so is who asks for another one."""
+    process = sandbox.start(["cat"])
+    docker.docker("kill", *docker.containers())
+    with pytest.raises(cloche.OutcomeUnknown):
+        process.wait()
+    with pytest.raises(cloche.OutcomeUnknown):
+        sandbox.exec(["true"])
+
+
+def test_a_container_goes_with_its_caller(docker: Daemon) -> None:
+    """Nothing is left of a caller that is killed."""
+    words = [sys.executable, "-c", CALLS, docker.image(IMAGE)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"up\n"
+        caller.kill()
+    assert docker.is_clean()
+
+
+@pytest.mark.timeout(120)
+def test_on_gvisor_it_is_the_same(gvisor: Daemon) -> None:
+    """Where the daemon has gVisor: marks, memory and terminals are those of its kernel."""
+    with Sandbox(backend="docker", image=gvisor.image("cloche-test:python"), level="gvisor", live=True) as sandbox:
+        check_ends_with_its_tree(sandbox)
+        check_memory(sandbox)
