@@ -241,7 +241,8 @@ def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Ob
         return Observed(cause=cause)
     status &= 0xFFFF
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return Observed(exit_code=os.WEXITSTATUS(status) if signal is None else None, signal=signal, cause=cause)
+    code, hits = os.WEXITSTATUS(status) if signal is None else None, ended.get("pids_hits")
+    return Observed(exit_code=code, signal=signal, cause=cause, pids_hits=hits if isinstance(hits, int) else 0)
 
 
 def usage_of(ended: Mapping[str, Any]) -> Usage:

@@ -342,7 +342,9 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         if container is None or self._is_closed:
             return None
         end = await asyncio.to_thread(container.end_by_guest)
-        return {"status": end.signal, "cause": str(end.cause or "")} if end is not None else None
+        if end is None:
+            return None
+        return {"status": end.signal, "cause": str(end.cause or ""), "pids_hits": end.pids_hits}
 
     def _forget(self, program: Program) -> None:
         """Remove what was written for a program alone, soon: nobody waits for it."""

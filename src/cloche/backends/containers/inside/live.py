@@ -123,10 +123,10 @@ class Marker:
 
 
 class Mark:
-    """Stand for all that belongs to a process; its number is never given again."""
+    """Stand for all that belongs to a process; its number is never given again. `pid` is that of the process itself."""
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, number: int, pid: int = 0):
+        self.number, self.pid = number, pid
 
     def close(self) -> None:
         """Hold nothing."""
@@ -136,7 +136,7 @@ class Forked:
     """Hold what the first process knows of a fork: its mark, and the pipe on which it says what went wrong."""
 
     def __init__(self, host: ContainerHost, pid: int, number: int, asked: int):
-        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number), asked
+        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number, pid), asked
         self.said = bytearray()
         os.set_blocking(asked, False)
         host.server.loop.watch(asked, host.POLLIN, self.receive)
@@ -210,8 +210,10 @@ class ContainerHost:
         return Forked(self, pid, number, asked)
 
     def members(self, mark: Mark) -> list[int]:
-        """Return all that live with this mark."""
-        return [pid for pid, number in self.marker.all().items() if number == mark.number]
+        """Return all that live with this mark; and the process itself, if it was stopped before it had it."""
+        found = [pid for pid, number in self.marker.all().items() if number == mark.number]
+        is_unmarked = mark.pid in self.server.by_pid and mark.pid not in found
+        return [*found, mark.pid] if is_unmarked else found
 
     def note_orphan(self, pid: int) -> None:
         """Take note of nothing: what nobody asked for is found by its mark."""
@@ -334,8 +336,8 @@ class Guest:
 
     def _get_ready(self) -> None:
         order = self.order
+        self.host.marker.put(self.number)  # first: who can be looked at can be changed as well
         leave_first()
-        self.host.marker.put(self.number)
         if order.get("terminal"):
             importlib.import_module("init.terminal").take(0)
         for path, mode, text in order.get("files") or ():
