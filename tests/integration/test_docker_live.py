@@ -160,6 +160,24 @@ def test_the_first_process_is_out_of_reach(sandbox: Sandbox) -> None:
     check_terminal_and_port(sandbox)
 
 
+def test_a_sandbox_may_have_several_users(docker: Daemon) -> None:
+    """Root has its own /etc and nine capabilities, and neither reaches the first process."""
+    with Sandbox(backend="docker", image=docker.image(IMAGE), level="jail", live=True, users=True) as sandbox:
+        made = "echo ann:x:1000:1000::/home/ann:/bin/sh >>/etc/passwd; mkdir /home/ann; chown ann /home/ann"
+        assert sandbox.exec(shell=made, user="root").stderr == ""
+        assert sandbox.exec(shell="cd; id -u; touch f; echo $HOME", user="ann").stdout == "1000\n/home/ann\n"
+        assert not sandbox.exec(shell="touch /etc/f || touch /home/ann/g").ok
+        refused = sandbox.exec(["mknod", "/dev/null2", "c", "1", "3"], user="root")
+        assert "Operation not permitted" in refused.stderr
+        reached = sandbox.exec(["python3", "-c", f"{REACHES}\nprint(found)"], user="root")
+        assert reached.stdout == "[]\n"
+        audit = "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 9)"
+        assert "[Errno 93]" in sandbox.exec(["python3", "-c", audit], user="root").stderr
+        with pytest.raises(cloche.InvalidRequest, match="user nobody-knows"):
+            sandbox.exec(["true"], user="nobody-knows")
+        assert sandbox.run("1").enforcement.controls["identity"].state == "partial"
+
+
 def test_a_container_that_is_gone_is_said_to_be(sandbox: Sandbox, docker: Daemon) -> None:
     """Who waits for a process is told at once, and so is who asks for another one."""
     process = sandbox.start(["cat"])

@@ -227,6 +227,20 @@ def _docker_identity(daemon: DaemonFacts) -> Measure:
     return _enforced("an id of its own outside, that no user of the host has")
 
 
+def docker_with_users(enforcement: Enforcement, daemon: DaemonFacts) -> Enforcement:
+    """Return what holds in a container with several users, in place of what holds with one."""
+    if daemon.is_id_mapped or enforcement.level is Level.GVISOR:
+        where = "gVisor's own kernel" if enforcement.level is Level.GVISOR else "the daemon's user namespace"
+        identity = _enforced(f"ids of {where}; its users are not kept apart")
+    else:
+        mechanism = "root inside has nine capabilities, and no new privileges"
+        identity = _partial(mechanism, "root and the other users inside have the same ids outside")
+    changed = {Control.IDENTITY: identity}
+    if enforcement.level is not Level.GVISOR and daemon.has_seccomp:
+        changed[Control.SYSCALLS] = _enforced("seccomp allowlist, no new privileges; root inside has nine capabilities")
+    return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
+
+
 # gVisor without a daemon.
 
 

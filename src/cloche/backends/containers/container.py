@@ -399,7 +399,8 @@ def _modules(*, is_live: bool) -> dict[str, str]:
     ours = _LIVE if is_live else _OURS
     return {
         **_package("interpreter"),
-        **(_package("init") if is_live else {}),
+        # Accounts are the same inside a jail, which has its own copy of `init`.
+        **({**_package("init"), "init.accounts": _text("cloche.jail", "accounts.py")} if is_live else {}),
         "inside": "",
         **{f"inside.{name}": _text("cloche.backends.containers.inside", f"{name}.py") for name in ours},
     }

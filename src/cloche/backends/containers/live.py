@@ -11,6 +11,7 @@ import base64
 import contextlib
 import itertools
 import logging
+import os
 import shlex
 import threading
 from abc import ABC, abstractmethod
@@ -174,7 +175,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     """Hold one container, and everything in it; see core.protocols.OpenLiveSandbox."""
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
-        super().__init__(limits, enforcement)
+        super().__init__(limits, enforcement, has_users=policy.users)
         self._policy = policy
         self._container: C | None = None
         self._opening = asyncio.Lock()
@@ -276,7 +277,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
         found = dict(self._variables())
-        if HOME in self.writable:
+        if HOME in self.writable or os.path.dirname(HOME) in self.writable:
             found["HOME"] = HOME
             found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
         return {**found, **env}

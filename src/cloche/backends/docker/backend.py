@@ -21,7 +21,7 @@ from cloche.core.protocols import Capabilities
 from cloche.core.request import WorkspaceContainer
 
 from ..containers.pool import close_pool
-from ..enforcement import check_policy, docker_controls
+from ..enforcement import check_policy, docker_controls, docker_with_users
 from ..garbage_collection import owner
 from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
@@ -202,7 +202,7 @@ class DockerBackend:
 
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
-        daemon, runtime, enforcement = await self._choose(policy)
+        daemon, runtime, enforcement = await self._choose(policy, is_live=True)
         sandbox = DockerLiveSandbox(
             daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
         )
@@ -211,12 +211,14 @@ class DockerBackend:
         finally:
             await sandbox.close()
 
-    async def _choose(self, policy: Policy) -> tuple[Daemon, str, Enforcement]:
+    async def _choose(self, policy: Policy, *, is_live: bool = False) -> tuple[Daemon, str, Enforcement]:
         """Return the daemon, the runtime, and what they enforce. Raises BackendUnavailable."""
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
         enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
+        if is_live and policy.users:
+            enforcement = docker_with_users(enforcement, daemon)
         _check(policy, enforcement)
         return daemon, runtime, enforcement
 

@@ -175,11 +175,15 @@ class DockerContainer(Container[Image]):
             self._abandon()
             raise
 
-    def start_live(self, boot: bytes) -> Wire:
-        """Create and start it, send it `boot`, and return its streams. Raises StartFailed; then nothing is left."""
+    def start_live(self, make_boot: Callable[[], bytes]) -> Wire:
+        """Create and start it, send it what is made then, and return its streams.
+
+        Raises StartFailed; then nothing is left.
+        """
         self.id = self.daemon.create(self.plan.api())
         wire = None
         try:
+            boot = make_boot()
             wire = AttachedWire(self.daemon.attach(self.id))
             self.daemon.start(self.id)
             with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):

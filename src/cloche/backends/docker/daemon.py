@@ -111,6 +111,19 @@ class Daemon:
         except Exception as error:
             raise StartFailed(f"docker cannot start a container: {explained(error)}", step="start") from error
 
+    def archive_of(self, container: str, path: str, most: int) -> bytes:
+        """Return a folder of a container as a tar archive, of at most so many bytes. Raises StartFailed."""
+        try:
+            pieces, _ = self.api.get_archive(container, path)
+            data = bytearray()
+            for piece in pieces:
+                data += piece
+                if len(data) > most:
+                    raise ValueError(f"it has more than {most} bytes")
+        except Exception as error:
+            raise StartFailed(f"{path} of the image cannot be read: {explained(error)}", step="archive") from error
+        return bytes(data)
+
     def kill(self, container: str) -> None:
         """Kill a container, unless it is gone."""
         with ignoring_absence():

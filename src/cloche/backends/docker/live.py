@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +15,10 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
-from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, WORKSPACE, Program
 from ..garbage_collection import owner
+from ..layout import USERS
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
@@ -23,6 +27,8 @@ from .sandbox import COMMAND, any_id, build_program, image_variables
 
 # What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
 HOMES = ("/run", "/srv", "/var/tmp")
+HOMES_OF_USERS = ("/etc", "/home", "/root")
+MOST_ETC_BYTES = 32 << 20
 
 
 class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
@@ -53,7 +59,20 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
             )
         self._image = image
         container = DockerContainer(self._daemon, self._plan(image), image)
-        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+        return container, container.start_live(lambda: self._boot(container))
+
+    def _boot(self, container: DockerContainer) -> bytes:
+        settings = self.live_settings()
+        if self._policy.users:
+            etc = self._daemon.archive_of(container.id, "/etc", MOST_ETC_BYTES)
+            settings["users"] = {
+                "etc": base64.b64encode(zlib.compress(etc)).decode(),
+                "uid": container.plan.user,
+                "name": USERS[None][0],
+                "home": HOME,
+                "env": dict(self._variables()),
+            }
+        return boot_message(self._policy.preload, live=settings)
 
     def _plan(self, image: Image) -> Plan:
         plan = plan_container(
@@ -67,9 +86,11 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
-        return with_homes(plan, self._homes())
+        return with_homes(dataclasses.replace(plan, has_users=self._policy.users), self._homes())
 
     def _homes(self) -> tuple[str, ...]:
+        if self._policy.users:
+            return (*HOMES_OF_USERS, *HOMES)
         found = super()._homes()
         return (*found, *HOMES) if found else ()
 

@@ -5,6 +5,9 @@ One table of facts serves both, so that what is shown is what is done.
 
 from __future__ import annotations
 
+import errno
+import json
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -14,12 +17,17 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import WorkspaceContainer
-from cloche.jail.setup.seccomp import profile_text
+from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
+# Of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE",
+)  # fmt: skip
+FOR_ALL = ("/var/tmp",)
 SHELLS = 2  # where the first process is a shell, another one waits for the program
 # Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
 FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
@@ -30,6 +38,7 @@ class Plan:
     """Describe one container. `volume` names a workspace that is there already; empty makes a new one.
 
     `runtime` is empty for whichever the daemon takes by itself. `homes` are folders that can be written to besides.
+    Where it `has_users`, the first process is root, with the capabilities that root inside has, and `user` one of them.
     """
 
     image: str
@@ -50,6 +59,7 @@ class Plan:
     volume: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     homes: tuple[str, ...] = ()
+    has_users: bool = False
 
     @property
     def is_gvisor(self) -> bool:
@@ -69,18 +79,25 @@ class Plan:
 
     def workspace_options(self) -> str:
         """Return the mount options of a new workspace."""
-        owner = "mode=0777" if self.is_id_mapped else f"mode=0700,uid={self.user},gid={self.user}"
+        mode = "0755" if self.has_users else "0700"
+        owner = "mode=0777" if self.is_id_mapped else f"mode={mode},uid={self.user},gid={self.user}"
         return f"size={self.disk_bytes},nr_inodes={self.inodes},{owner},nosuid,nodev"
 
     def tmpfs(self) -> Mapping[str, str]:
         """Return the other file systems in memory, with their mount options."""
         common = f"size={self.tmp_bytes},nr_inodes={self.inodes},mode=1777,nosuid,nodev"
-        homes = dict.fromkeys(self.homes, f"{common},exec")
+        of_root = common.replace("mode=1777", "mode=0755") if self.has_users else common
+        homes = {path: f"{common if path in FOR_ALL else of_root},exec" for path in self.homes}
         return {
             "/tmp": f"{common},exec{'' if self.is_tmp_writable else ',ro'}",
             "/dev/shm": f"{common},noexec",
             **homes,
         }
+
+    @property
+    def first_user(self) -> int:
+        """Return the id of the first process."""
+        return 0 if self.has_users else self.user
 
     def api(self) -> dict[str, Any]:
         """Return the body of the daemon's call that creates a container."""
@@ -88,7 +105,7 @@ class Plan:
             "Image": self.image,
             "Entrypoint": [self.command[0]],
             "Cmd": list(self.command[1:]),
-            "User": f"{self.user}:{self.user}",
+            "User": f"{self.first_user}:{self.first_user}",
             "WorkingDir": "/",
             "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "Labels": dict(self.labels),
@@ -113,9 +130,10 @@ class Plan:
             "NanoCpus": round(self.cpus * 1e9),
             "PidsLimit": self.pids,
             "CapDrop": ["ALL"],
+            **({"CapAdd": list(CAPABILITIES)} if self.has_users else {}),
             "Privileged": False,
             "ReadonlyRootfs": True,
-            "SecurityOpt": ["no-new-privileges", *([f"seccomp={profile_text()}"] if self.has_seccomp else [])],
+            "SecurityOpt": ["no-new-privileges", *([f"seccomp={self._profile()}"] if self.has_seccomp else [])],
             "Tmpfs": dict(self.tmpfs()),
             # A namespace of its own without docker's /dev/shm, whose files nobody counts.
             "IpcMode": "none",
@@ -126,6 +144,9 @@ class Plan:
             "Mounts": [self._workspace()],
         }
         return {**config, "Runtime": self.runtime} if self.runtime else config
+
+    def _profile(self) -> str:
+        return json.dumps(profile_with_users()) if self.has_users else profile_text()
 
     def _workspace(self) -> dict[str, Any]:
         if self.volume:
@@ -204,6 +225,18 @@ def plan_container(
         is_tmp_writable="/tmp" in policy.writable_paths,
         labels=labels or {},
     )
+
+
+def profile_with_users() -> dict[str, Any]:
+    """Return the profile where there are several users: su and useradd give up where a netlink socket is forbidden.
+
+    So a protocol other than that of routes is an unknown one, as on a kernel without it.
+    """
+    of_netlink = {"index": 0, "value": socket.AF_NETLINK, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
+    not_of_routes = {"index": 2, "value": NETLINK_ROUTE, "valueTwo": 0, "op": "SCMP_CMP_NE"}
+    rule = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPROTONOSUPPORT}
+    found = profile()
+    return {**found, "syscalls": [*found["syscalls"], {**rule, "args": [of_netlink, not_of_routes]}]}
 
 
 def with_homes(plan: Plan, homes: tuple[str, ...]) -> Plan:

@@ -225,6 +225,11 @@ class RunscBackend:
 
         Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
         """
+        if policy.users:
+            raise BackendUnavailable(
+                'backend "gvisor": a sandbox has one user.',
+                remedy='Leave users out; or use backend "local", or "docker" with gVisor as its runtime.',
+            )
         engine, host, enforcement = await self._choose(policy)
         sandbox = RunscLiveSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
         try:

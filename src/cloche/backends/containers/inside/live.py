@@ -18,12 +18,15 @@ import ctypes
 import errno
 import gc
 import importlib
+import io
 import json
 import os
 import resource
 import signal
 import struct
 import sys
+import tarfile
+import zlib
 
 from .files import WORKSPACE
 from .link import CHUNK, Counters, stored
@@ -40,6 +43,7 @@ ANSWER_FD = 3  # of a process of ours that works on files, as in `init.files`
 INIT = 1
 MOST_MESSAGE = 4096
 IDLE_LOOK_S = 0.5
+SHOWN_BY_DAEMON = ("etc/hosts", "etc/hostname", "etc/resolv.conf")
 OUT_OF_MEMORY = "out_of_memory"
 
 # Marks: far above what any program holds, as programs look at this limit to decide how much they may use.
@@ -190,10 +194,11 @@ class ContainerHost:
         self.oom_kills = self.counters.hits()[0]
         self.base = self._held()[0], stored(self.places)
         self.is_busy = False
+        self.users: dict[str, Any] | None = settings.get("users")
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Fork a process that becomes a guest."""
-        if order.get("user") is not None:
+        if order.get("user") is not None and self.users is None:
             raise refusal("unsupported", "a container has one user; leave user out, or use the local backend")
         number = self.marker.next()
         asked, asking = os.pipe2(os.O_CLOEXEC)
@@ -304,6 +309,7 @@ class Guest:
     ):
         self.host, self.number, self.asking = host, number, asking
         self.order, self.streams = order, streams
+        self.account: dict[str, str] = {}  # variables of a user that was asked for
 
     def become(self) -> None:
         """Do everything; never returns."""
@@ -337,6 +343,8 @@ class Guest:
     def _get_ready(self) -> None:
         order = self.order
         self.host.marker.put(self.number)  # first: who can be looked at can be changed as well
+        if self.host.users is not None:
+            self._become_user(self.host.users)
         leave_first()
         if order.get("terminal"):
             importlib.import_module("init.terminal").take(0)
@@ -348,9 +356,26 @@ class Guest:
         except OSError as error:
             raise StartFailed("cwd", folder, error) from error
 
+    def _become_user(self, users: dict[str, Any]) -> None:
+        """Become who the order says, or the sandbox's own user; none but root keeps capabilities."""
+        name = self.order.get("user")
+        uid = gid = int(users["uid"])
+        groups = [gid]
+        try:
+            if name is not None:
+                account = importlib.import_module("init.accounts").find(name)
+                uid, gid, groups = account.uid, account.gid, account.groups
+                self.account = {**users["env"], "HOME": account.home, "USER": account.name}
+                self.account |= {"LOGNAME": account.name, "SHELL": account.shell}
+            os.setgroups(groups)
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise StartFailed("user", str(name), error) from error
+
     def _start_program(self, kept: list[int]) -> None:
         order = self.order
-        env = {str(name): str(value) for name, value in (order.get("env") or {}).items()}
+        env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
         python: Any = order.get("python")
         if python is None:
             for fd, number in zip(kept, (ANSWERS, LINK), strict=False):
@@ -358,6 +383,33 @@ class Guest:
             execute([str(word) for word in order["argv"]], env)
         os.close(self.asking)
         run_python({**python}, env, kept or [-1])
+
+
+def make_accounts(users: dict[str, Any]) -> None:
+    """Fill our own /etc with what the image has there, but what the daemon shows, and add the sandbox's own user."""
+    data = zlib.decompress(base64.b64decode(users["etc"]))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for member in archive:
+            if member.name not in SHOWN_BY_DAEMON:
+                extract(archive, member)
+    name, uid, home = users["name"], int(users["uid"]), users["home"]
+    rows = {"passwd": f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/sh\n", "group": f"{name}:x:{uid}:\n"}
+    for file, row in rows.items():
+        with open(f"/etc/{file}", "a+", encoding="utf-8", errors="surrogateescape") as lines:
+            lines.seek(0)
+            text = lines.read()
+            if not any(line.split(":")[0] == name for line in text.splitlines()):
+                lines.write(row if not text or text.endswith("\n") else f"\n{row}")
+    os.makedirs(home, exist_ok=True)
+    os.chown(home, uid, uid)
+
+
+def extract(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    """Write a member of what the daemon says is the image's, as it is there."""
+    if hasattr(tarfile, "fully_trusted_filter"):
+        archive.extract(member, "/", numeric_owner=True, filter="fully_trusted")
+    else:
+        archive.extract(member, "/", numeric_owner=True)
 
 
 def write_file(path: str, mode: int, data: bytes) -> None:
@@ -395,6 +447,8 @@ def main(settings: dict[str, Any]) -> None:
     for name in ("files", "terminal"):
         importlib.import_module(f"init.{name}")
     host = ContainerHost(settings["live"])
+    if host.users is not None:
+        make_accounts(host.users)
     writable = [path for path in settings["live"]["places"] if os.access(path, os.W_OK)]
     greeting = {"kernel": os.uname().release, "python": sys.version.split()[0], "failed": failed, "writable": writable}
     host.server = init.Server(STDIN_FD, host, greeting, out=STDOUT_FD)
