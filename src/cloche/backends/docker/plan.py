@@ -27,7 +27,7 @@ RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE",
 )  # fmt: skip
-FOR_ALL = ("/var/tmp",)
+FOR_ALL = ("/var/tmp",)  # anybody may write there, also where root has the others
 SHELLS = 2  # where the first process is a shell, another one waits for the program
 # Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
 FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
