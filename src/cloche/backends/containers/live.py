@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
+from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Sink, discard
 from cloche.core.frames import GuestReportReader
 from cloche.core.limits import Limits
@@ -28,7 +28,6 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
-from cloche.core.suppressed import suppress_logged
 from cloche.init import wire as init_wire
 
 from ..init_link import InitLink
@@ -181,7 +180,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         self._opening = asyncio.Lock()
         self._is_closed = False
         self._numbers = itertools.count(1)
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._leftover: list[str] = []  # programs of runs that have ended
         self.writable: tuple[str, ...] = ()  # the folders that processes can write to, once it has started
 
     @abstractmethod
@@ -282,6 +281,11 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
         return {**found, **env}
 
+    def take_leftover(self) -> list[str]:
+        """Return the programs of runs that have ended, for the next process to remove."""
+        found, self._leftover = self._leftover, []
+        return found
+
     # Runs.
 
     async def run(self, request: Request) -> Result:
@@ -301,7 +305,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         try:
             ended = await self._attend(process, request.stdin)
         finally:
-            self._forget(program)
+            self._leftover += [f"{WORKSPACE}/{program.own_file}"] if program.own_file else []
         report = reader.report()
         usage = usage_of(ended)
         notes = run_notes(program.engine, program.version, self._limits, self._enforcement, usage.wall_s)
@@ -347,28 +351,15 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             return None
         return {"status": end.signal, "cause": str(end.cause or ""), "pids_hits": end.pids_hits}
 
-    def _forget(self, program: Program) -> None:
-        """Remove what was written for a program alone, soon: nobody waits for it."""
-        left = [f"{WORKSPACE}/{program.own_file}"] if program.own_file else []
-        left += [program.build] if program.build else []
-        if left and self.link is not None and not self.link.lost.done():
-            task = asyncio.create_task(self._remove_all(left))
-            self._forgetting.add(task)
-            task.add_done_callback(self._forgetting.discard)
-
-    async def _remove_all(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            with suppress_logged(log, "a file of a run stays", ClocheError, TimeoutError):
-                await self.remove_path(path, recursive=True)
-
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
         env = {**self.environment({}), **{name: value for name, value in program.env.items() if name not in _OWN}}
         order: dict[str, Any] = {"env": {**env, **request.env}, "timeout_s": timeout_s, "cwd": WORKSPACE}
+        order["remove"], order["folders"] = self.take_leftover(), [program.build] if program.build else []
         order["streams"] = [0, 1, 2] if program.python is None else [0, 1, 2, init_wire.REPORT]
         files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
         if program.python is None:
-            order["argv"] = _argv(program.commands, program.build)
+            order["argv"] = _argv(program.commands)
         else:
             source = next((data for path, _, data in files if path == program.python["path"]), None)
             text = {"source": source.decode("utf-8", "surrogateescape")} if source is not None else {}
@@ -399,12 +390,11 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 _OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
 
 
-def _argv(commands: tuple[tuple[str, ...], ...], build: str) -> list[str]:
+def _argv(commands: tuple[tuple[str, ...], ...]) -> list[str]:
     """Return one command for all: compilers first, whose output is no output of the program."""
     if len(commands) == 1:
         return list(commands[0])
-    steps = [f"mkdir -p {shlex.quote(build)}"] if build else []
-    steps += [f"{shlex.join(words)} >&2" for words in commands[:-1]]
+    steps = [f"{shlex.join(words)} >&2" for words in commands[:-1]]
     return ["sh", "-c", " && ".join([*steps, f"exec {shlex.join(commands[-1])}"])]
 
 

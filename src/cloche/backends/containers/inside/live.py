@@ -14,6 +14,7 @@ parent, its group, its session and its environment, and is still found.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import errno
 import gc
@@ -348,6 +349,11 @@ class Guest:
         leave_first()
         if order.get("terminal"):
             importlib.import_module("init.terminal").take(0)
+        for path in order.get("remove") or ():
+            with contextlib.suppress(OSError):
+                os.unlink(str(path))
+        for path in order.get("folders") or ():
+            os.makedirs(str(path), exist_ok=True)
         for path, mode, text in order.get("files") or ():
             write_file(str(path), int(mode), base64.b64decode(text))
         folder = order.get("cwd") or WORKSPACE
