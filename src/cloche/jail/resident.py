@@ -322,7 +322,8 @@ class Resident(Parent):
             return self.spare.mark.number
         process = self.server.by_pid.get(pid)
         if process is not None:
-            return process.mark.number
+            number: int = process.mark.number
+            return number
         mark = _mark_of(pid)
         if mark != HIDDEN or depth <= 0:
             return mark

@@ -189,9 +189,10 @@ def make_forkable(spec: Spec, host: Host) -> None:
 
 def filter_for(*, confined: bool, counted: bool = True, **kind: bool) -> bytes:
     """Return the assembled system call filter for this machine, once per process; see `build_filter`."""
-    key = (os.uname().machine, confined, counted, *kind.items())
+    machine = os.uname().machine
+    key = (machine, confined, counted, *kind.items())
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, **kind)
+        _FILTERS[key] = build_filter(machine, confined=confined, counted=counted, **kind)
     return _FILTERS[key]
 
 
