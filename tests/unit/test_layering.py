@@ -63,7 +63,8 @@ RELATIVE_ONLY = {"init", "jail", "jail/setup", "interpreter", "backends/containe
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live", "live_files",
-    "live_session", "live_streams", "results", "saved_files", "session", "session_languages", "subordinate_ids", "toolchain",
+    "live_session", "live_streams", "results", "saved_files", "session", "session_languages", "subordinate_ids",
+    "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"

@@ -101,8 +101,8 @@ def compile_prefork_jail(
 def compile_resident(spec: Spec, run: Run) -> Building:
     """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first`.
 
-    Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`, and through `last` when it
-    has handed over what pid 1 needs of it.
+    Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`, and through `last` when
+    it has handed over what pid 1 needs of it.
     """
     outer, inner = _binds(run, spec)
     tree = [*mounts.from_rows(spec.mounts), *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
