@@ -19,6 +19,11 @@ MOST_OBJECT_BYTES = 1 << 20
 MOST_PARTS = 40_000
 READ_BYTES = 1 << 18
 OPEN_S = 10.0  # for a sandbox to say which version it speaks
+ANSWER_S = 60.0  # for it to say that it has begun what was asked, or what it knows
+MOST_EVENTS = 16  # that nobody has taken yet: an operation has two
+MOST_STREAMS = wire.REQUESTS + 1
+GRANTED_AT_ONCE = wire.WINDOW_BYTES // 4  # for small pieces there is no frame back for each
+MOST_STRAYS = 1 << 20  # frames in a row for channels that were closed: a window in the smallest pieces, and more
 
 
 class OperationFailed(Exception):
@@ -34,7 +39,9 @@ class Channel:
 
     def __init__(self, link: InitLink, number: int):
         self._link, self.number = link, number
-        self._windows: dict[int, int] = {}
+        self._windows: dict[int, int] = {}  # what may yet be sent
+        self._expected: dict[int, int] = {}  # what may yet come
+        self._owed: dict[int, int] = {}  # what was used of it, and is not granted again yet
         self._room = asyncio.Event()
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,9 +49,12 @@ class Channel:
         self.on_end: Callable[[int], None] = lambda _: None
 
     def grant(self, stream: int, count: int) -> None:
-        """Let the sandbox send `count` bytes more of a stream."""
-        if count and not self.closed.done():
-            self._link.send(wire.grant_frame(self.number, stream, count))
+        """Let the sandbox send `count` bytes more of a stream, soon."""
+        owed = self._owed[stream] = self._owed.get(stream, 0) + count
+        if owed >= GRANTED_AT_ONCE and not self.closed.done():
+            self._owed[stream] = 0
+            self._expected[stream] = self._expected.get(stream, wire.WINDOW_BYTES) + owed
+            self._link.send(wire.grant_frame(self.number, stream, owed))
 
     def ask(self, **body: Any) -> None:  # noqa: ANN401 - any JSON
         """Ask something of the operation that goes on."""
@@ -113,18 +123,30 @@ class Channel:
     def take(self, kind: int, body: bytes) -> None:
         """Take a frame."""
         if kind == wire.DATA:
-            self.on_data(*wire.read_data(body))
+            self._take_data(*wire.read_data(body))
         elif kind == wire.EVENT:
+            if self.events.qsize() >= MOST_EVENTS:
+                raise wire.WireError("more events than an operation has")
             self.events.put_nowait(read_guest_object(body))
         elif kind == wire.WINDOW:
             stream, count = wire.read_grant(body)
-            self._windows[stream] = self._windows.get(stream, wire.WINDOW_BYTES) + count
+            self._windows[stream] = window = self._windows.get(stream, wire.WINDOW_BYTES) + count
+            if stream >= MOST_STREAMS or not count or window > wire.WINDOW_BYTES:
+                raise wire.WireError("a window for what was not sent")
             self._room.set()
-        elif kind == wire.END:
+        elif kind == wire.END and len(body) == 1:
             self.on_end(body[0])
         elif kind == wire.CLOSE:
             error = read_guest_object(body).get("error")
             self.conclude(_failure(error) if isinstance(error, dict) else None)
+        else:
+            raise wire.WireError(f"a frame of kind {kind} from a sandbox")
+
+    def _take_data(self, stream: int, data: memoryview) -> None:
+        left = self._expected[stream] = self._expected.get(stream, wire.WINDOW_BYTES) - len(data)
+        if stream >= MOST_STREAMS or left < 0:
+            raise wire.WireError("more than the window")
+        self.on_data(stream, data)
 
     def conclude(self, error: Exception | None) -> None:
         """Take note of the end of the channel."""
@@ -145,8 +167,8 @@ class InitLink(asyncio.Protocol):
     def __init__(self) -> None:
         self._frames = wire.FrameBuffer()
         self._transport: asyncio.Transport | None = None
-        self._channels: dict[int, Channel] = {}
-        self._number = 0
+        self.channels: dict[int, Channel] = {}
+        self._number = self._strays = 0
         self._resumed: asyncio.Event = asyncio.Event()
         self._resumed.set()
         self.greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -170,7 +192,7 @@ class InitLink(asyncio.Protocol):
         if len(body) > wire.MOST_BODY:
             raise InvalidRequest(f"arguments and environment have {len(body)} bytes, more than {wire.MOST_BODY}")
         self._number += 1
-        channel = self._channels[self._number] = Channel(self, self._number)
+        channel = self.channels[self._number] = Channel(self, self._number)
         self.send(wire.frame(wire.OPEN, self._number, body))
         return channel
 
@@ -178,14 +200,17 @@ class InitLink(asyncio.Protocol):
         """Do an operation that answers with one event, or none; return it."""
         channel = self.open(op, **arguments)
         try:
-            await asyncio.shield(channel.closed)
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.shield(channel.closed)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the sandbox has not answered {op} within {ANSWER_S:.0f} s") from None
         finally:
             channel.close()
         return channel.events.get_nowait() or {}
 
     def forget(self, channel: Channel) -> None:
         """Drop what comes on a channel from now on."""
-        self._channels.pop(channel.number, None)
+        self.channels.pop(channel.number, None)
 
     def send(self, data: bytes) -> None:
         """Send a frame."""
@@ -214,20 +239,28 @@ class InitLink(asyncio.Protocol):
                 if kind == wire.HELLO:
                     self._greet(read_guest_object(body))
                     continue
-                channel = self._channels.get(number)
+                channel = self.channels.get(number)
                 if channel is None:
+                    self._note_stray()
                     continue
+                self._strays = 0
                 channel.take(kind, body)
                 if kind == wire.CLOSE:
-                    self._channels.pop(number, None)
+                    self.channels.pop(number, None)
         except ValueError as error:  # of the wire, or of JSON that is none
             self.close(f"it broke the protocol: {error}")
+
+    def _note_stray(self) -> None:
+        self._strays += 1
+        if self._strays > MOST_STRAYS:
+            raise wire.WireError("frames without end on channels that are closed")
 
     def _greet(self, greeting: dict[str, Any]) -> None:
         if greeting.get("version") != wire.VERSION:
             raise wire.WireError(f"it speaks version {greeting.get('version')!r}, and we speak {wire.VERSION}")
-        if not self.greeting.done():
-            self.greeting.set_result(greeting)
+        if self.greeting.done():
+            raise wire.WireError("a second greeting")
+        self.greeting.set_result(greeting)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(f"the connection is lost: {error}" if error else "the connection was closed from inside")
@@ -241,7 +274,7 @@ class InitLink(asyncio.Protocol):
         if not self.greeting.done():
             self.greeting.set_exception(loss)
             self.greeting.exception()
-        channels, self._channels = self._channels, {}
+        channels, self.channels = self.channels, {}
         for channel in channels.values():
             channel.conclude(loss)
 
@@ -257,4 +290,4 @@ def read_guest_object(body: bytes) -> dict[str, Any]:
 
 
 def _failure(error: dict[str, Any]) -> OperationFailed:
-    return OperationFailed(str(error.get("kind", "other")), str(error.get("message", ""))[:2000], error)
+    return OperationFailed(str(error.get("kind", "other"))[:100], str(error.get("message", ""))[:2000], error)

@@ -29,7 +29,7 @@ from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.init import wire
 
-from .init_link import Channel, InitLink, OperationFailed
+from .init_link import ANSWER_S, Channel, InitLink, OperationFailed
 from .live_files import LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
@@ -37,6 +37,7 @@ from .saved_files import Changes
 
 log = logging.getLogger("cloche.live")
 LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
+MOST_NUMBER = 1e18
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
 
 
@@ -74,10 +75,13 @@ class LiveProcess:
     async def begin(self) -> None:
         """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
         try:
-            started = await self._channel.event()
+            async with asyncio.timeout(ANSWER_S):
+                started = await self._channel.event()
         except OperationFailed as error:
             raise _not_started(error) from error
-        self.id, self.pid = str(started.get("id", "")), int(started.get("pid", 0))
+        except TimeoutError:
+            raise OutcomeUnknown(f"the sandbox has started no process within {ANSWER_S:.0f} s") from None
+        self.id, self.pid = str(started.get("id", "")), int(_number(started.get("pid")))
         self._announce()
         self._started_at = monotonic()
         self._end = asyncio.get_running_loop().create_task(self._wait_for_end())
@@ -250,16 +254,17 @@ def usage_of(ended: Mapping[str, Any]) -> Usage:
     found = ended.get("usage")
     said = found if isinstance(found, dict) else {}
 
-    def number(name: str) -> float:
-        value = said.get(name)
-        return float(value) if isinstance(value, int | float) else 0.0
-
     return Usage(
-        wall_s=number("wall_s"),
-        cpu_user_s=number("user_s"),
-        cpu_system_s=number("system_s"),
-        peak_memory_bytes=int(number("most_kib")) * 1024,
+        wall_s=_number(said.get("wall_s")),
+        cpu_user_s=_number(said.get("user_s")),
+        cpu_system_s=_number(said.get("system_s")),
+        peak_memory_bytes=int(_number(said.get("most_kib"))) * 1024,
     )
+
+
+def _number(value: object) -> float:
+    """Return a number that a sandbox has said, 0.0 for what is none."""
+    return float(value) if isinstance(value, int | float) and abs(value) < MOST_NUMBER else 0.0
 
 
 class Tunnel:
@@ -396,9 +401,9 @@ class LiveSandbox(LiveFiles):
         found = await (await self.connected()).ask("ports")
         rows = found.get("ports")
         return [
-            ListeningPort(port=int(row["port"]), address=str(row["address"]))
+            ListeningPort(port=row["port"], address=str(row.get("address", "")))
             for row in (rows if isinstance(rows, list) else [])
-            if isinstance(row, dict) and isinstance(row.get("port"), int)
+            if isinstance(row, dict) and isinstance(row.get("port"), int) and 0 < row["port"] < 1 << 16
         ]
 
     async def connect(self, port: int) -> OpenConnection:
@@ -419,12 +424,11 @@ class LiveSandbox(LiveFiles):
 def _process_info(row: Mapping[str, Any]) -> ProcessInfo:
     status = row.get("status")
     verdict = decide(observed_end(row)) if isinstance(status, int) else None
-    age = row.get("started_s")
     return ProcessInfo(
         id=str(row.get("id", "")),
-        pid=int(row["pid"]) if isinstance(row.get("pid"), int) else 0,
+        pid=int(_number(row.get("pid"))),
         command=str(row.get("command", "")),
-        age=float(age) if isinstance(age, int | float) else 0.0,
+        age=_number(row.get("started_s")),
         exit_code=verdict.exit_code if verdict else None,
         status=verdict.status if verdict else None,
     )

@@ -241,8 +241,8 @@ class LiveFiles:
         """Describe the entries of a folder, by name; those below it, too."""
         _, data = await self.file("list", path, most=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
         if len(data) <= MOST_LINE_BYTES:
-            return list(_rows(data, path))
-        return await asyncio.to_thread(lambda: list(_rows(data, path)))
+            return list(read_rows(data, path))
+        return await asyncio.to_thread(lambda: list(read_rows(data, path)))
 
     async def make_folder(self, path: str, *, parents: bool = True) -> None:
         """Make a folder."""
@@ -368,8 +368,9 @@ def _file_change(line: Mapping[str, Any], path: str) -> FileChange:
         raise _no_sense(path, error) from error
 
 
-def _rows(data: bytes, path: str) -> Iterator[FileInfo]:
-    lines = data.split(b"\n")
+def read_rows(data: bytes, path: str) -> Iterator[FileInfo]:
+    """Yield the entries of a folder, one JSON object a line. Raises SandboxFileError for what is none, or too many."""
+    lines = data.split(b"\n", MOST_ENTRIES + 1)
     if len(lines) > MOST_ENTRIES + 1:
         raise _no_sense(path, f"more than {MOST_ENTRIES} rows")
     for line in lines:

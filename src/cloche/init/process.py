@@ -50,11 +50,12 @@ class Incoming:
         self.process, self.stream, self.fd = process, stream, fd
         self.pieces: list[bytes] = []
         self.held = 0
+        self.others = 0  # bytes of it, that the client before this one has sent
         self.is_ending = self.is_waiting = False
 
     def take(self, data: memoryview) -> None:
         self.held += len(data)
-        if self.held > wire.WINDOW_BYTES:
+        if self.held - self.others > wire.WINDOW_BYTES:
             raise wire.WireError("more than the window")
         if self.fd < 0:  # nobody reads it any more
             self._passed(len(data))
@@ -96,8 +97,15 @@ class Incoming:
         if self.is_ending and not self.pieces:
             self.close()
 
+    def attach(self) -> None:
+        """Have a client whose window is new."""
+        self.others = self.held
+
     def _passed(self, count: int) -> None:
         self.held -= count
+        of_others = min(count, self.others)
+        self.others -= of_others
+        count -= of_others
         if count and self.process.channel:
             self.process.loop.send(wire.grant_frame(self.process.channel, self.stream, count))
 
@@ -437,6 +445,8 @@ class Process:
         """Be this client's from now on."""
         self.channel = channel
         self.announce()
+        for incoming in self.incoming.values():
+            incoming.attach()
         for one in self.outgoing.values():
             one.attach()
         if self.status is not None:
@@ -484,6 +494,8 @@ class Process:
     def release(self) -> None:
         """Be known to nobody any more. Until then the mark is held: its number stands for nobody else."""
         self.is_forgotten = True
+        self.incoming.clear()  # which hold us: nothing is left for the collector of garbage, which comes late
+        self.outgoing.clear()
         if not self.is_killing:
             self.mark.close()
 

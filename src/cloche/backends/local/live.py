@@ -151,6 +151,7 @@ class LocalLiveSandbox(LiveSandbox):
         namespace = self._host.namespace if spec.is_shown else -1
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
+        link: InitLink | None = None
         try:
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
@@ -161,6 +162,8 @@ class LocalLiveSandbox(LiveSandbox):
             await self._await_greeting(link)
         except BaseException:
             theirs.close()
+            if link is not None:
+                link.close("it was not opened")
             ours.close()
             await finish(self._end_connection(connection))
             raise

@@ -1,0 +1,311 @@
+"""Claims about the client's end of the wire, when what speaks from inside is hostile: a server made of bytes."""
+
+import asyncio
+import os
+import resource
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from cloche.backends import init_link, live, live_files
+from cloche.backends.init_link import GRANTED_AT_ONCE, MOST_EVENTS, InitLink
+from cloche.backends.live import LiveProcess, LiveSandbox
+from cloche.backends.live_files import read_rows
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError
+from cloche.core.events import OutputChunk
+from cloche.core.limits import Limits
+from cloche.core.processes import ProcessRequest
+from cloche.init import wire
+
+PATIENCE_S = 20.0
+SHORT_S = 0.5  # that the loop may stand still
+HELLO = wire.json_frame(wire.HELLO, 0, version=wire.VERSION)
+STARTED = wire.json_frame(wire.EVENT, 1, event="started", id="1", pid=7)
+
+
+class Sandbox(LiveSandbox):
+    """Be a sandbox with a link that is there."""
+
+    async def connected(self) -> InitLink:
+        assert self.link is not None
+        return self.link
+
+    def environment(self, env: Any) -> dict[str, str]:
+        return dict(env)
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Sandbox, socket.socket]]:
+    """Hold a sandbox, and the other end of its link; nothing is left when it is closed."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
+    sandbox = Sandbox(Limits())
+    sandbox.link = link
+    try:
+        yield sandbox, theirs
+    finally:
+        link.close()
+        theirs.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def say(theirs: socket.socket, data: bytes) -> None:
+    """Send all, unless the link is closed meanwhile."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(theirs, data)
+    except OSError:
+        pass
+
+
+def run(attempt: Callable[[], Any]) -> None:
+    """Run it with the bound that whoever hangs is found by."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await attempt()
+
+    asyncio.run(bounded())
+
+
+def frame(kind: int, body: bytes = b"", channel: int = 1) -> bytes:
+    """Return a frame, with whatever body."""
+    return wire.frame(kind, channel, body)
+
+
+def data(size: int, stream: int = 1) -> bytes:
+    """Return frames with so many bytes of a stream."""
+    return b"".join(wire.data_frame(1, stream, bytes(min(size - at, 1 << 16))) for at in range(0, size, 1 << 16))
+
+
+# What an honest init never says, after its greeting and the beginning of a process.
+BREAKS = {
+    "a frame that is too long": struct.pack(">IIB", wire.MOST_BODY + 1, 1, wire.EVENT),
+    "a frame of no kind": frame(99),
+    "a frame that only clients send": frame(wire.ASK, b"{}"),
+    "more than the window": data(wire.WINDOW_BYTES + 1),
+    "a stream that no operation has": wire.data_frame(1, 5, b"x"),
+    "a piece of nothing": frame(wire.DATA),
+    "an end of nothing": frame(wire.END),
+    "a window that is none": frame(wire.WINDOW, b"x"),
+    "a window for what was not sent": wire.grant_frame(1, 0, 1),
+    "events without end": wire.json_frame(wire.EVENT, 1, event="x") * (MOST_EVENTS + 1),
+    "no JSON": frame(wire.EVENT, b"x"),
+    "JSON that is no object": frame(wire.EVENT, b"[]"),
+    "numbers that are none": frame(wire.EVENT, b'{"status": NaN}'),
+    "a long number": frame(wire.EVENT, b'{"status": 1' + b"0" * 5000 + b"}"),
+    "a deep object": frame(wire.EVENT, b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    "an object of many parts": frame(wire.EVENT, b'{"a": [' + b"1," * 100_000 + b"1]}"),
+    "an object that is too long": frame(wire.EVENT, b'{"a": "' + b"x" * (1 << 20) + b'"}'),
+    "another greeting": HELLO,
+    "channels that are closed, without end": frame(wire.END, b"\1", channel=9) * 2000,
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_breaks_the_protocol_ends_the_link(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, with all that waits for it, and without a moment in which the loop stands still."""
+    monkeypatch.setattr(init_link, "MOST_STRAYS", 1000)
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO + STARTED)
+            process = await sandbox.start_process(ProcessRequest(argv=("x",)))
+            began, longest = monotonic(), 0.0
+            saying = asyncio.create_task(say(theirs, BREAKS[name]))
+            assert sandbox.link is not None
+            while not sandbox.link.lost.done():
+                longest, began = max(longest, monotonic() - began), monotonic()
+                await asyncio.sleep(0.001)
+            await saying
+            assert "broke the protocol" in sandbox.link.lost.result()
+            assert longest < SHORT_S
+            with pytest.raises(OutcomeUnknown):
+                await process.wait()
+            with pytest.raises(OutcomeUnknown):
+                await sandbox.list_processes()
+
+    run(attempt)
+
+
+@pytest.mark.parametrize("hello", [b'{"version": 2}', b"{}", b'{"version": []}'])
+def test_another_version_is_no_sandbox(hello: bytes) -> None:
+    """Who greets otherwise, or with what is no version, is closed."""
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, frame(wire.HELLO, hello, channel=0))
+            assert sandbox.link is not None
+            assert "version" in await sandbox.link.lost
+
+    run(attempt)
+
+
+def test_small_pieces_are_not_answered_one_by_one() -> None:
+    """Who sends bytes one by one, and reads nothing, fills no memory with what is granted back."""
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO + STARTED)
+            left, arrived = GRANTED_AT_ONCE, asyncio.Event()
+
+            def take(event: object) -> None:
+                nonlocal left
+                left -= isinstance(event, OutputChunk)
+                if not left:
+                    arrived.set()
+
+            await sandbox.start_process(ProcessRequest(argv=("x",)), take)
+            await say(theirs, wire.data_frame(1, 1, b"x") * GRANTED_AT_ONCE)
+            await arrived.wait()
+            received = theirs.recv(1 << 20)
+            assert received.count(struct.pack(">IIB", wire.GRANT.size, 1, wire.WINDOW)) == 1
+
+    run(attempt)
+
+
+def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question, and a start, come back with an error when nothing comes of them."""
+    monkeypatch.setattr(init_link, "ANSWER_S", 0.05)
+    monkeypatch.setattr(live, "ANSWER_S", 0.05)
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO)
+            with pytest.raises(OutcomeUnknown):
+                await sandbox.list_ports()
+            with pytest.raises(OutcomeUnknown):
+                await sandbox.start_process(ProcessRequest(argv=("x",)))
+
+    run(attempt)
+
+
+STRANGE = [None, True, -1, 1e17, 10**300, "x" * 1000, [], {}, [[1]], {"a": {}}]
+
+
+def test_answers_of_any_shape_are_answers_or_errors_of_ours() -> None:
+    """Lists of processes and ports, ends, and failures: nothing raises what is not an error of Cloche's."""
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO)
+            number = 0
+            for one in STRANGE:
+                number += 1
+                row = dict.fromkeys(("id", "pid", "command", "status", "cause", "started_s", "port", "address"), one)
+                body = {"event": "processes", "processes": [row, one], "ports": [row, one]}
+                for ask in (sandbox.list_processes, sandbox.list_ports):
+                    answer = wire.json_frame(wire.EVENT, number, **body) + wire.json_frame(wire.CLOSE, number)
+                    asking = asyncio.create_task(ask())
+                    await asyncio.sleep(0)
+                    await say(theirs, answer)
+                    await asking
+                    number += 1
+                started = {"event": "started", "id": one, "pid": one}
+                starting = asyncio.create_task(sandbox.start_process(ProcessRequest(argv=("x",))))
+                await asyncio.sleep(0)
+                await say(theirs, wire.json_frame(wire.EVENT, number, **started))
+                process = await starting
+                ended = {"event": "exit", **dict.fromkeys(("status", "cause", "dropped"), one)}
+                usage = dict.fromkeys(("wall_s", "user_s", "most_kib"), one)
+                await say(
+                    theirs,
+                    wire.json_frame(wire.EVENT, number, **ended, usage=usage) + wire.json_frame(wire.CLOSE, number),
+                )
+                await process.result()
+
+    run(attempt)
+
+
+LINE = b'{"name": "x", "type": "file", "size": 1, "mode": 1, "mtime": 1, "uid": 1, "gid": 1}\n'
+LISTS = {"empty lines": b"\n" * (32 << 20), "one line": b"[" * (32 << 20), "many entries": LINE * 200_000}
+
+
+@pytest.mark.parametrize("rows", LISTS.values(), ids=LISTS)
+def test_a_list_of_files_is_read_within_bounds(rows: bytes) -> None:
+    """Lines by the million, and one without end, are refused before they are in memory twice."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SandboxFileError):
+        list(read_rows(rows, "x"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 << 10
+
+
+def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation on files whose content or answer never ends takes no more memory than was asked for, or time."""
+    monkeypatch.setattr(live_files, "FILE_S", 0.3)
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO)
+            reading = asyncio.create_task(sandbox.read_path("x", max_bytes=100))
+            flood = asyncio.create_task(endless(theirs))
+            with pytest.raises((SandboxFileError, TimeoutError, OutcomeUnknown)):
+                await reading
+            flood.cancel()
+            await asyncio.wait([flood])
+
+    run(attempt)
+
+
+def started(process: LiveProcess | None) -> LiveProcess:
+    """Return it, which was started before."""
+    assert process is not None
+    return process
+
+
+async def endless(theirs: socket.socket) -> None:
+    """Send what is granted, on two streams, for ever."""
+    loop = asyncio.get_running_loop()
+    granted, frames = wire.WINDOW_BYTES * 2, wire.FrameBuffer()
+    while True:
+        while granted >= 2 << 16:
+            await loop.sock_sendall(theirs, data(1 << 16, 1) + data(1 << 16, 3))
+            granted -= 2 << 16
+        for kind, _, body in frames.feed(await loop.sock_recv(theirs, 1 << 16)):
+            granted += wire.read_grant(body)[1] if kind == wire.WINDOW else 0
+
+
+@pytest.mark.parametrize("moment", ["starting", "waiting", "writing", "reading", "asking", "connecting", "listing"])
+def test_cancelling_leaves_nothing(moment: str) -> None:
+    """Whatever is cancelled while a sandbox says nothing leaves no task, no channel and no descriptor."""
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            before = len(os.listdir("/proc/self/fd"))
+            await say(theirs, HELLO)
+            process = None
+            if moment in ("waiting", "writing"):
+                await say(theirs, STARTED)
+                process = await sandbox.start_process(ProcessRequest(argv=("x",)))
+            assert sandbox.link is not None
+            acts = {
+                "starting": lambda: sandbox.start_process(ProcessRequest(argv=("x",))),
+                "waiting": lambda: started(process).wait(),
+                "writing": lambda: started(process).write(bytes(1 << 20)),
+                "reading": lambda: sandbox.read_path("x", max_bytes=10),
+                "asking": sandbox.list_processes,
+                "connecting": lambda: sandbox.connect(80),
+                "listing": lambda: sandbox.list_path("x"),
+            }
+            act = asyncio.create_task(acts[moment]())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            act.cancel()
+            await asyncio.wait([act])
+            assert act.cancelled()
+            if process is not None:
+                process.detach()
+                with pytest.raises(InvalidRequest):
+                    await process.wait()
+            await asyncio.sleep(0)
+            assert not sandbox.link.channels
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    run(attempt)
