@@ -5,6 +5,9 @@ In: frames from the caller on standard input. Out: frames on standard output. `l
 control groups; `program` starts one program, watches its memory and kills what it left, and holds the guest that was
 forked in advance; `session` serves a program with a link; `files` reads and writes the workspace by descriptor.
 
+`live` is the first process of a sandbox that lives in place of `reaper`: the host of the loop of `init`, which is sent
+along.
+
 To be kept: the standard library alone, relative imports alone, and Python 3.11, whatever the image has besides. A
 new file must be named in `containers/container.py`. A program can send anything that this code can: the caller
 believes none of it.
