@@ -6,7 +6,7 @@ on this host: measured, with reasons and remedies.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from .enforcement import Control, Enforcement, Level, Measure
 from .events import Sink
 from .limits import Limits
 from .policy import NetworkMode, Policy
-from .processes import FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
 
@@ -428,6 +428,33 @@ class SupportsPaths(Protocol):
 
     async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:
         """Unpack a tar archive into a folder, which is made where it is not there."""
+        ...
+
+
+@runtime_checkable
+class SupportsFileStreams(Protocol):
+    """Pass files on piece by piece, of any size, as fast as they are taken. All raise SandboxFileError.
+
+    `write_path` and `unpack_path` take an iterator, of which no more is taken than the sandbox has written.
+    """
+
+    def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a file, or a part of it."""
+        ...
+
+    def pack_stream(self, path: str, *, max_bytes: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a folder, or a file, as a tar archive; more than `max_bytes` are refused."""
+        ...
+
+
+@runtime_checkable
+class SupportsWatch(Protocol):
+    """Tell of changes to files."""
+
+    def watch_path(
+        self, path: str, *, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterable[FileChange]]:
+        """Watch a folder, or a file, from when this is entered until it is left; see FileChange."""
         ...
 
 

@@ -9,7 +9,8 @@ error, so that the list stays true.
 Each file has the attempts of some families, and `CHECKS`, the table of them: `results` (what a result holds, statuses),
 `limits`, `files` (in and out), `sandbox` (what lives between runs, what is left behind), `truth` (what is reported as
 enforced, and the isolation that every sandbox promises), `sessions` (interpreters that live, and forks; skipped where a
-backend has none). `subject` has what they are written with.
+backend has none), `live` and `live_files` (sandboxes that live: processes, limits, files). `subject` has what they are
+written with.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
-from . import files, limits, results, sandbox, sessions, truth
+from . import files, limits, live, live_files, results, sandbox, sessions, truth
 from .subject import Broken, Check, Skipped, Subject, enforcement_of
 
 CHECKS: tuple[Check, ...] = (
@@ -37,7 +38,12 @@ CHECKS: tuple[Check, ...] = (
     *truth.CHECKS,
     *sessions.CHECKS,
 )
-LIVE_CHECKS: tuple[Check, ...] = (*sessions.CHECKS, *sessions.LIVE_CHECKS)  # of sandboxes that live
+LIVE_CHECKS: tuple[Check, ...] = (  # of sandboxes that live
+    *live.CHECKS,
+    *live_files.CHECKS,
+    *sessions.CHECKS,
+    *sessions.LIVE_CHECKS,
+)
 CHECK_TIMEOUT_S = 240.0
 
 
