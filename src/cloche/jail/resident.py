@@ -60,7 +60,7 @@ class ResidentSupervisor(Supervisor):
     def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
         super().__init__(state, load_interpreter)
         self.is_watched = False
-        self.exceeded_at = 0.0
+        self.named: dict[int, float] = {}  # marks of who uses too much, and since when pid 1 knows
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
         """Live as pid 1; returns only in a guest."""
@@ -105,13 +105,17 @@ class ResidentSupervisor(Supervisor):
         elif self.is_watched and self.accounting.begin():
             cause = self.accounting.exceeded(self.state, self.reaper, None)
             if not cause:
-                self.exceeded_at = 0.0
-            elif not self.exceeded_at:
-                self.exceeded_at = monotonic()
-                self._send("exceeded", {"mark": self._largest()})
-            elif monotonic() > self.exceeded_at + EXCEEDED_S:
+                self.named.clear()
+            elif not self._has_time(self._largest()):
                 run.cause = cause
             self.accounting.end()
+
+    def _has_time(self, mark: int) -> bool:
+        """Name the largest tree to pid 1, once; tell whether pid 1 may yet end it."""
+        if mark not in self.named:
+            self.named[mark] = monotonic()
+            self._send("exceeded", {"mark": mark})
+        return monotonic() <= self.named[mark] + EXCEEDED_S
 
     def _largest(self) -> int:
         """Return the mark of the processes that use most memory together, 0 for none."""
