@@ -1,4 +1,4 @@
-"""Operations of `init.files` as a sandbox does them: each in a forked process, with an ordinary user's rights."""
+"""The parts of `init` outside of a sandbox: operations on files with an ordinary user's rights, and its server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from cloche.init import wire
 
 PACKAGES = Path(__file__).parents[2] / "src" / "cloche"
 USER = 61235  # who has no name, and nothing
@@ -146,3 +148,162 @@ def serving_files() -> Iterator[Files]:
         ours.close()
         server.wait(30)
         shutil.rmtree(folder)
+
+
+# Be init with a host that forks plain processes; what belongs to one is all of its session.
+INIT = """
+import os, signal, socket, sys
+sys.path.insert(0, sys.argv[1])
+from init import files, server
+class Mark:
+    count = 0
+    def __init__(self, pid):
+        self.pid = pid
+        Mark.count += 1
+    def close(self):
+        Mark.count -= 1
+class Forked:
+    def __init__(self, pid):
+        self.pid, self.mark = pid, Mark(pid)
+    def conclude(self):
+        return {}
+class Host:
+    def fork(self, order, streams):
+        pid = os.fork()
+        if pid:
+            return Forked(pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        for number, fd in streams.items():
+            os.dup2(fd, 20 + number)
+        for number in streams:
+            os.dup2(20 + number, number)
+        os.closerange(4, 200)
+        if "do" in order:
+            files.serve(order)
+        elif order["argv"] != ["nothing"]:
+            os.execvp(order["argv"][0], order["argv"])
+        os._exit(0)
+    def members(self, mark):
+        found = []
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and os.getsid(int(name)) == mark.pid:
+                    with open(f"/proc/{name}/stat") as file:
+                        if file.read().rpartition(")")[2].split()[0] not in "ZX":
+                            found.append(int(name))
+            except OSError:
+                pass
+        return found
+    def note_orphan(self, pid): pass
+    def note_busy(self, *, is_busy): pass
+    def hand_out(self, channel, fd): return False
+    def why_killed(self, take): take("why")
+host = Host()
+serving = server.Server(int(sys.argv[2]), host, {"marks": 0})
+serving.serve()
+for process in serving.processes.values():
+    for pid in host.members(process.mark):
+        os.kill(pid, 9)
+"""
+
+
+class Client:
+    """Be a client of init, that waits for each frame."""
+
+    def __init__(self, link: socket.socket, pid: int):
+        self.link, self.pid = link, pid
+        self.number = 0
+        self.frames = wire.FrameBuffer()
+        self.pending: list[tuple[int, int, bytes]] = []
+        self.hello = self.receive(0)[1]
+        self.link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
+
+    def open(self, op: str, **order: object) -> int:
+        """Begin an operation; return its channel."""
+        self.number += 1
+        self.link.sendall(wire.json_frame(wire.OPEN, self.number, op=op, **order))
+        return self.number
+
+    def start(self, *argv: str, **order: object) -> int:
+        """Start a process, and wait until it has started."""
+        channel = self.open("start", argv=argv, **{"streams": [0, 1, 2], **order})
+        self.event(channel, "started")
+        return channel
+
+    def send(self, kind: int, channel: int, body: bytes = b"") -> None:
+        """Send a frame."""
+        self.link.sendall(wire.frame(kind, channel, body))
+
+    def ask(self, channel: int, **body: object) -> None:
+        """Ask something of an operation that goes on."""
+        self.link.sendall(wire.json_frame(wire.ASK, channel, **body))
+
+    def receive(self, channel: int) -> tuple[int, bytes]:
+        """Return the next frame of a channel. Raises EOFError where the link is closed."""
+        while True:
+            for at, (kind, number, body) in enumerate(self.pending):
+                if number == channel:
+                    del self.pending[at]
+                    return kind, body
+            data = self.link.recv(1 << 18)
+            if not data:
+                raise EOFError
+            self.pending += self.frames.feed(data)
+
+    def event(self, channel: int, name: str) -> dict[str, Any]:
+        """Return the next event of a channel, past all else."""
+        while True:
+            kind, body = self.receive(channel)
+            if kind == wire.EVENT and wire.read_object(body)["event"] == name:
+                return wire.read_object(body)
+            if kind == wire.CLOSE:
+                raise AssertionError(f"the channel was closed: {body!r}")
+
+    def closed(self, channel: int) -> dict[str, Any]:
+        """Return with what error a channel is closed."""
+        while True:
+            kind, body = self.receive(channel)
+            if kind == wire.CLOSE:
+                return dict(wire.read_object(body).get("error", {}))
+
+    def read(self, channel: int, count: int) -> bytes:
+        """Return so many bytes of content, and grant nothing."""
+        found = b""
+        while len(found) < count:
+            kind, body = self.receive(channel)
+            if kind == wire.DATA:
+                found += body[1:]
+            elif kind != wire.WINDOW:
+                raise AssertionError(f"a frame of kind {kind} after {len(found)} bytes: {body[:200]!r}")
+        return found
+
+    def is_quiet(self, channel: int) -> bool:
+        """Tell whether nothing more of a channel comes before what is asked for now."""
+        self.event(self.open("processes"), "processes")
+        return not any(number == channel and kind == wire.DATA for kind, number, _ in self.pending)
+
+    def has_ended(self) -> bool:
+        """Wait until init closes the link."""
+        try:
+            while self.link.recv(1 << 18):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+
+@contextmanager
+def serving_init() -> Iterator[Client]:
+    """Start init, and end it."""
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, "-I", "-S", "-c", INIT, str(PACKAGES), str(theirs.fileno())]
+    server = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+    theirs.close()
+    ours.settimeout(60)
+    try:
+        yield Client(ours, server.pid)
+    finally:
+        ours.close()
+        server.wait(60)

@@ -333,6 +333,7 @@ class Process:
         self.is_killing = self.is_forgotten = self.is_over = self.is_resting = False
         self.is_session = wire.REQUESTS in order.get("streams", ())
         self.master = -1
+        timeout_s = _seconds(order.get("timeout_s"))
         theirs, ours = self._make_streams(order)
         try:
             forked = host.fork(order, theirs)  # which a fork leaves by no exception of these
@@ -352,9 +353,8 @@ class Process:
                 self.outgoing[number] = Answers(self, number, ours[number], list(self.outgoing.values()))
             elif number not in INTO:
                 self.outgoing[number] = Outgoing(self, number, ours[number])
-        timeout_s = order.get("timeout_s")
         if timeout_s is not None:
-            loop.call_at((self, "clock"), self.started_at + float(timeout_s), lambda: self.kill("timeout"))
+            loop.call_at((self, "clock"), self.started_at + timeout_s, lambda: self.kill("timeout"))
 
     def _make_streams(self, order: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
         """Return the process's ends and ours, by the streams' numbers."""
@@ -543,6 +543,15 @@ class Process:
 
     def _dropped(self) -> int:
         return sum(one.dropped for one in self.outgoing.values())
+
+
+def _seconds(value: object) -> float | None:
+    """Read a time-out. Raises ValueError for what is none, before anything is started."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError("a malformed time-out")
+    return float(value)
 
 
 def _shown(order: dict[str, Any]) -> str:

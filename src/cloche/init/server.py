@@ -66,7 +66,10 @@ class Server:
 
     def _receive(self, data: bytes) -> None:
         for kind, channel, body in self.frames.feed(data):
-            self._handle(kind, channel, body)
+            try:
+                self._handle(kind, channel, body)
+            except (IndexError, KeyError, TypeError, OverflowError, ValueError) as error:
+                raise wire.WireError(f"a malformed frame of kind {kind}") from error
 
     def _handle(self, kind: int, number: int, body: bytes) -> None:
         if kind == wire.HELLO:
