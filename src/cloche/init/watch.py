@@ -45,37 +45,35 @@ def watch(path: str, order: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def load_inotify() -> tuple[Callable[[], int], Callable[[int, bytes, int], int], Callable[[int, int], int]]:
-    """Return the C library's functions. Raises Refusal where it has none."""
-    ctypes: Any = __import__("_ctypes")  # `ctypes` itself takes longer to import
-    integer = type("_Int", (ctypes._SimpleCData,), {"_type_": "i"})
-    unsigned = type("_Unsigned", (ctypes._SimpleCData,), {"_type_": "I"})
-    text = type("_Text", (ctypes._SimpleCData,), {"_type_": "z"})
-    library = ctypes.dlopen(None, 0)
-    flags = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
-
-    def function(name: str, *arguments: type) -> Callable[..., int]:
-        kind = type(name, (ctypes.CFuncPtr,), {"_flags_": flags, "_argtypes_": arguments, "_restype_": integer})
-        call = kind(ctypes.dlsym(library, name))
-
-        def checked(*values: object) -> int:
-            result = int(call(*values))
-            if result < 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            return result
-
-        return checked
-
+def load_inotify() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    """Return three functions of the C library, which raise OSError. Raises Refusal where it has none."""
     try:
-        init = function("inotify_init1", integer)
+        ctypes: Any = __import__("_ctypes")  # `ctypes` itself takes longer to import
+        integer = type("_Int", (ctypes._SimpleCData,), {"_type_": "i"})
+        unsigned = type("_Unsigned", (ctypes._SimpleCData,), {"_type_": "I"})
+        text = type("_Text", (ctypes._SimpleCData,), {"_type_": "z"})
         return (
-            lambda: init(os.O_CLOEXEC | os.O_NONBLOCK),
-            function("inotify_add_watch", integer, text, unsigned),
-            function("inotify_rm_watch", integer, integer),
+            _function(ctypes, "inotify_init1", integer, integer),
+            _function(ctypes, "inotify_add_watch", integer, integer, text, unsigned),
+            _function(ctypes, "inotify_rm_watch", integer, integer, integer),
         )
-    except OSError as error:
+    except (ImportError, OSError) as error:
         raise Refusal("unsupported", f"this system cannot watch files: {error}", "") from error
+
+
+def _function(ctypes: Any, name: str, result: type, *arguments: type) -> Callable[..., int]:
+    flags = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
+    kind = type(name, (ctypes.CFuncPtr,), {"_flags_": flags, "_argtypes_": arguments, "_restype_": result})
+    function = kind(ctypes.dlsym(ctypes.dlopen(None, 0), name))
+
+    def checked(*values: object) -> int:
+        found = int(function(*values))
+        if found < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return found
+
+    return checked
 
 
 class _Watch:
@@ -85,7 +83,7 @@ class _Watch:
         self.top, self.is_recursive = path, is_recursive
         self.only = ""  # the name of the file that is watched, where it is one
         init, self.add, self.drop = load_inotify()
-        self.fd = init()
+        self.fd = init(os.O_CLOEXEC | os.O_NONBLOCK)
         self.names: dict[int, str] = {}  # each with a slash behind it; empty for the top
         self.numbers: dict[str, int] = {}
         self.told: set[str] = set()
