@@ -26,7 +26,7 @@ class Held:
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}
-        self.mark = self
+        self.mark: Held = self
 
     def fork(self, _order: dict[str, Any], streams: dict[int, int]) -> Held:
         self.ends = {number: os.dup(fd) for number, fd in streams.items()}
@@ -54,8 +54,10 @@ def served() -> Iterator[tuple[Held, socket.socket]]:
     ours.close()
     serving.join()
     theirs.close()
-    for one in (*process.incoming.values(), *process.outgoing.values()):
-        one.close()
+    for reading in process.outgoing.values():
+        reading.close()
+    for writing in process.incoming.values():
+        writing.close()
 
 
 def test_answers_come_after_what_was_printed(served: tuple[Held, socket.socket]) -> None:
