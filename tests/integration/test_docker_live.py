@@ -82,6 +82,20 @@ def check_many_at_once(sandbox: Sandbox) -> None:
     assert sandbox.exec(shell="cat; exit 3", stdin=b"x" * 3_000_000).exit_code == 3
 
 
+def check_sessions(sandbox: Sandbox) -> None:
+    """Interpreters live beside commands and share files with them; what interrupts a cell leaves the state."""
+    python, shell = sandbox.session(), sandbox.session("bash")
+    assert python.run("x = 1; open('/tmp/x', 'w').write('1')").ok
+    assert shell.run("x=$(cat /tmp/x)").ok
+    assert python.run("print('up', flush=True)\nwhile True: pass", timeout=2).status == "timeout"
+    assert (python.run("x").value, shell.run("echo $x").stdout) == (1, "1\n")
+    assert python.run("import subprocess; subprocess.Popen(['sleep', '4321'])").ok
+    python.close()
+    assert not sandbox.exec(shell="cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep 'sleep [4]321'").stdout
+    with pytest.raises(cloche.BackendUnavailable, match="no checkpoints"):
+        shell.checkpoint("a")
+
+
 def check_ends_with_its_tree(sandbox: Sandbox) -> None:
     """A time-out ends what hides from its command, and nobody else's."""
     other = sandbox.start(["cat"])
@@ -145,6 +159,7 @@ def test_one_container_holds_many_processes(sandbox: Sandbox, docker: Daemon) ->
     """All of it is in one container, which is gone with the sandbox, as the fixture of the daemon finds."""
     check_many_at_once(sandbox)
     check_files(sandbox)
+    check_sessions(sandbox)
     assert len(docker.containers()) == 1
 
 

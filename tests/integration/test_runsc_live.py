@@ -25,6 +25,7 @@ def test_one_container_holds_many_processes(sandbox: Sandbox) -> None:
     """All of it is on gVisor's own kernel, and shows the toolchains of this host."""
     docker.check_many_at_once(sandbox)
     docker.check_files(sandbox)
+    docker.check_sessions(sandbox)
     docker.check_terminal_and_port(sandbox)
     result = sandbox.run("open('/proc/version').read()")
     assert (result.value[:19], result.meta["backend"]) == ("Linux version 4.4.0", "gvisor")

@@ -32,10 +32,11 @@ from cloche.init import wire as init_wire
 
 from ..init_link import InitLink
 from ..live import LiveProcess, LiveSandbox, usage_of
+from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
-from .program import NOFILE, WORKSPACE, Program
+from .program import NOFILE, WORKSPACE, Program, SessionProgram
 
 log = logging.getLogger("cloche.containers")
 MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes that wait for a container: when writers pause, and go on
@@ -192,6 +193,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         """Return the program of a request, whose own files have this number in their names. Blocks."""
 
     @abstractmethod
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        """Return what serves a session. Blocks. Raises BackendUnavailable for a language without sessions here."""
+
+    @abstractmethod
     def _variables(self) -> Mapping[str, str]:
         """Return the variables that every process has, HOME among them."""
 
@@ -281,6 +286,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
         return {**found, **env}
 
+    def _variables_of(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+        """Return a program's variables, with those that every process here has; what was `given` stays."""
+        return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **given}
+
     def take_leftover(self) -> list[str]:
         """Return the programs of runs that have ended, for the next process to remove."""
         found, self._leftover = self._leftover, []
@@ -353,8 +362,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
-        env = {**self.environment({}), **{name: value for name, value in program.env.items() if name not in _OWN}}
-        order: dict[str, Any] = {"env": {**env, **request.env}, "timeout_s": timeout_s, "cwd": WORKSPACE}
+        env = self._variables_of(program.env, request.env)
+        order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "cwd": WORKSPACE}
         order["remove"], order["folders"] = self.take_leftover(), [program.build] if program.build else []
         order["streams"] = [0, 1, 2] if program.python is None else [0, 1, 2, init_wire.REPORT]
         files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
@@ -371,6 +380,30 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             for path, mode, data in files:
                 await self.write_path(path, data, mode=mode)
         return order
+
+    # Sessions.
+
+    async def open_session(self, language: str, env: Mapping[str, str]) -> LiveSession:
+        """Start an interpreter that lives, and shares all of this; see core.protocols.SupportsSessions."""
+        link = await self.connected()
+        program = await asyncio.to_thread(self._build_session_program, language, env)
+        for path, text in program.generated.items():
+            await self.write_path(path, text.encode())
+        order: dict[str, Any] = {"env": self._variables_of(program.env, env), "cwd": WORKSPACE}
+        if program.python is not None:
+            order["python"] = {**program.python, "is_session": True}
+        else:
+            order["argv"] = _argv(program.commands)
+        started = LiveProgram(
+            language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,
+            why_no_forks=f"backend {self.backend!r} has no checkpoints and no forks; Python sessions of backend "
+            '"local" have, at level jail',
+        )  # fmt: skip
+        return await open_live_session(
+            self, link, started, self._limits, enforcement=self._enforcement, notes={**self._notes(), "start": "cold"}
+        )
+
+    # Files.
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file. Raises the SandboxFile errors."""

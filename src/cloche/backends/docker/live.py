@@ -16,14 +16,14 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, WORKSPACE, Program
+from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram
 from ..garbage_collection import owner
 from ..layout import USERS
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
 from .plan import RUNSC, Plan, plan_container, with_homes
-from .sandbox import COMMAND, any_id, build_program, image_variables
+from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
 
 # What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
 HOMES = ("/run", "/srv", "/var/tmp")
@@ -105,6 +105,9 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
 
     def _build_program(self, request: Request, number: int) -> Program:
         return build_program(request, self._found(), number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        return build_session_program(language, env, self._found())
 
     def _variables(self) -> Mapping[str, str]:
         return {**image_variables(self._found()), **ENVIRONMENT}

@@ -15,11 +15,11 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, Program
+from ..containers.program import ENVIRONMENT, Program, SessionProgram
 from ..host import Host
 from ..toolchain import has_customization, user_site
 from .container import RunscContainer, ShimClient
-from .plan import Engine, Plan, build_program, live_rootfs, plan_container, variables_of
+from .plan import Engine, Plan, build_program, build_session_program, live_rootfs, plan_container, variables_of
 
 # What can be written to, one file system with the workspace.
 HOMES = ("/root", "/var", "/opt", "/srv", "/run")
@@ -64,6 +64,9 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
 
     def _build_program(self, request: Request, number: int) -> Program:
         return build_program(request, number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        return build_session_program(language, env)
 
     def _variables(self) -> Mapping[str, str]:
         return {**variables_of(None), **ENVIRONMENT}

@@ -346,10 +346,11 @@ class LocalLiveSandbox(LiveSandbox):
     async def _order(self, program: Program, given: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
         run = program.run
-        env = run.env
-        if self._has_home:
-            env = {**env, "HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given}
-        order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "remove": self.take_leftover()}
+        order: dict[str, Any] = {
+            "env": self._at_home(run.env, given),
+            "timeout_s": timeout_s,
+            "remove": self.take_leftover(),
+        }
         order["folders"] = run.folders
         order["streams"] = [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2]
         if run.python is not None:
@@ -368,6 +369,11 @@ class LocalLiveSandbox(LiveSandbox):
                 await self.write_path(path, data, mode=mode)
         return order
 
+    def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+        """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
+        home = {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given} if self._has_home else {}
+        return {**env, **home}
+
     # Sessions.
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LiveSession:
@@ -379,7 +385,7 @@ class LocalLiveSandbox(LiveSandbox):
         link = await self.connected()
         for path, text in run.generated.items():
             await self.write_path(path, text.encode())
-        order: dict[str, Any] = {"env": run.env, "cwd": self._paths.workspace}
+        order: dict[str, Any] = {"env": self._at_home(run.env, env), "cwd": self._paths.workspace}
         if run.python is not None:
             order["python"] = {**_as_json(run.python), "capabilities": []}  # it has none, and is never cloned
         else:
