@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from os import PathLike
@@ -89,6 +90,7 @@ def _making(
         return twin(method(self, *args, **kwargs))
 
     call_and_make.__annotations__ = {**method.__annotations__, "return": name}
+    call_and_make.__signature__ = inspect.signature(method).replace(return_annotation=name)  # type: ignore[attr-defined]
     return call_and_make
 
 

@@ -27,6 +27,8 @@ from cloche.blocking import calls
 from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.execution.ports import AsyncConnection, AsyncForward
+from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 from cloche.testing.fake import FakeBackend
 from tests.harness.processes import interrupted
@@ -325,7 +327,35 @@ class _Counting(FakeBackend):
 
 
 TWINS = [
-    (sync.Sandbox, AsyncSandbox, ("run", "read_file", "write_file", "list_files")),
+    (
+        sync.Sandbox,
+        AsyncSandbox,
+        (
+            "run",
+            "read_file",
+            "write_file",
+            "list_files",
+            "append_file",
+            "list_dir",
+            "stat",
+            "exists",
+            "make_dir",
+            "move",
+            "remove",
+            "upload",
+            "download",
+            "exec",
+            "processes",
+            "ports",
+        ),
+    ),
+    (
+        sync.Process,
+        AsyncProcess,
+        ("write", "close_stdin", "signal", "resize", "wait", "kill", "detach", "close"),
+    ),
+    (sync.Connection, AsyncConnection, ("read", "write", "end", "close")),
+    (sync.Forward, AsyncForward, ("close",)),
     (
         sync.Session,
         AsyncSession,
@@ -348,3 +378,13 @@ def test_a_twin_shows_what_it_takes_and_does(blocking: type, awaited: type, name
     assert inspect.isfunction(mine)
     assert not inspect.iscoroutinefunction(mine)
     assert re.search(rf"\b{name}\([\s|]*self", pydoc.plain(pydoc.render_doc(blocking)))
+
+
+@pytest.mark.parametrize("name", ["start", "terminal", "process", "connect", "forward"])
+def test_a_twin_gives_the_twin_of_what_is_given(name: str) -> None:
+    """What opens a thing has the same signature, but for the class of that thing."""
+    mine, theirs = getattr(sync.Sandbox, name), getattr(AsyncSandbox, name)
+    assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
+    assert f"Async{inspect.signature(mine).return_annotation}" == inspect.signature(theirs).return_annotation
+    assert (mine.__qualname__, mine.__doc__) == (f"Sandbox.{name}", theirs.__doc__)
+    assert not inspect.iscoroutinefunction(mine)

@@ -36,6 +36,7 @@ from .results import make_result, run_notes
 from .saved_files import Changes
 
 log = logging.getLogger("cloche.live")
+START_S = 60.0  # for the sandbox to say that a process has started
 LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
 MOST_NUMBER = 1e18
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
@@ -75,12 +76,13 @@ class LiveProcess:
     async def begin(self) -> None:
         """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(START_S):
                 started = await self._channel.event()
+        except TimeoutError as error:
+            self._channel.abandon("it did not say that it had started a process")
+            raise OutcomeUnknown("the sandbox did not answer, and was closed; the process may have run") from error
         except OperationFailed as error:
             raise _not_started(error) from error
-        except TimeoutError:
-            raise OutcomeUnknown(f"the sandbox has started no process within {ANSWER_S:.0f} s") from None
         self.id, self.pid = str(started.get("id", "")), int(_number(started.get("pid")))
         self._announce()
         self._started_at = monotonic()

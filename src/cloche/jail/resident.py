@@ -554,6 +554,9 @@ class CommandGuest(Guest):
         if self.order.get("terminal"):
             self.terminal.take(fds[0])
         if not _is_own(self.order):
+            if order.python is None:
+                for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
+                    _signal.signal(number, _signal.SIG_DFL)
             super()._start_program(order, fds)
             return
         self._take_streams(fds, is_compiling=False)
