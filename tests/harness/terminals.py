@@ -1,4 +1,4 @@
-"""A pseudo-terminal with `cloche session`, or another verb, in it: what a person types, and what a person sees."""
+"""A pseudo-terminal with `cloche session`, another verb, or a program: what a person types, and what a person sees."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ READLINE = re.compile(rb"\x1b\[(?:\?2004[hl]|[0-9;]*[A-HJKPm@])|\x07")
 class Terminal:
     """Type into a real pseudo-terminal, and read what a person would see."""
 
-    def __init__(self, *words: str, verb: str = "session") -> None:
+    def __init__(self, *words: str, verb: str = "session", program: str = "") -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, SIZE)  # before anybody asks for it
+            self.resize(*struct.unpack("4H", SIZE)[:2], fd=0)  # before anybody asks for it
+            if program:
+                os.execv(program, [program, *words])
             os.execv(COMMAND[0], [*COMMAND[:-1], verb, *words])
         os.set_inheritable(self._fd, False)  # else the next one would keep it open
         self.raw = b""
@@ -81,6 +83,10 @@ class Terminal:
             data = b""
         assert data, f"the prompt has ended; it had shown:\n{self.text[self._at :]}"
         self.raw += data
+
+    def resize(self, rows: int, columns: int, *, fd: int | None = None) -> None:
+        """Give it another size."""
+        fcntl.ioctl(self._fd if fd is None else fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def type(self, text: str) -> None:
         """Type keys, without a Return."""

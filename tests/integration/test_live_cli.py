@@ -1,0 +1,136 @@
+"""`cloche exec` and `cloche shell`: with pipes, and with a real pseudo-terminal as a person has it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.processes import children, wait_for_word
+from tests.harness.terminals import Terminal
+
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")]
+PROMPT = "ready> "
+LONG_S = 100
+
+
+def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run the command line with pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "cloche", *words], input=stdin, capture_output=True, timeout=LONG_S, check=False
+    )
+
+
+# With pipes.
+
+
+def test_output_and_exit_code_pass_through() -> None:
+    """Options of the command are its own; both streams and the code are as they were."""
+    done = cloche("exec", "--env", "X=y", "--cwd", "/tmp", "sh", "-c", 'pwd; echo "$X $1" >&2; exit 7', "sh", "-t")
+    assert (done.stdout, done.stderr, done.returncode) == (b"/tmp\n", b"y -t\n", 7)
+
+
+def test_input_is_passed_on_as_it_comes() -> None:
+    """With -i a command reads what is piped in, more than any pipe holds; without, nothing. Output is unchanged."""
+    data = os.urandom(1 << 20)
+    assert cloche("exec", "-i", "--", "cat", stdin=data).stdout == data
+    assert cloche("exec", "--", "cat", stdin=b"data").stdout == b""
+    done = cloche("shell", "--timeout", "60", stdin=b"echo in $0\nexit 6\n")
+    assert (done.stdout, done.returncode) == (b"in bash\n", 6)
+
+
+def test_a_file_may_be_the_input(tmp_path: os.PathLike[str]) -> None:
+    """Standard input may be a file, and so may the output."""
+    with open(os.path.join(tmp_path, "in"), "wb+") as given, open(os.path.join(tmp_path, "out"), "wb+") as got:
+        given.write(b"x" * 300_000)
+        given.seek(0)
+        words = [sys.executable, "-m", "cloche", "exec", "-i", "--", "tr", "x", "y"]
+        assert subprocess.run(words, stdin=given, stdout=got, timeout=LONG_S, check=False).returncode == 0
+        got.seek(0)
+        assert got.read() == b"y" * 300_000
+
+
+def test_what_stops_a_command_is_said() -> None:
+    """A time-out has its exit code; -t without a terminal, and a name, are wrong usage."""
+    done = cloche("exec", "-i", "--timeout", "300ms", "--", "sleep", "91001")
+    assert (done.returncode, b"timeout" in done.stderr) == (124, True)
+    done = cloche("exec", "-it", "--", "sh")
+    assert (done.returncode, b"-t" in done.stderr) == (2, True)
+    done = cloche("exec", "box", "--", "sh")
+    assert (done.returncode, b"'box'" in done.stderr) == (2, True)
+
+
+def test_a_signal_ends_the_command_first() -> None:
+    """SIGTERM ends cloche, when what ran is dead."""
+    words = [sys.executable, "-m", "cloche", "exec", "-i", "--", "sh", "-c", "sleep 91002; true"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for_word("91002")
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=LONG_S)
+    assert (process.returncode, told) == (143, b"")
+    wait_for_word("91002", is_there=False)
+
+
+# With a terminal.
+
+
+@pytest.fixture
+def shell() -> Iterator[Terminal]:
+    """Give a shell with a prompt of ours."""
+    with Terminal("-it", "--env", f"PS1={PROMPT}", "--", "sh", verb="exec") as terminal:
+        terminal.see(PROMPT)
+        yield terminal
+
+
+def test_a_shell_has_this_terminal(shell: Terminal) -> None:
+    """Its size is ours, also when that changes; Ctrl-C goes inside; its exit code is ours."""
+    shell.type("stty size; echo $TERM\r")
+    shell.see("50 200\nxterm\n")
+    shell.resize(33, 99)
+    shell.type("while [ \"$(stty size)\" != '33 99' ]; do :; done; echo re''sized\r")
+    shell.see("resized\n")
+    shell.type("echo be''gun; sleep 91003\r")
+    shell.see("begun\n")
+    wait_for_word("91003")
+    shell.type("\x03")
+    shell.see(PROMPT)
+    shell.type("exit 7\r")
+    assert shell.leave() == 7
+
+
+def test_the_terminal_is_put_back() -> None:
+    """After the command, and after a signal that ends cloche, the terminal is as it was."""
+    script = f"""
+    old=$(stty -g)
+    {sys.executable} -m cloche exec -it -- sh -c 'exit 3'
+    echo "first $? $([ "$old" = "$(stty -g)" ] && echo same)"
+    {sys.executable} -m cloche exec -it -- sh -c 'echo begun; sleep 91004; true'
+    echo "second $? $([ "$old" = "$(stty -g)" ] && echo same)"
+    """
+    with Terminal("-c", script, program="/bin/bash") as terminal:
+        terminal.see("first 3 same\n")
+        terminal.see("begun")
+        os.kill(next(pid for pid in children(terminal.pid)), signal.SIGTERM)
+        terminal.see("second 143 same\n")
+    wait_for_word("91004", is_there=False)
+
+
+def test_a_terminal_that_goes_takes_the_command_along() -> None:
+    """When the terminal is closed, all that ran in the sandbox is killed."""
+    with Terminal(verb="shell") as terminal:
+        terminal.see("$ ")
+        terminal.type("sleep 91005\r")
+        wait_for_word("91005")
+    wait_for_word("91005", is_there=False)
+
+
+def test_both_commands_are_listed() -> None:
+    """The root's help names them, and their own helps say what -it is for."""
+    listed = cloche("--help").stdout.decode()
+    assert re.search(r"^ +exec +Run a command in a throwaway sandbox", listed, re.MULTILINE)
+    assert re.search(r"^ +shell +Open a shell in a throwaway sandbox", listed, re.MULTILINE)
