@@ -13,9 +13,14 @@ from cloche.autofix.loop import AutoFix
 from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
+from cloche.core.processes import FileInfo, ListeningPort, ProcessInfo, Transfer
+from cloche.core.protocols import OpenStream
 from cloche.core.result import FileRecord, FixReport, FixRound, Output, Usage
-from cloche.execution.sandbox import AsyncSession, HistoryEntry
-from cloche.sync import Session
+from cloche.execution.history import HistoryEntry
+from cloche.execution.ports import AsyncConnection, AsyncForward
+from cloche.execution.processes import AsyncProcess
+from cloche.execution.sandbox import AsyncSession
+from cloche.sync import ByteStream, Connection, Forward, Process, Session
 
 TARGET = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# API
@@ -39,7 +44,9 @@ SAME_AS = {
 }
 # What public calls take and return, without being names of the package itself.
 PARTS = (
-    SandboxOptions, Session, AsyncSession, HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started,
+    SandboxOptions, Process, AsyncProcess, ByteStream, OpenStream, ProcessInfo, FileInfo, Transfer, ListeningPort,
+    Connection, AsyncConnection, Forward, AsyncForward, Session, AsyncSession, HistoryEntry,
+    Enforcement, Measure, FileRecord, Usage, Output, Started,
     OutputChunk, Displayed, Ended, AutoFix, Endpoint, FixReport, FixRound,
 )  # fmt: skip
 

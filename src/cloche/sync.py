@@ -24,12 +24,13 @@ from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
+from .execution.history import HistoryEntry
 from .execution.inputs import Files
 from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
 from .execution.processes import AsyncProcess
 from .execution.run import arun
-from .execution.sandbox import AsyncSandbox, AsyncSession, HistoryEntry
+from .execution.sandbox import AsyncSandbox, AsyncSession
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -142,8 +142,11 @@ def test_closing_a_sandbox_closes_its_ports() -> None:
             forward = await sandbox.forward(7001)
             reader, writer = await asyncio.open_connection("127.0.0.1", forward.host_port)
             direct = await sandbox.connect(7001)
+            waiting = asyncio.create_task(direct.read())
+            await asyncio.sleep(0)
         assert await reader.read() == b""
         writer.close()
+        assert await waiting == b""
         assert await direct.read() == b""
         with pytest.raises(BrokenPipeError):
             await direct.write(b"x")

@@ -334,7 +334,7 @@ def test_history_is_kept(session: Session) -> None:
 
 def test_history_is_bounded_in_characters_too(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest cells go first, and the last one stays, however long it is."""
-    monkeypatch.setattr("cloche.execution.sandbox.MOST_HISTORY_CHARS", 6)
+    monkeypatch.setattr("cloche.execution.history.MOST_CHARS", 6)
     for code in ("1", "22", "333", "4444444"):
         session.run(code)
     assert [entry.code for entry in session.history] == ["4444444"]

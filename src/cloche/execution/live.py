@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import cast
 
-from cloche.core.errors import InvalidRequest
-from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsLive
 
 from .prepare import Prepared
 
@@ -30,3 +31,15 @@ class LiveOperations:
         if not self._is_live:
             raise InvalidRequest(f"{what} needs a sandbox that lives; open it with live=True")
         return cast("OpenLiveSandbox", opened)
+
+    def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Return what opens it. Raises BackendUnavailable where it shall live, and the backend has none that do."""
+        backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
+        if not self._is_live:
+            return backend.open(policy, limits)
+        if not isinstance(backend, SupportsLive):
+            raise BackendUnavailable(
+                f"backend {backend.name!r} has no sandboxes that live.",
+                remedy='Use backend "local", "docker" or "gvisor", or leave live=True out: then runs take turns.',
+            )
+        return backend.open_live(policy, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from types import TracebackType
 from typing import Self
 
@@ -152,10 +153,14 @@ class PortOperations(LiveOperations):
     """Reach servers in a sandbox that lives."""
 
     _forwards: set[AsyncForward]
+    _connections: weakref.WeakSet[AsyncConnection]
 
     async def connect(self, port: int) -> AsyncConnection:
         """Return a connection to a server on loopback inside. Raises OSError, as a socket would."""
-        return AsyncConnection(await self._require_live("connect").connect(_checked_port(port, "port", least=1)))
+        live = self._require_live("connect")
+        connection = AsyncConnection(await live.connect(_checked_port(port, "port", least=1)))
+        self._connections.add(connection)
+        return connection
 
     async def forward(self, port: int, host_port: int = 0) -> AsyncForward:
         """Listen on a port of 127.0.0.1 here, `host_port` or any, and pass connections on to a server inside.
@@ -171,6 +176,13 @@ class PortOperations(LiveOperations):
     async def ports(self) -> tuple[ListeningPort, ...]:
         """Return the TCP ports on which anything listens inside."""
         return tuple(await self._require_live("ports").list_ports())
+
+    async def _close_ports(self) -> None:
+        """Close all that leads to a server inside."""
+        for connection in tuple(self._connections):
+            await connection.close()
+        while self._forwards:
+            await self._forwards.pop().close()
 
 
 def _checked_port(value: object, name: str, *, least: int) -> int:

@@ -32,8 +32,8 @@ from cloche.core.languages import language_named
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.policy import HOST_BACKENDS, Policy
-from cloche.core.protocols import OpenSandbox, SupportsSingleRun, SupportsStreaming
-from cloche.core.request import Request
+from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
+from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 from cloche.hostfs import open_in_place_of
@@ -265,6 +265,17 @@ async def _run_prepared(
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
     """Copy a result's files to a folder of the host."""
     await _finish_in_thread(result.save, folder)
+
+
+async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
+    """Write files into an open sandbox, at once where it can."""
+    if not files:
+        return
+    if isinstance(opened, SupportsBatchFiles):
+        await opened.write_files(files)
+        return
+    for file in files:
+        await opened.write_file(file.path, file.data)
 
 
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:

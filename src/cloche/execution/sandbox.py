@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -27,22 +27,20 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import (
     OpenSandbox,
     OpenSession,
-    SupportsBatchFiles,
     SupportsFork,
     SupportsLanguageNames,
-    SupportsLive,
     SupportsSessionNames,
     SupportsSessions,
     SupportsSessionsApart,
 )
-from cloche.core.request import InputFile
 from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
 
 from .concurrency import shared_slots
+from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
 from .paths import PathOperations
-from .ports import AsyncForward, PortOperations
+from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
 from .processes import ProcessOperations
 from .run import (
@@ -57,24 +55,13 @@ from .run import (
     run_in,
     streamed,
     with_sink,
+    write_all,
 )
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
-MOST_HISTORY_ENTRIES = 1000  # cells in a session's history
-MOST_HISTORY_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
 MOST_FORKS = 64  # at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
-    """Remember one run of a session: its code, and what came of it in one line."""
-
-    code: str
-    status: str
-    summary: str
-    duration: float
 
 
 class AsyncSession:
@@ -102,8 +89,7 @@ class AsyncSession:
         self._sandbox, self._opened, self._env = sandbox, opened, env
         self._close_sandbox = close_sandbox  # where it has one of its own
         self._language, self._idle_timeout_s = language, idle_timeout_s
-        self._history: deque[HistoryEntry] = deque()
-        self._history_chars = 0
+        self._history = History()
         self._is_closed = self._is_expired = False
         self._running = 0
         self._last_used = time.monotonic()
@@ -192,7 +178,7 @@ class AsyncSession:
         result.meta.update(self._sandbox.notes)
         if findings:
             result.meta["screen"] = [str(finding) for finding in findings]
-        self._remember(code, result)
+        self._history.remember(code, result)
         if out is not None:
             await copy_out(result, out)
         return result
@@ -284,7 +270,7 @@ class AsyncSession:
         copy = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
         )
-        copy._history, copy._history_chars = self._history.copy(), self._history_chars
+        copy._history = History(self._history)
         return copy
 
     def _forkable(self) -> SupportsFork:
@@ -344,17 +330,6 @@ class AsyncSession:
                 "or open it with a longer idle_timeout"
             )
 
-    def _remember(self, code: str, result: Result) -> None:
-        entry = HistoryEntry(
-            code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
-        )
-        self._history.append(entry)
-        self._history_chars += len(code)
-        while len(self._history) > MOST_HISTORY_ENTRIES or (
-            self._history_chars > MOST_HISTORY_CHARS and len(self._history) > 1
-        ):
-            self._history_chars -= len(self._history.popleft().code)
-
     def _check_idle(self) -> None:
         """Look again when the session may have been idle for too long."""
         if self._idle_timeout_s is None or self._is_closed or self._is_expired:
@@ -380,8 +355,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
     the workspace.
 
     With `live`, it is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`)
-    go on at the same time, and share files, loopback and what they leave running in the background. That takes backend
-    `local` at level `jail`. Results then list no files.
+    go on at the same time, and share files, loopback and what they leave running in the background. Results then list
+    no files. Backends `local` (at level `jail`), `docker` and `gvisor` have such sandboxes.
     """
 
     def __init__(
@@ -402,6 +377,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         self._run_lock = asyncio.Lock()
         self._recordings: set[asyncio.Task[Result]] = set()
         self._forwards: set[AsyncForward] = set()
+        self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
 
     @property
     def limits(self) -> Limits:
@@ -454,7 +430,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         note_fallback(self.audit, self.notes)
         async with AsyncExitStack() as on_failure:
             opened = await on_failure.enter_async_context(self._opening())
-            await _write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
+            await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
         return self
@@ -463,23 +439,10 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened = None
-        while self._forwards:
-            await self._forwards.pop().close()
+        await self._close_ports()
         await self._stack.__aexit__(kind, error, trace)
         if self._recordings:
             await asyncio.wait(self._recordings)
-
-    def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
-        """Return what opens it. Raises BackendUnavailable where it shall live, and the backend has none that do."""
-        backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
-        if not self._is_live:
-            return backend.open(policy, limits)
-        if not isinstance(backend, SupportsLive):
-            raise BackendUnavailable(
-                f"backend {backend.name!r} has no sandboxes that live.",
-                remedy='Use backend "local", or leave live=True out: then runs take turns.',
-            )
-        return backend.open_live(policy, limits)
 
     async def run(
         self,
@@ -606,6 +569,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         sandbox.__dict__.update(self.__dict__)
         sandbox._opened, sandbox._stack, sandbox._run_lock = opened, AsyncExitStack(), asyncio.Lock()
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
+        sandbox._connections = weakref.WeakSet()
         closing = getattr(opened, "close", None)
         if closing is not None:
             sandbox._stack.push_async_callback(closing)
@@ -650,13 +614,3 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
             return self.limits.timeout_s
         options: SandboxOptions = {**self._options, "timeout": timeout}
         return prepare(**options).limits.timeout_s
-
-
-async def _write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
-    if not files:
-        return
-    if isinstance(opened, SupportsBatchFiles):
-        await opened.write_files(files)
-        return
-    for file in files:
-        await opened.write_file(file.path, file.data)

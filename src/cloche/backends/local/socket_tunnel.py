@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 MOST_READ = 1 << 20  # bytes at once, whoever asks for however many
@@ -17,16 +18,20 @@ class SocketTunnel:
         self._socket.setblocking(False)
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._has_ended = self._is_over = False
+        self._waiting = 0  # calls that use the socket
 
     async def read(self, most: int = 1 << 16) -> bytes:
         """Return the next bytes; empty at the end."""
         if self._is_over or self._closed.done():
             return b""
+        self._waiting += 1
         try:
             data = await self._loop.sock_recv(self._socket, min(most, MOST_READ))
         except OSError:
             self.close()
             return b""
+        finally:
+            self._leave()
         if not data:
             self._is_over = True
             self._close_if_done()
@@ -36,11 +41,14 @@ class SocketTunnel:
         """Send all of `data`, as fast as the server takes it; False where it is gone."""
         if self._has_ended or self._closed.done():
             return False
+        self._waiting += 1
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError:
             self.close()
             return False
+        finally:
+            self._leave()
         return True
 
     def end(self) -> None:
@@ -59,12 +67,20 @@ class SocketTunnel:
         if self._has_ended and self._is_over:
             self.close()
 
+    def _leave(self) -> None:
+        self._waiting -= 1
+        if self._closed.done() and not self._waiting:
+            self._socket.close()
+
     def close(self) -> None:
-        """Close it."""
-        if not self._closed.done():
-            self._closed.set_result(None)
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
+        """Close it; who reads or writes just now is told."""
+        if self._closed.done():
+            return
+        self._closed.set_result(None)
+        if self._waiting:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        else:
             self._socket.close()
 
     async def wait_closed(self) -> None:
