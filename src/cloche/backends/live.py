@@ -29,7 +29,7 @@ from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.init import wire
 
-from .init_link import ANSWER_S, Channel, InitLink, OperationFailed
+from .init_link import Channel, InitLink, OperationFailed
 from .live_files import LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
