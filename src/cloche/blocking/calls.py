@@ -293,6 +293,50 @@ class _Call(Generic[T]):
             self._inbox.put(_Outcome(error=asyncio.CancelledError()))
 
 
+class _AwaitedCall(Generic[T]):
+    """Carry one coroutine from an event loop to the shared one, and its outcome back."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], shared: SharedLoop) -> None:
+        self._make, self._shared = make, shared
+        self._here = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._here.create_future()
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[T] | None = None
+
+    async def wait(self) -> T:
+        """Start the coroutine and return its result. Cancelled, end it first."""
+        cancelled: asyncio.CancelledError | None = None
+        self._shared.loop.call_soon_threadsafe(self._start)
+        while not self._ended.done():
+            try:
+                await asyncio.wait([self._ended])
+            except asyncio.CancelledError as error:
+                if cancelled is None:
+                    self._shared.loop.call_soon_threadsafe(self._cancel)
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if self._task is None:
+            raise InternalError("a coroutine ended that was not started")
+        return self._task.result()
+
+    def _start(self) -> None:
+        self._shared.count_queued_call()
+        self._task = self._shared.loop.create_task(self._make(), context=self._context)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        self._shared.uncount_queued_call()
+        if not task.cancelled():
+            task.exception()  # which a caller that was cancelled does not ask for
+        with contextlib.suppress(RuntimeError):  # the caller's loop was closed meanwhile
+            self._here.call_soon_threadsafe(self._ended.set_result, None)
+
+
 def _is_loop_running_here() -> bool:
     try:
         asyncio.get_running_loop()
@@ -321,6 +365,14 @@ def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) 
 def call_delivering(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in the shared loop, outside of this thread, which waits for it and runs what is delivered."""
     return _Call(make, _shared_loop()).wait()
+
+
+async def call_from_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in the shared loop for a caller that has an event loop of its own, which goes on meanwhile.
+
+    Where the caller is cancelled, the coroutine is, and has ended when that is raised.
+    """
+    return await _AwaitedCall(make, _shared_loop()).wait()
 
 
 def _shared_loop() -> SharedLoop:

@@ -247,6 +247,51 @@ def test_who_waits_for_nothing_needs_no_task() -> None:
     assert calls.run(end_at_once) is None
 
 
+def test_a_loop_awaits_what_runs_in_the_shared_one() -> None:
+    """Value and error come back, and the caller's own loop goes on meanwhile."""
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def main() -> list[int]:
+        with pytest.raises(KeyError):
+            await calls.call_from_loop(fail)
+        return await asyncio.gather(*(calls.call_from_loop(lambda n=n: answer(n)) for n in range(20)))
+
+    assert asyncio.run(main()) == list(range(20))
+    assert calls.call(lambda: answer(3)) == 3
+
+
+def test_who_gives_up_awaiting_does_so_when_the_work_has_ended() -> None:
+    """However often the caller is cancelled, the coroutine is cancelled once, and its clearing up is waited for."""
+    ended: list[str] = []
+
+    async def main() -> None:
+        begun, may_end = asyncio.Event(), threading.Event()
+        here = asyncio.get_running_loop()
+
+        async def work() -> None:
+            here.call_soon_threadsafe(begun.set)
+            try:
+                await asyncio.sleep(600)
+            finally:
+                await asyncio.to_thread(may_end.wait)
+                ended.append("work")
+
+        task = asyncio.create_task(calls.call_from_loop(work))
+        await begun.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert ended == ["work"]
+
+
 def test_a_forked_child_starts_without() -> None:
     """The parent's loops are not the child's: it makes its own."""
     calls.run(answer, 1)
