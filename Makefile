@@ -36,7 +36,7 @@ check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change mu
 	.toolchains/bin/pyright --warnings
 	$(PYTHON_DEV) scripts/check_tree.py
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, local or signals
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, local, signals or frameworks
 	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn

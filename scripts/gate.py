@@ -43,6 +43,14 @@ AREAS: dict[str, tuple[str, ...]] = {
     "local": (*LONG, "-m", LOCAL, "-k", "not session", "--ignore=tests/escape"),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
+# The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
+FRAMEWORKS: dict[str, tuple[str, ...]] = {
+    "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
+    "deepagents06": ("tests/frameworks/test_deepagents.py",),
+    "deepagents07": ("tests/frameworks/test_deepagents.py",),
+    "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
+    "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
+}
 
 
 class Account(NamedTuple):
@@ -143,6 +151,23 @@ def soak_lanes(user: Path, area: str) -> list[Lane]:
     if IS_ROOT and area in ("", "escape"):
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
+    return [*lanes, *(framework_lanes(user) if area in ("", "frameworks") else ())]
+
+
+def framework_lanes(user: Path) -> list[Lane]:
+    """Return the frameworks' suites, of this user and of an ordinary one."""
+    lanes = []
+    user.chmod(0o755)
+    for name, tests in FRAMEWORKS.items():
+        # Their own warnings are theirs to mend.
+        words = [*LONG, "-o", "filterwarnings=default", *tests]
+        target = f"build/frameworks/{name}"
+        install = ["bash", "-c", 'scripts/frameworks.sh "$1" "$2" && exec "${@:3}"', "install", name, target]
+        lanes.append(Lane(name, [*install, *here(f"{ROOT}/{target}/bin/python")], folder(name), words))
+        if IS_ROOT:
+            command = ["env", f"FRAMEWORK={name}", "scripts/test_as_user.sh", str(user / name)]
+            (user / name).mkdir()
+            lanes.append(Lane(f"{name}-user", command, user / name / "home", ["-k", "not well_typed", *words]))
     return lanes
 
 
@@ -210,8 +235,8 @@ def judge(lanes: list[Lane]) -> int:
 
 def main(target: str = "", area: str = "") -> int:
     """Run a target's lanes."""
-    if target not in {"test", "soak"} or area not in {"", *AREAS}:
-        print(f"usage: gate.py test, or gate.py soak [{' | '.join(AREAS)}]", file=sys.stderr)
+    if target not in {"test", "soak"} or area not in {"", "frameworks", *AREAS}:
+        print(f"usage: gate.py test, or gate.py soak [{' | '.join((*AREAS, 'frameworks'))}]", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)

@@ -14,6 +14,13 @@ for name in runtime build examples dev; do
     held+=(--constraints "$name.txt")
 done
 
+# What frameworks need for their own suites, each for itself, in an environment that has nothing else.
+for name in inspect_ai deepagents06 deepagents07 deepagents_code pydantic_ai; do
+    uv pip compile --quiet --no-config --universal --python-version 3.11 --no-header --no-annotate \
+        --no-emit-index-url --no-emit-find-links --constraints build.txt --constraints runtime.txt "$@" \
+        "frameworks/$name.in" frameworks/tests.in runtime.in build.in --output-file "frameworks/$name.txt"
+done
+
 cd ../toolchains
 npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved
 # Whom one could give money stands in a lock, too; nothing but names, versions and hashes may.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run tests as an ordinary user, from an installed wheel: the system's own Python in a virtual environment outside root's
 # home, a numeric uid without a name, a clean environment. `scripts/test_as_user.sh DIR words of pytest's` installs all of
-# that in DIR, an empty folder, unless it is there; `scripts/test_as_user.sh uid` says who the user is.
+# that in DIR, an empty folder, unless it is there; `scripts/test_as_user.sh uid` says who the user is. With FRAMEWORK set,
+# the environment is that framework's (scripts/frameworks.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,9 +14,7 @@ fi
 work=$1
 shift
 
-if [[ ! -e $work/project ]]; then
-    chmod 755 "$work"
-    mkdir "$work/home" "$work/tmp"
+install_all() {
     /usr/bin/python3 -m venv --without-pip "$work/venv"
     eval "$(.venv/bin/python scripts/uv_settings.py)"
     uv=(.venv/bin/uv pip install --quiet --python "$work/venv/bin/python")
@@ -25,6 +24,16 @@ if [[ ! -e $work/project ]]; then
     # The user could not keep what Python compiles: each of hundreds of processes would do it anew.
     packages=(cloche _pytest click execnet hypothesis platformdirs pluggy pygments rich xdist yaml)
     (cd "$work"/venv/lib/python3.*/site-packages && "$work/venv/bin/python" -m compileall -q "${packages[@]}")
+}
+
+if [[ ! -e $work/project ]]; then
+    chmod 755 "$work"
+    mkdir "$work/home" "$work/tmp"
+    if [[ -n ${FRAMEWORK:-} ]]; then
+        scripts/frameworks.sh "$FRAMEWORK" "$work/venv" wheel
+    else
+        install_all
+    fi
 
     cp -R .toolchains "$work/toolchains"
     # Read by all, as an installation is; only what a user's own folder would be is theirs.
