@@ -262,8 +262,8 @@ class InitLink(asyncio.Protocol):
             raise wire.WireError("a second greeting")
         self.greeting.set_result(greeting)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lose(f"the connection is lost: {error}" if error else "the connection was closed from inside")
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(f"the connection is lost: {exc}" if exc else "the connection was closed from inside")
 
     def _lose(self, why: str) -> None:
         if self.lost.done():

@@ -29,8 +29,9 @@ from cloche.core.suppressed import suppress_logged
 from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
 from cloche.jail.messages import Building, Run, Spec
+from cloche.jail.setup.file_steps import compile_files
 from cloche.jail.setup.launch import make_cgroup, start_helper
-from cloche.jail.setup.plan import compile_building, compile_files, compile_resident
+from cloche.jail.setup.plan import compile_building, compile_resident
 from cloche.jail.work_folder import clear_remains
 
 from . import run_report

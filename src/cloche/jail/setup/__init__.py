@@ -1,7 +1,7 @@
 """The caller's side of the jail: compile the set-up, start the helper, find out what the host allows.
 
 In: policy and limits as plain values. Out: the set-up as data, a started helper, what the kernel gives.
-`plan` has the order of all steps: mounts, identity, limits, files of a run. `mounts` is the file tree as values;
+`plan` has the order of all steps: mounts, identity, limits; `file_steps` the files of a run. `mounts` is the file tree;
 `privileges` has capabilities, rlimits, Landlock rules and limits per user namespace; `seccomp` has the table of system
 calls, the BPF filter and docker's profile. `launch` packs the modules of a helper and starts helper, fork server, shim
 and probe. `probe` tries whether a jail is possible, and each kernel feature for `cloche doctor`. `cache` keeps files

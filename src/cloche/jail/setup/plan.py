@@ -1,10 +1,10 @@
-"""The order of all set-up steps, compiled to calls: what pid 1 builds, what each guest gives up, how files are written.
+"""The order of all set-up steps, compiled to calls: what pid 1 builds, and what each guest gives up.
 
 The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller,
 while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
 was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
-`compile_prefork_jail` for many, `compile_clone_mounts` for a clone of a live session, `compile_files` for the files of
-a run. A jail's own network namespace has nothing but a loopback device, and that one is up.
+`compile_prefork_jail` for many, `compile_resident` for a sandbox that lives, `compile_clone_mounts` for a clone of a
+live session. A jail's own network namespace has nothing but a loopback device, and that one is up.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from ..steps import (
     ATTACHED_WORKSPACE,
     CALLERS_WORKSPACE,
     EACCES,
-    EEXIST,
-    EISDIR,
-    ENOENT,
-    EPERM,
-    EROFS,
     MOUNT_NAMESPACE,
     NETWORK_NAMESPACE,
     NEXT_WORKSPACE,
@@ -58,8 +53,6 @@ def raise_loopback() -> list[Call]:
 
 
 SIGKILL = 9
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -394,30 +387,6 @@ def _look_at_namespace() -> Call:
     return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep=MOUNT_NAMESPACE)
 
 
-def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]:
-    """Return how the input files come to be. Earlier runs may have left links: nothing is followed.
-
-    Where a run `is_first`, in a workspace that is empty, there is nothing to replace.
-    """
-    folder = _FOLDER & ~os.O_NOFOLLOW
-    calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
-    if run.leftover:  # unless an earlier guest made something else of it, or locked the folder
-        calls.append(make("unlinkat", "root", os.fsencode(run.leftover), 0, excuse=_NOT_REMOVED))
-    for path, mode, data in run.files:
-        calls += _file("root", path, mode, data, is_new=is_first)
-    calls.append(make("close", "root"))
-    # In a jail, whose /tmp is new, one that is there already is on the way to what is shown of the host.
-    excuse = (EEXIST,) if spec.level == "jail" else ()
-    calls += [make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700, excuse=excuse) for folder in run.folders]
-    for path, text in run.generated.items():
-        calls += [
-            make("openat", AT_FDCWD, os.fsencode(path), _NEW_FILE, 0o644, keep="file"),
-            make("write", "file", text.encode()),
-            make("close", "file"),
-        ]
-    return [("files", f"write {len(run.files)} files into {spec.workspace}", calls)]
-
-
 def _step(name: str, description: str, *calls: Call) -> Step:
     return name, description, list(calls)
 
@@ -618,35 +587,3 @@ def _offer_to_oom_killer() -> Step:
         make("write", "score", b"1000"),
         make("close", "score"),
     )
-
-
-def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool) -> list[Call]:
-    """Create or replace a file below the directory in register `root`, making folders, following no link."""
-    key = root, path, mode, is_new
-    found = _files.get(key)
-    if found is None:
-        if len(_files) >= MOST_FILES:
-            _files.clear()
-        found = _files[key] = _around_content(root, path, mode, is_new=is_new)
-    before, after = found
-    return [*before, *([make("write", "file", data)] if data else []), *after]
-
-
-MOST_FILES = 64
-_files: dict[tuple[str, str, int, bool], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
-
-
-def _around_content(root: str, path: str, mode: int, *, is_new: bool) -> tuple[list[Call], list[Call]]:
-    """Return the calls before and after the one that writes the content; a call that fails takes its time."""
-    *folders, name = path.split("/")
-    here, calls = root, []
-    for depth, folder in enumerate(folders):
-        there = f"folder {depth}"
-        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
-        calls.append(make("openat", here, os.fsencode(folder), _FOLDER, 0, keep=there))
-        here = there
-    if not is_new:
-        calls.append(make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)))
-    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"))
-    closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
-    return calls, [make("fchmod", "file", mode), make("close", "file"), *closing]

@@ -388,7 +388,7 @@ class Guest:
                 os.dup2(fd, number)
             execute([str(word) for word in order["argv"]], env)
         os.close(self.asking)
-        run_python({**python}, env, kept or [-1])
+        run_python(dict(python), env, kept or [-1])
 
 
 def make_accounts(users: dict[str, Any]) -> None:
