@@ -30,11 +30,7 @@ test: setup-system check ## all tests but soak; from root, as an ordinary user t
 	$(PYTHON_DEV) scripts/gate.py test
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
-	$(VENV)/bin/ruff check $(CHECKED)
-	$(VENV)/bin/ruff format --check $(CHECKED)
-	$(VENV)/bin/mypy
-	.toolchains/bin/pyright --warnings
-	$(PYTHON_DEV) scripts/check_tree.py
+	@scripts/check.sh $(CHECKED)
 
 soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, local, signals or frameworks
 	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
