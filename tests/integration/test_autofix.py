@@ -80,7 +80,7 @@ BROKEN = {
         first="AttributeError",
     ),
     "an endless loop": Broken(
-        code="n = 3\nwhile n > 0:\n    pass\nprint(n)\n",
+        code="import time\nn = 3\nwhile n > 0:\n    time.sleep(1)\nprint(n)\n",
         script=(block("n = 3\nwhile n > 0:\n    n -= 1\nprint(n)\n"),),
         prints="0\n",
         first="Execution timed out",

@@ -111,7 +111,8 @@ def test_a_figure_is_drawn_from_an_earlier_call() -> None:
 
 def test_an_error_an_exit_and_a_time_out_keep_it() -> None:
     """Exit code, status and words are those of a program; what earlier calls defined is still there."""
-    answers = told("x = 1", "1 / 0", "import sys; sys.exit(3)", {"code": "while True: pass", "timeout": 5}, "x")
+    late = {"code": "import time; time.sleep(60)", "timeout": 5}
+    answers = told("x = 1", "1 / 0", "import sys; sys.exit(3)", late, "x")
     results = [one.result for one in answers]
     assert [(str(one.status), one.exit_code) for one in results if one] == [
         ("ok", 0), ("error", 1), ("error", 3), ("timeout", -1), ("ok", 0),

@@ -135,7 +135,7 @@ def test_siblings_have_random_numbers_of_their_own(options: dict[str, Any]) -> N
 def test_limits_hold_for_a_guest_that_waited(docker: Daemon, options: dict[str, Any]) -> None:
     """Time and memory end it with what it said, as its own signal does; what it may use it can use."""
     asked = {**options, "memory": "64m"}
-    endless = f"{AGE}\nprint(age_s > {LEAST_AGE_S}, flush=True)\nwhile True: pass"
+    endless = f"{AGE}\nprint(age_s > {LEAST_AGE_S}, flush=True)\nimport time; time.sleep(60)"
     late = awaited(endless, timeout=10, waited_s=WAITED_S, **asked)
     assert (late.status, late.stdout, late.exit_code) == (Status.TIMEOUT, "True\n", -1)
     greedy = awaited("print(1, flush=True)\ndata = bytearray(100 << 20)", warms_up=False, **asked)
