@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from cloche.agent.toolbox import Toolbox
 from cloche.core.enforcement import Level
 from cloche.core.protocols import Capabilities
 from cloche.testing.fake import FakeBackend
+from tests.harness.processes import wait_for_word
 
 YES = Decision(is_approved=True, by="test")
 
@@ -95,7 +95,7 @@ def test_what_runs_is_what_was_asked_for() -> None:
 @pytest.mark.parametrize("is_inside", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_nothing_runs_in_a_toolbox_that_was_closed(is_inside: bool, tmp_path: Path) -> None:
     """A yes that comes after its end finds nobody; a command that runs is killed."""
-    made = tmp_path / "made"
+    made, takes_s = tmp_path / "made", 10 if is_inside else 0
 
     async def main() -> list[Answer]:
         said = asyncio.Event()
@@ -107,15 +107,16 @@ def test_nothing_runs_in_a_toolbox_that_was_closed(is_inside: bool, tmp_path: Pa
         approve: Approver = always if is_inside else slow
         async with Toolbox(approve=approve, tier=4) as tools:
             calls = [
-                asyncio.create_task(tools.call("os.execute", {"command": f"sleep 10; touch {made}"})),
+                asyncio.create_task(tools.call("os.execute", {"command": f"sleep {takes_s}; touch {made}"})),
                 asyncio.create_task(
-                    tools.call("run_code", {"code": f"import time; time.sleep(10); open({str(made)!r}, 'w')"})
+                    tools.call("run_code", {"code": f"import time; time.sleep({takes_s}); open({str(made)!r}, 'w')"})
                 ),
             ]
             await asyncio.sleep(0.5)
         said.set()
         answers = await asyncio.wait_for(asyncio.gather(*calls), 30)
-        await asyncio.sleep(11)
+        if is_inside:
+            await asyncio.sleep(takes_s + 1)
         return answers
 
     answers = asyncio.run(main())
@@ -124,28 +125,30 @@ def test_nothing_runs_in_a_toolbox_that_was_closed(is_inside: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_call_that_is_cancelled_in_another_loop_ends(is_blocking: bool, tmp_path: Path) -> None:
+def test_a_call_that_is_cancelled_in_another_loop_ends(is_blocking: bool) -> None:
     """Whichever loop holds the toolbox."""
-    made = tmp_path / "made"
+    word = f"8{time.monotonic_ns() % 10**9}.5"
+    options: dict[str, Any] = {"approve": always, "tier": 4, "timeout": 600}
+    command = {"command": f"sleep {word}", "timeout": 600}  # not what ends it here
 
     async def cancelled(tools: Toolbox) -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tools.call("os.execute", {"command": f"sleep 10; touch {made}"}), 0.4)
+        calling = asyncio.ensure_future(tools.call("os.execute", command))
+        await asyncio.to_thread(wait_for_word, word)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
 
     if is_blocking:
-        with Toolbox(approve=always, tier=4) as tools:
+        with Toolbox(**options) as tools:
             asyncio.run(cancelled(tools))
-            time.sleep(11)
+            wait_for_word(word, is_there=False)
     else:
 
         async def elsewhere(tools: Toolbox) -> None:
-            thread = threading.Thread(target=lambda: asyncio.run(cancelled(tools)))
-            thread.start()
-            await asyncio.sleep(11)
-            thread.join()
+            await asyncio.to_thread(asyncio.run, cancelled(tools))
+            await asyncio.to_thread(wait_for_word, word, is_there=False)
 
-        use(elsewhere, approve=always, tier=4)
-    assert not made.exists()
+        use(elsewhere, **options)
 
 
 @pytest.mark.parametrize("path", ["notes.txt", "/memory/notes.txt"])
