@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -89,14 +88,6 @@ class Place:
             Client(streamable_http_client(self.url, http_client=http), mode=mode, **more) as client,
         ):
             yield client
-
-
-def by_transport(request: pytest.FixtureRequest, over_stdio: Place) -> Place:
-    """Return, for a fixture with the parameters stdio and http, its own place or that of the fixture `over_http`."""
-    if request.param == "stdio":
-        return over_stdio
-    found: Place = request.getfixturevalue("over_http")
-    return found
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from tests.harness.mcp import (
     Place,
     User,
     accept,
-    by_transport,
     http_server,
     images_of,
     no,
@@ -55,9 +54,9 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(params=["stdio", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, over_http: Place, tmp_path: Path) -> Place:
     """Give a server by each transport."""
-    return by_transport(request, Place(args=TIER_4, home=tmp_path))
+    return over_http if request.param == "http" else Place(args=TIER_4, home=tmp_path)
 
 
 @pytest.fixture(params=MODES)

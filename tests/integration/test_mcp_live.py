@@ -21,7 +21,6 @@ from tests.harness.mcp import (
     MODES,
     Place,
     User,
-    by_transport,
     http_server,
     images_of,
     run,
@@ -46,9 +45,9 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(params=["stdio", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, over_http: Place, tmp_path: Path) -> Place:
     """Give a server by each transport."""
-    return by_transport(request, Place(home=tmp_path))
+    return over_http if request.param == "http" else Place(home=tmp_path)
 
 
 class Cells:
@@ -82,20 +81,30 @@ def at_both(work: Any) -> None:
 
 
 def test_what_a_call_defined_is_there_in_the_next(place: Place) -> None:
-    """Variables, and a figure of them; each call is approved; no other client comes near them."""
+    """Variables, and a figure of them; each call is approved."""
 
     async def work(mode: str) -> None:
         user = User(says=yes)
-        async with cells_of(place, mode, user) as ask, cells_of(place, mode, User(says=yes)) as other:
+        async with cells_of(place, mode, user) as ask:
             assert state_of(await ask("data = [1, 2, 4]")) == "new"
             drawn = await ask(FIGURE)
             assert (state_of(drawn), len(images_of(drawn))) == ("kept", 1)
             assert len(user.asked) == 2
             assert "an interpreter that goes on between calls" in user.asked[0]
-            assert text_of(await other("'data' in globals()")) == "[value]\nfalse"
             for language, first, second in (("bash", "x=7", "echo $x"), ("javascript", "let x = 7", "console.log(x)")):
                 await ask(first, language=language)
                 assert text_of(await ask(second, language=language)) == "7"
+
+    at_both(work)
+
+
+def test_another_client_comes_near_nothing(over_http: Place) -> None:
+    """Of one server; over stdio each client has a server of its own."""
+
+    async def work(mode: str) -> None:
+        async with cells_of(over_http, mode, User(says=yes)) as ask, cells_of(over_http, mode, User(says=yes)) as other:
+            assert state_of(await ask("data = 1")) == "new"
+            assert text_of(await other("'data' in globals()")) == "[value]\nfalse"
 
     at_both(work)
 
@@ -106,7 +115,7 @@ def test_a_time_out_keeps_it_and_memory_and_a_restart_do_not(place: Place) -> No
     async def work(mode: str) -> None:
         async with cells_of(place, mode, User(says=yes)) as ask:
             await ask("x = 1")
-            late = await ask("while True: pass", timeout=5)
+            late = await ask("import time; time.sleep(60)", timeout=5)
             assert (late.is_error, state_of(late)) == (True, "kept")
             assert "The interpreter goes on" in text_of(late)
             assert text_of(await ask("x")) == "[value]\n1"
