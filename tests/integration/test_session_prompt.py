@@ -240,8 +240,8 @@ def test_ctrl_d_leaves(terminal: Callable[..., Terminal]) -> None:
 
 def test_an_idle_session_expires(terminal: Callable[..., Terminal]) -> None:
     """It ends while nobody types, says so at the next cell, and can be begun anew."""
-    at = terminal("--idle-timeout", "3s")
-    time.sleep(8)
+    at = terminal("--idle-timeout", "1s")
+    time.sleep(4)
     shown = at.enter("1")
     assert "has expired" in shown
     assert ":restart begins anew" in shown
