@@ -34,6 +34,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "cloche-test:python": (*SHELL, "python3"),
     "cloche-test:sessions": (*SHELL, "python3", "nodejs"),
     "cloche-test:small": ("ruby", "--busybox", "/usr/bin/busybox"),
+    "cloche-test:shell": ("--busybox", "/usr/bin/busybox"),  # at hand in a moment
     # What Cloche itself runs in, and its tests: with the programs that they call.
     "cloche-test:host": (*SHELL, "python3", "util-linux", "procps"),
     "cloche-test:engine": (*SHELL, "python3", "docker.io", "mount", "util-linux"),

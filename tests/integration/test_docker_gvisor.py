@@ -47,7 +47,8 @@ def test_runc_is_run_whatever_the_daemon_would_take(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with open_daemon("runsc", options=["--default-runtime=runsc"]) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.url)
-        result = cloche.run(KERNEL, runtime="runc", image=daemon.image("cloche-test:python"), warm=False)
+        image = daemon.image("cloche-test:shell")
+        result = cloche.run("cat /proc/version", language="bash", runtime="runc", image=image, warm=False)
         assert result.stdout.strip() == Path("/proc/version").read_text().strip()
         assert (result.enforcement.level, result.meta["engine"].endswith(", runc")) == (Level.JAIL, True)
         assert result.enforcement.controls[Control.FILESYSTEM].mechanism.startswith("container of runc")
@@ -87,9 +88,9 @@ def test_a_runtime_that_does_not_work_is_not_trusted(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CLOCHE_RUNSC", "none")
     with open_daemon("false") as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.url)
-        image = daemon.image("cloche-test:python")
-        result = cloche.run("print(1)", backend="docker", image=image, warm=False)
+        image = daemon.image("cloche-test:shell")
+        result = cloche.run("echo 1", language="bash", backend="docker", image=image, warm=False)
         assert (result.stdout, result.enforcement.level) == ("1\n", Level.JAIL)
         with pytest.raises(cloche.BackendUnavailable, match="gVisor does not work on this daemon"):
-            cloche.run("print(1)", backend="gvisor", image=image)
+            cloche.run("echo 1", language="bash", backend="gvisor", image=image)
         assert daemon.is_clean()
