@@ -2,20 +2,13 @@
 
 import asyncio
 import base64
+import functools
 import inspect
 import json
+from types import SimpleNamespace
 from typing import Any, Literal, get_type_hints
 
 import pytest
-from anthropic.types import ToolParam, ToolResultBlockParam, ToolUseBlock
-from openai.types.chat import (
-    ChatCompletionFunctionToolParam,
-    ChatCompletionMessageFunctionToolCall,
-    ChatCompletionToolMessageParam,
-)
-from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
-from openai.types.responses.response_input_param import FunctionCallOutput
-from pydantic import TypeAdapter
 
 from cloche.agent.answers import Answer, Image
 from cloche.agent.catalog import TOOLS, Tool, describe_with_interpreters, read_arguments
@@ -49,14 +42,26 @@ STRICT = {
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()
 
 
-def fits(kind: Any, value: object) -> None:
+@pytest.fixture(scope="module")
+def packages() -> SimpleNamespace:
+    """Give the providers' types. They take seconds to be read: only the process that runs these tests does it."""
+    import pydantic
+    from anthropic import types as anthropic
+    from openai.types import chat, responses
+    from openai.types.responses import response_input_param
+
+    fits = functools.partial(_fits, pydantic.TypeAdapter)
+    return SimpleNamespace(fits=fits, anthropic=anthropic, chat=chat, responses=responses, inputs=response_input_param)
+
+
+def _fits(adapter: Any, kind: Any, value: object) -> None:
     """Hold a value against a type of a provider's package, which names every key that is allowed."""
     allowed = set(kind.__annotations__)
     for base in getattr(kind, "__orig_bases__", ()):
         allowed |= set(getattr(base, "__annotations__", ()))
     assert isinstance(value, dict)
     assert set(value) <= allowed
-    TypeAdapter(kind).validate_python(value)
+    adapter(kind).validate_python(value)
 
 
 class Figures(Toolbox):
@@ -68,19 +73,19 @@ class Figures(Toolbox):
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_openai_takes_every_tool(is_strict: bool) -> None:
+def test_openai_takes_every_tool(packages: SimpleNamespace, is_strict: bool) -> None:
     """Its package's own types, of chat completions and of responses."""
     for told in openai_tools(TOLD, is_strict=is_strict):
-        fits(ChatCompletionFunctionToolParam, told)
+        packages.fits(packages.chat.ChatCompletionFunctionToolParam, told)
         assert told["function"].get("strict", False) is is_strict
     for told in openai_response_tools(TOLD, is_strict=is_strict):
-        fits(FunctionToolParam, {"strict": None, **told})
+        packages.fits(packages.responses.FunctionToolParam, {"strict": None, **told})
 
 
-def test_anthropic_takes_every_tool() -> None:
+def test_anthropic_takes_every_tool(packages: SimpleNamespace) -> None:
     """Its package's own type."""
     for told in anthropic_tools(TOLD):
-        fits(ToolParam, told)
+        packages.fits(packages.anthropic.ToolParam, told)
 
 
 @pytest.mark.parametrize("told", openai_tools(TOLD, is_strict=True), ids=[*TOOLS, *map("live {}".format, TOOLS)])
@@ -106,15 +111,15 @@ def test_null_is_the_default_where_there_is_one_and_nowhere_else(tool: Tool) -> 
             read_arguments(tool, {**required, name: None})
 
 
-def test_calls_of_the_providers_packages_are_answered_in_their_types() -> None:
+def test_calls_of_the_providers_packages_are_answered_in_their_types(packages: SimpleNamespace) -> None:
     """Objects as they come, figures as images where the protocol has them, else a word about them."""
 
     async def main() -> list[Any]:
         async with Figures() as tools:
             function: Any = {"name": "run_code", "arguments": '{"code": "1"}'}
-            chat = ChatCompletionMessageFunctionToolCall(id="c1", type="function", function=function)
-            item = ResponseFunctionToolCall(type="function_call", call_id="c2", **function)
-            block = ToolUseBlock(type="tool_use", id="b1", name="run_code", input={"code": "1"})
+            chat = packages.chat.ChatCompletionMessageFunctionToolCall(id="c1", type="function", function=function)
+            item = packages.responses.ResponseFunctionToolCall(type="function_call", call_id="c2", **function)
+            block = packages.anthropic.ToolUseBlock(type="tool_use", id="b1", name="run_code", input={"code": "1"})
             return [
                 await answer_openai(tools, chat),
                 await answer_openai_response(tools, item),
@@ -122,9 +127,9 @@ def test_calls_of_the_providers_packages_are_answered_in_their_types() -> None:
             ]
 
     chat, item, block = asyncio.run(main())
-    fits(ChatCompletionToolMessageParam, chat)
-    fits(FunctionCallOutput, item)
-    fits(ToolResultBlockParam, block)
+    packages.fits(packages.chat.ChatCompletionToolMessageParam, chat)
+    packages.fits(packages.inputs.FunctionCallOutput, item)
+    packages.fits(packages.anthropic.ToolResultBlockParam, block)
     assert chat["tool_call_id"] == "c1"
     assert (
         chat["content"] == 'run_code {"code": "1"}\n[Figures that cannot be shown here: 1. Print their data instead.]'
