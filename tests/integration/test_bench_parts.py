@@ -41,6 +41,8 @@ NAMES = (
     "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
     "import cloche", "import asyncio", "docker run", "docker run, gVisor", "cloche, docker warm", "cloche, gVisor warm",
     "python -c pass", "cloche --version", "cloche run, a new process", "first cloche.run, whole process",
+    "live sandbox, opened", "live sandbox, opened cold", "live sandbox, true", "live sandbox, print(1)",
+    "live sandbox, terminal echo", "64 MiB by loopback", "64 MiB by a forwarded port",
 )  # fmt: skip
 
 
