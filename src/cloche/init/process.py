@@ -50,7 +50,7 @@ class Incoming:
         self.process, self.stream, self.fd = process, stream, fd
         self.pieces: list[bytes] = []
         self.held = 0
-        self.others = 0  # bytes of it, that the client before this one has sent
+        self.others = 0  # bytes of it, that this client has not sent
         self.is_ending = self.is_waiting = False
 
     def take(self, data: memoryview) -> None:
@@ -63,6 +63,11 @@ class Incoming:
         self.pieces.append(bytes(data))
         if not self.is_waiting:
             self.write()
+
+    def add(self, data: bytes) -> None:
+        """Pass on what no client has sent, and opens no window."""
+        self.others += len(data)
+        self.take(memoryview(data))
 
     def end(self) -> None:
         self.is_ending = True
@@ -417,7 +422,7 @@ class Process:
         if stream not in self.incoming:
             return
         if self.master >= 0:  # a terminal has no end: it is what Ctrl-D says at the beginning of a line
-            self.incoming[stream].take(memoryview(b"\4"))
+            self.incoming[stream].add(b"\4")
         else:
             self.incoming[stream].end()
 

@@ -46,7 +46,7 @@ while True:
 """
 TERMINAL = """
 import os, signal, sys
-def show(*_): print("size", *os.get_terminal_size(), flush=True)
+def show(*_): os.write(1, "size {} {}\\n".format(*os.get_terminal_size()).encode())
 signal.signal(signal.SIGWINCH, show)
 print("ttys", *map(os.isatty, (0, 1, 2)), os.ttyname(0) == os.ttyname(1), flush=True)
 show()
