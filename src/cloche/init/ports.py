@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -68,15 +69,29 @@ class Connection:
         self.window, self.held = wire.WINDOW_BYTES, 0
         self.pieces: list[bytes] = []
         self.is_connected = self.is_ending = self.is_over = False
-        self.events = 0
-        self._begin()
+        self.events = self.refused = 0  # and with what the first address refused
+        try:
+            self._begin()
+        except OSError as error:
+            self._begin_again(error.errno or 0)
 
     def _begin(self) -> None:
         self.socket = socket.socket(self.family, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         host = "127.0.0.1" if self.family == socket.AF_INET else "::1"
-        self.socket.connect_ex((host, self.port))
+        code = self.socket.connect_ex((host, self.port))
+        if code not in (0, errno.EINPROGRESS):  # which nobody is told again
+            self.socket.close()
+            raise OSError(code, os.strerror(code))
         self._watch(POLLOUT)
+
+    def _begin_again(self, code: int) -> None:
+        """Try the other loopback address: a server may listen there alone. Raises OSError, for the first one."""
+        self.family, self.refused = socket.AF_INET6, code
+        try:
+            self._begin()
+        except OSError:
+            raise OSError(code, os.strerror(code)) from None
 
     def _watch(self, events: int) -> None:
         if events == self.events:
@@ -108,16 +123,15 @@ class Connection:
 
     def _connected(self) -> None:
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code and self.family == socket.AF_INET:  # it may listen on the other loopback address alone
+        if code and self.family == socket.AF_INET:
             self._close()
-            self.family = socket.AF_INET6
             try:
-                self._begin()
-            except OSError as error:
-                self._end(error.errno or code)
+                self._begin_again(code)
+            except OSError:
+                self._end(code)
             return
         if code:
-            self._end(code)
+            self._end(self.refused)
             return
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_connected = True
