@@ -13,14 +13,15 @@ from cloche.autofix.loop import AutoFix
 from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
-from cloche.core.processes import FileInfo, ListeningPort, ProcessInfo, Transfer
+from cloche.core.processes import FileChange, FileInfo, ListeningPort, ProcessInfo, Transfer
 from cloche.core.protocols import OpenStream
 from cloche.core.result import FileRecord, FixReport, FixRound, Output, Usage
 from cloche.execution.history import HistoryEntry
+from cloche.execution.paths import AsyncWatch
 from cloche.execution.ports import AsyncConnection, AsyncForward
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSession
-from cloche.sync import ByteStream, Connection, Forward, Process, Session
+from cloche.sync import ByteStream, Connection, Forward, Process, Session, Watch
 
 TARGET = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# API
@@ -45,9 +46,9 @@ SAME_AS = {
 # What public calls take and return, without being names of the package itself.
 PARTS = (
     SandboxOptions, Process, AsyncProcess, ByteStream, OpenStream, ProcessInfo, FileInfo, Transfer, ListeningPort,
-    Connection, AsyncConnection, Forward, AsyncForward, Session, AsyncSession, HistoryEntry,
-    Enforcement, Measure, FileRecord, Usage, Output, Started,
-    OutputChunk, Displayed, Ended, AutoFix, Endpoint, FixReport, FixRound,
+    FileChange, Watch, AsyncWatch, Connection, AsyncConnection, Forward, AsyncForward, Session, AsyncSession,
+    HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk, Displayed, Ended, AutoFix,
+    Endpoint, FixReport, FixRound,
 )  # fmt: skip
 
 

@@ -22,10 +22,12 @@ from .config.keys import SandboxOptions
 from .config.settings import given_options, load_settings
 from .core.limits import Limits
 from .core.policy import Policy
+from .core.processes import FileChange
 from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
 from .execution.history import HistoryEntry
 from .execution.inputs import Files
+from .execution.paths import AsyncWatch
 from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
 from .execution.processes import AsyncProcess
@@ -183,6 +185,34 @@ class Process:
     close = _method(AsyncProcess.close, "_process")
 
 
+class Watch:
+    """Tell what changes in a folder, or a file, that is watched; the blocking twin of AsyncWatch.
+
+    with sandbox.watch("/workspace", recursive=True) as changes:
+        for change in changes:
+            ...
+    """
+
+    def __init__(self, watch: AsyncWatch) -> None:
+        self._watch, self._pid = watch, os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.close()
+
+    def __iter__(self) -> Iterator[FileChange]:
+        while (change := self.next()) is not None:
+            yield change
+
+    next = _method(AsyncWatch.next, "_watch")
+    close = _method(AsyncWatch.close, "_watch")
+
+
 class Connection:
     """Hold a TCP connection to a server in a sandbox; the blocking twin of AsyncConnection."""
 
@@ -315,6 +345,7 @@ class Sandbox:
     make_dir = _method(AsyncSandbox.make_dir, "_sandbox")
     move = _method(AsyncSandbox.move, "_sandbox")
     remove = _method(AsyncSandbox.remove, "_sandbox")
+    watch = _making(_method(AsyncSandbox.watch, "_sandbox"), Watch, "Watch")
     upload = _method(AsyncSandbox.upload, "_sandbox")
     download = _method(AsyncSandbox.download, "_sandbox")
     exec = _method(AsyncSandbox.exec, "_sandbox")

@@ -65,6 +65,25 @@ def test_a_folder_goes_in_and_comes_out(opened: cloche.Sandbox, tmp_path: Path) 
         opened.download("/tmp/copy", tmp_path / "small", max_bytes=1000)
 
 
+def test_changes_are_told(opened: cloche.Sandbox) -> None:
+    """What is made, written and removed below a watched folder is told, in that order, until the block ends."""
+    opened.make_dir("/tmp/watched")
+    with opened.watch("/tmp/watched", recursive=True) as changes:
+        opened.make_dir("/tmp/watched/a")
+        first = changes.next()
+        assert first is not None
+        assert (first.kind, first.path, first.is_directory) == ("created", "a", True)
+        opened.exec(shell="cd /tmp/watched/a; echo x > b; mv b c; rm c")
+        seen = []
+        for change in changes:
+            seen.append((change.kind, change.path, change.target))
+            if change.kind == "removed":
+                break
+    assert list(dict.fromkeys(seen)) == [
+        ("created", "a/b", ""), ("changed", "a/b", ""), ("moved", "a/b", "a/c"), ("removed", "a/c", ""),
+    ]  # fmt: skip
+
+
 def test_a_file_goes_in_and_comes_out(opened: cloche.Sandbox, tmp_path: Path) -> None:
     """A single file is copied to the very path that was named, with its mode."""
     (tmp_path / "in").write_text("text")

@@ -223,9 +223,11 @@ def test_waiting_has_a_time_of_its_own(opened: cloche.Sandbox) -> None:
 
 def test_a_process_is_found_again_by_its_id(opened: cloche.Sandbox) -> None:
     """One that was let go is reached by its id, with what it printed meanwhile, and then belongs to who came last."""
-    process = opened.start(shell="echo before; read x; echo got $x; exit 5", keep=True)
+    script = "until [ -e /tmp/let-go ]; do sleep 0.01; done; echo before; touch /tmp/said; read x; echo got $x; exit 5"
+    process = opened.start(shell=script, keep=True)
     with process:
         pass
+    opened.exec(shell="touch /tmp/let-go; until [ -e /tmp/said ]; do sleep 0.01; done")
     with pytest.raises(Detached):
         process.wait()
     again = opened.process(process.id)

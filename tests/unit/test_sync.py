@@ -27,6 +27,7 @@ from cloche.blocking import calls
 from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.execution.paths import AsyncWatch
 from cloche.execution.ports import AsyncConnection, AsyncForward
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
@@ -356,6 +357,7 @@ TWINS = [
     ),
     (sync.Connection, AsyncConnection, ("read", "write", "end", "close")),
     (sync.Forward, AsyncForward, ("close",)),
+    (sync.Watch, AsyncWatch, ("next", "close")),
     (
         sync.Session,
         AsyncSession,
@@ -380,7 +382,7 @@ def test_a_twin_shows_what_it_takes_and_does(blocking: type, awaited: type, name
     assert re.search(rf"\b{name}\([\s|]*self", pydoc.plain(pydoc.render_doc(blocking)))
 
 
-@pytest.mark.parametrize("name", ["start", "terminal", "process", "connect", "forward"])
+@pytest.mark.parametrize("name", ["start", "terminal", "process", "connect", "forward", "watch"])
 def test_a_twin_gives_the_twin_of_what_is_given(name: str) -> None:
     """What opens a thing has the same signature, but for the class of that thing."""
     mine, theirs = getattr(sync.Sandbox, name), getattr(AsyncSandbox, name)

@@ -388,6 +388,14 @@ class SupportsProcesses(Protocol):
         ...
 
 
+class OpenWatch(Protocol):
+    """Tell what changes."""
+
+    def __aiter__(self) -> AsyncIterator[FileChange]:
+        """Iterate over changes as they happen, until there can be none any more. Raises SandboxFileError."""
+        ...
+
+
 @runtime_checkable
 class SupportsPaths(Protocol):
     """Work on files at any path of a sandbox that lives, with its user's rights. All raise SandboxFileError."""
@@ -424,6 +432,10 @@ class SupportsPaths(Protocol):
 
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
         """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
+        ...
+
+    def watch_path(self, path: str, *, recursive: bool = False) -> AbstractAsyncContextManager[OpenWatch]:
+        """Watch a folder, or a file, as a block: every change from then on is told."""
         ...
 
     async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from os import PathLike
-from typing import BinaryIO, Protocol, runtime_checkable
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, SandboxFileNotFound, SandboxFileTooLarge
 from cloche.core.limits import MIB, format_size
-from cloche.core.processes import FileInfo, Transfer
-from cloche.core.protocols import OpenLiveSandbox
+from cloche.core.processes import FileChange, FileInfo, Transfer
+from cloche.core.protocols import OpenLiveSandbox, OpenWatch
 
 from .folders import pack_folder, read_host_file, unpack_folder, write_host_file
 from .live import LiveOperations
@@ -29,6 +31,39 @@ class SupportsListing(Protocol):
     async def list_files(self, path: str = ".") -> Sequence[str]:
         """Return the paths of the files below `path`, relative to the workspace."""
         ...
+
+
+class AsyncWatch:
+    """Tell what changes in a folder, or a file, that is watched; made by `AsyncSandbox.watch`.
+
+        async with await sandbox.watch("/workspace", recursive=True) as changes:
+            async for change in changes:
+                ...
+
+    Changes that are not taken wait, up to a bound; beyond it, one of kind `lost` stands for those that were dropped.
+    """
+
+    def __init__(self, changes: OpenWatch, stack: AsyncExitStack) -> None:
+        self._changes, self._stack = aiter(changes), stack
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[FileChange]:
+        return self._changes
+
+    async def next(self) -> FileChange | None:
+        """Wait for the next change and return it; None when there can be none any more."""
+        return await anext(self._changes, None)
+
+    async def close(self) -> None:
+        """Watch no more."""
+        await self._stack.aclose()
 
 
 class PathOperations(LiveOperations):
@@ -107,6 +142,13 @@ class PathOperations(LiveOperations):
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link, or an empty folder; `recursive` a folder with all that is below it."""
         await self._require_live("remove").remove_path(path, recursive=recursive)
+
+    async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncWatch:
+        """Watch a folder, or a file: what changes from now on is told; `recursive` also what does further below."""
+        live = self._require_live("watch")
+        async with AsyncExitStack() as on_failure:
+            changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
+            return AsyncWatch(changes, on_failure.pop_all())
 
     async def upload(self, host_path: str | PathLike[str], path: str, *, max_bytes: int | None = None) -> Transfer:
         """Copy a file or a whole folder of this machine to a path inside, over what is there.

@@ -131,7 +131,10 @@ class AsyncProcess:
         self._process.kill()
 
     async def detach(self) -> None:
-        """Let it go on without this object, until the sandbox ends; `process` finds it again by its id."""
+        """Let it go on without this object, until the sandbox ends; `process` finds it again by its id.
+
+        Output that has come here already and was not read is lost.
+        """
         self._process.detach()
         await self._recorded()
 
