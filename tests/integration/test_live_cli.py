@@ -76,6 +76,12 @@ def test_a_signal_ends_the_command_first() -> None:
     wait_for_word("91002", is_there=False)
 
 
+@pytest.mark.root
+def test_a_command_may_have_another_user() -> None:
+    """With --user the sandbox has several, and the command is the one that was named."""
+    assert cloche("exec", "--user", "root", "--", "id", "-un").stdout == b"root\n"
+
+
 # With a terminal.
 
 

@@ -41,6 +41,7 @@ async def run_attached(
     words: Sequence[str] | None,
     *,
     cwd: str | None,
+    user: str | None,
     env: Mapping[str, str],
     timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
     reads: bool,
@@ -50,13 +51,13 @@ async def run_attached(
     async with sandbox:
         if not has_terminal:
             async with await sandbox.start(
-                SHELL if words is None else words, cwd=cwd, env=env, timeout=timeout
+                SHELL if words is None else words, cwd=cwd, env=env, user=user, timeout=timeout
             ) as process:
                 return await _carry(process, reads=reads, is_raw=False)
         rows, columns = _size()
         own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
         process = await sandbox.terminal(
-            words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, timeout=timeout
+            words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, user=user, timeout=timeout
         )
         async with process:
             with _raw_terminal(), _resizing(process):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Options end where the command begins, so that its own need no `--`.
 COMMAND_SETTINGS = {"allow_interspersed_args": False}
+USER_HELP = "Work as this user inside, root for example: the sandbox then has several (`users`)."
 
 
 @root.command("exec", no_args_is_help=True, context_settings=COMMAND_SETTINGS)
@@ -26,6 +27,7 @@ COMMAND_SETTINGS = {"allow_interspersed_args": False}
 @flag("-i", "--interactive", help="Pass standard input on as it comes.")
 @flag("-t", "--tty", help="Pass this terminal on: -it for a shell or an editor.")
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @program_options()
 @json_option()
@@ -35,6 +37,7 @@ def _exec(
     interactive: bool,
     tty: bool,
     cwd: str | None,
+    user: str | None,
     env: tuple[str, ...],
     file: tuple[str, ...],
     as_json: bool,
@@ -53,8 +56,9 @@ def _exec(
     if as_json and (interactive or tty):
         raise InvalidRequest("--json prints what came of a command at its end; leave out -i and -t")
     return run_command(
-        words, reads=interactive, has_terminal=tty, cwd=cwd, env=env, file=file, options=options, as_json=as_json
-    )
+        words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def run_command(
@@ -63,6 +67,7 @@ def run_command(
     reads: bool,
     has_terminal: bool,
     cwd: str | None,
+    user: str | None,
     env: Sequence[str],
     file: Sequence[str],
     options: SandboxOptions,
@@ -70,12 +75,16 @@ def run_command(
 ) -> int:
     """Run a command, or a shell, in a sandbox of its own; return its exit code."""
     settings: dict[str, Any] = {"live": True, "files": read_files(file), "warm": False, **options}
+    if user is not None:
+        settings["users"] = True
     variables = read_pairs(env)
     if not reads and not has_terminal:
         from cloche.sync import Sandbox
 
         with Sandbox(**settings) as sandbox:
-            return run_and_report(partial(sandbox.exec, words, cwd=cwd, env=variables), as_json=as_json, debug=False)
+            return run_and_report(
+                partial(sandbox.exec, words, cwd=cwd, user=user, env=variables), as_json=as_json, debug=False
+            )
     import asyncio
 
     from cloche.execution.sandbox import AsyncSandbox
@@ -86,8 +95,8 @@ def run_command(
         check_terminal()
     result = asyncio.run(
         run_attached(
-            AsyncSandbox(**settings), words, cwd=cwd, env=variables, timeout=options.get("timeout"), reads=reads,
-            has_terminal=has_terminal,
+            AsyncSandbox(**settings), words, cwd=cwd, user=user, env=variables, timeout=options.get("timeout"),
+            reads=reads, has_terminal=has_terminal,
         )
     )  # fmt: skip
     conclude(result, as_json=False)

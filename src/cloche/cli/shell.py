@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .app import root
-from .exec import has_own_terminal, run_command
+from .exec import USER_HELP, has_own_terminal, run_command
 from .options import debug_option, option, program_options, sandbox_options
 from .output import log_to_stderr
 
@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 
 @root.command("shell")
 @option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
+@option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @program_options()
 @debug_option()
 def _shell(
-    cwd: str | None, env: tuple[str, ...], file: tuple[str, ...], sandbox_debug: bool, options: SandboxOptions
+    cwd: str | None,
+    user: str | None,
+    env: tuple[str, ...],
+    file: tuple[str, ...],
+    sandbox_debug: bool,
+    options: SandboxOptions,
 ) -> int:
     """Open a shell in a throwaway sandbox.
 
@@ -28,4 +34,6 @@ def _shell(
     """
     if sandbox_debug:
         log_to_stderr()
-    return run_command(None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, env=env, file=file, options=options)
+    return run_command(
+        None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, user=user, env=env, file=file, options=options
+    )
