@@ -44,6 +44,7 @@ ANSWER_FD = 3  # of a process of ours that works on files, as in `init.files`
 INIT = 1
 MOST_MESSAGE = 4096
 IDLE_LOOK_S = 0.5
+FREEING_S, MOST_FREEING_S = 0.1, 2.0  # for memory to be free: after the end of who held it, and until that end
 SHOWN_BY_DAEMON = ("etc/hosts", "etc/hostname", "etc/resolv.conf")
 OUT_OF_MEMORY = "out_of_memory"
 
@@ -195,6 +196,7 @@ class ContainerHost:
         self.oom_kills = self.counters.hits()[0]
         self.base = self._held()[0], stored(self.places)
         self.is_busy = False
+        self.ended_mark, self.ended_at = 0, 0.0  # what was last ended for memory
         self.users: dict[str, Any] | None = settings.get("users")
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
@@ -247,16 +249,30 @@ class ContainerHost:
         """End what uses most memory, where all together use more than they may: files in memory are not theirs."""
         private, shared = self._held()
         hidden = max(0, shared - max(0, stored(self.places) - self.base[1]))
-        if private - self.base[0] + hidden > self.memory_bytes:
+        if private - self.base[0] + hidden > self.memory_bytes and not self._frees_memory():
             self._end_largest()
         if self.is_busy or self.marker.all():
             self._look_later(LOOK_S if self.is_busy else IDLE_LOOK_S)
 
+    def _frees_memory(self) -> bool:
+        """Tell whether what was last ended for memory may still free some: the kernel takes a moment to do so."""
+        moment = importlib.import_module("init.loop").now()
+        if (
+            self.ended_mark
+            and moment < self.ended_at + MOST_FREEING_S
+            and self.ended_mark in self.marker.all().values()
+        ):
+            return True
+        if self.ended_mark:
+            self.ended_mark, self.ended_at = 0, moment
+        return moment < self.ended_at + FREEING_S
+
     def _end_largest(self) -> None:
         sums: dict[int, int] = {}
         for pid, mark in self.marker.all().items():
-            sums[mark] = sums.get(mark, 0) + private_pages(pid)
+            sums[mark] = sums.get(mark, 0) + held_by(pid)
         largest = max(sums, key=lambda mark: sums[mark], default=0)
+        self.ended_mark, self.ended_at = largest, importlib.import_module("init.loop").now()
         found = [one for one in self.server.processes.values() if one.mark.number == largest]
         for process in found:
             process.kill(OUT_OF_MEMORY)
@@ -272,13 +288,14 @@ def held_in_gvisor() -> tuple[int, int]:
     return anonymous - shared, shared
 
 
-def private_pages(pid: int) -> int:
-    """Return how many pages of memory a process does not share with a file."""
+def held_by(pid: int) -> int:
+    """Return how much memory a process has that is no file's, in KiB; on gVisor, how much it has."""
     try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            words = file.read(CHUNK).split()
-        return int(words[1]) - int(words[2])
-    except (OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            rows = dict(line.split(b":", 1) for line in file.read(CHUNK).splitlines() if b":" in line)
+        names = (b"RssAnon", b"RssShmem") if b"RssAnon" in rows else (b"VmRSS",)
+        return sum(int(rows[name].split()[0]) for name in names)
+    except (OSError, ValueError, KeyError, IndexError):
         return 0
 
 
