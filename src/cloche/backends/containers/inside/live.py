@@ -257,11 +257,8 @@ class ContainerHost:
     def _frees_memory(self) -> bool:
         """Tell whether what was last ended for memory may still free some: the kernel takes a moment to do so."""
         moment = importlib.import_module("init.loop").now()
-        if (
-            self.ended_mark
-            and moment < self.ended_at + MOST_FREEING_S
-            and self.ended_mark in self.marker.all().values()
-        ):
+        is_ending = moment < self.ended_at + MOST_FREEING_S
+        if self.ended_mark and is_ending and self.ended_mark in self.marker.all().values():
             return True
         if self.ended_mark:
             self.ended_mark, self.ended_at = 0, moment
