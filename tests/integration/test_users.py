@@ -29,6 +29,7 @@ with cloche.Sandbox(live=True, users=True) as sandbox, cloche.Sandbox(live=True,
     found["made"] = [made.exit_code, *lines(made), made.stderr]
     found["joe"] = lines(sandbox.exec(shell="id -un; cd; pwd; echo $HOME; stat -c %U f", user="joe"))
     found["by uid"] = lines(sandbox.exec(["id", "-un"], user="1000"))
+    found["found on PATH"] = sandbox.exec(["useradd", "--help"], user="root").exit_code
     found["shared"] = [sandbox.exec(shell="echo 1 > /etc/x; chown joe /opt; echo $?", user="root").stdout,
                        sandbox.exec(shell="cat /etc/x; touch /opt/y && stat -c %U /opt/y", user="joe").stdout,
                        sandbox.exec(shell="touch /etc/y || touch /opt/z || touch /root/z").exit_code]
@@ -77,6 +78,7 @@ def check(found: dict[str, Any], *, first: range, count: int) -> list[int]:
     assert found["made"] == [0, "joe", "cat: /etc/shadow: Permission denied", "joe", ""]
     assert found["joe"] == ["joe", "/home/joe", "/home/joe", "joe"]
     assert found["by uid"] == ["sandbox"]
+    assert found["found on PATH"] == 0
     assert found["shared"] == ["0\n", "1\njoe\n", 1]
     assert found["python"] == 1000
     assert found["identity"] == "enforced"

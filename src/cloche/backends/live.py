@@ -37,6 +37,8 @@ from .saved_files import Changes
 
 log = logging.getLogger("cloche.live")
 START_S = 60.0  # for the sandbox to say that a process has started
+# Of a user that was asked for, beside those of its account; no folder that another user may write to is searched.
+USER_VARIABLES = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
 MOST_NUMBER = 1e18
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
@@ -338,7 +340,7 @@ class LiveSandbox(LiveFiles):
                 "host has a range of ids"
             )
         link = await self.connected()
-        env = self.environment(request.env) if request.user is None else dict(request.env)
+        env = self.environment(request.env) if request.user is None else {**USER_VARIABLES, **request.env}
         if request.terminal is not None:
             env.setdefault("TERM", "xterm-256color")
         channel = link.open(
