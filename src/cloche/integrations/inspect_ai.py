@@ -4,19 +4,22 @@
 
 Needs `cloche[inspect]`; Inspect finds it by the entry point. Each sample has a sandbox of its own, in which commands
 run side by side. Its configuration is a file of Cloche's, as above, or keywords of `cloche.Sandbox` as a
-`ClocheConfig`: `SandboxEnvironmentSpec("cloche", ClocheConfig(memory="1g"))`.
+`ClocheConfig`: `SandboxEnvironmentSpec("cloche", ClocheConfig(memory="1g"))`. Unless a configuration says otherwise, it
+has several users (`users=True`) where this host has ids for them.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
-from cloche.core.errors import BackendUnavailable, SandboxFileTooLarge
+from cloche.core.errors import BackendUnavailable, InvalidRequest, SandboxFileTooLarge
 from cloche.core.result import Result, Status
+from cloche.execution.sandbox import AsyncSandbox
 
 from .environment import GONE, WORKING_DIR, Environment
 
@@ -38,6 +41,7 @@ except ImportError as error:
         remedy='Install it with "pip install cloche[inspect]".',
     ) from error
 
+log = logging.getLogger("cloche.inspect")
 CANNOT_RUN, NO_TIME_LIMIT_S = 126, 366 * 24 * 3600
 
 
@@ -60,9 +64,7 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Open the sandbox of a sample."""
-        environment = Environment(**_options(config))
-        await environment.use(_nothing)
-        return {"default": cls(environment)}
+        return {"default": cls(await _open(config))}
 
     @classmethod
     async def sample_cleanup(
@@ -93,15 +95,19 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         """Run a command; a program that is missing ends with 127."""
-        if user is not None:
+        if user is not None and not await self._environment.use(_has_users):
             raise SandboxUserUnsupportedError(f"user: {user!r} cannot be had; this sandbox has one user")
         folder = posixpath.join(WORKING_DIR, cwd or "")
         try:
             result = await self._environment.use(
                 lambda sandbox: sandbox.exec(
-                    cmd, stdin=input or b"", cwd=folder, env=env, timeout=timeout or NO_TIME_LIMIT_S
+                    cmd, stdin=input or b"", cwd=folder, env=env, user=user, timeout=timeout or NO_TIME_LIMIT_S
                 )
             )
+        except InvalidRequest as error:
+            if user is None or f"no user {user!r}" not in str(error):
+                raise
+            return ExecResult(False, CANNOT_RUN, "", str(error))
         except GONE as error:
             raise SandboxUnavailableError(str(error)) from error
         _check(result, cmd)
@@ -127,13 +133,30 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
         return data.decode("utf-8") if text else data
 
 
-def _options(config: SandboxEnvironmentConfigType | None) -> Mapping[str, Any]:
-    if config is None:
-        return {}
+async def _open(config: SandboxEnvironmentConfigType | None) -> Environment:
+    """Open a sandbox as its configuration has it; one of which nobody has said how many users it has, with several."""
+    options: dict[str, Any] = {}
     if isinstance(config, str):
-        return {"config": config}
-    options: dict[str, Any] = config.model_dump(exclude_unset=True)
-    return options
+        return await _opened({"config": config})
+    if config is not None:
+        options = config.model_dump(exclude_unset=True)
+    if options.get("users") is not None:
+        return await _opened(options)
+    try:
+        return await _opened({**options, "users": True})
+    except BackendUnavailable as error:
+        log.info("a sandbox with one user: %s", error)
+        return await _opened(options)
+
+
+async def _opened(options: Mapping[str, Any]) -> Environment:
+    environment = Environment(**options)
+    await environment.use(_has_users)
+    return environment
+
+
+async def _has_users(sandbox: AsyncSandbox) -> bool:
+    return sandbox.policy.users
 
 
 def _check(result: Result, cmd: list[str]) -> None:
@@ -147,7 +170,3 @@ def _check(result: Result, cmd: list[str]) -> None:
         raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, kept)
     if result.exit_code == CANNOT_RUN and "permission denied" in result.stderr.lower():
         raise PermissionError(result.stderr.strip())
-
-
-async def _nothing(_: object) -> None:
-    """Have the sandbox opened."""
