@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.harness.escape.attempts import FORK, FOUND_OPEN, JAIL, SESSION, Attempt, key_of, places_of
+from tests.harness.escape.attempts import FORK, FOUND_OPEN, JAIL, LIVE, SESSION, Attempt, key_of, places_of
 from tests.harness.escape.controls import Controls
 from tests.harness.escape.targets import open_canaries
 
 _opened: list[Controls] = []
-# Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, are
-# held to one in three each, to different ones, and to the others by the soak.
+# Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, and a
+# sandbox that lives, are held to one in three each, to different ones, and to the others by the soak.
 EVERY = 3
-TURN = {SESSION: 0, FORK: 1}
+TURN = {SESSION: 0, FORK: 1, LIVE: 2}
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def _pair(attempt: Attempt, where: str, turn: int) -> Any:
     marks = [pytest.mark.xfail(reason=found, strict=True, raises=AssertionError)] if found else []
     if where in TURN and turn % EVERY != TURN[where]:
         marks.append(pytest.mark.soak)
-    if where in (JAIL, SESSION, FORK):
+    if where in (JAIL, SESSION, FORK, LIVE):
         marks.append(pytest.mark.both_users)
     return pytest.param(attempt, where, id=f"{attempt.name}-{where}", marks=marks)
 

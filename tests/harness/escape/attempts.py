@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)
 SESSION, FORK = "session", "fork"  # places at level jail where the program is a cell
+LIVE = "live"  # a sandbox that lives, at level jail
 IS_ROOT = os.geteuid() == 0
 
 # How a run may end without a word of its own and still count as contained: something stopped it.
@@ -128,6 +129,18 @@ NOT_AS_CELL: Mapping[str, str] = {
     "processes/outlive a time-out": PATIENCE,
     "processes/stand still past the time-out": PATIENCE,
 }
+# By family and name: why it makes no sense in a sandbox that lives.
+OWN_TERMINALS = "it has terminals of its own at /dev/pts, as the host has"
+SHARED = "what else runs in it is the same user's, and within reach: test_live.py has what must go on"
+LINKS = "links that stay inside the folder are copied out as links: tests of folders have those that do not"
+NOT_LIVE: Mapping[str, str] = {
+    "leaks/the host's mounts": OWN_TERMINALS,
+    "leaks/the host's mounts, by pid 1": OWN_TERMINALS,
+    "processes/kill everybody": SHARED,
+    "way out/a link to a link": LINKS,
+    "way out/a link by way of a folder link": LINKS,
+    "way out/a link to itself": LINKS,
+}
 # What works in a cell and should not: expected to fail, and an error when it no longer does.
 FOUND_OPEN: Mapping[tuple[str, str], str] = {}
 if IS_ROOT:  # an ordinary user's forks have no groups of their own
@@ -144,6 +157,8 @@ def key_of(attempt: Attempt) -> str:
 
 
 def places_of(attempt: Attempt) -> tuple[str, ...]:
-    """Return where an attempt is run: at its levels, and as a cell in a session and in a fork."""
-    is_cell = JAIL in attempt.levels and key_of(attempt) not in NOT_AS_CELL
-    return (*attempt.levels, SESSION, FORK) if is_cell else attempt.levels
+    """Return where an attempt is run: at its levels, as a cell in a session and in a fork, in a sandbox that lives."""
+    if JAIL not in attempt.levels:
+        return attempt.levels
+    cells = (SESSION, FORK) if key_of(attempt) not in NOT_AS_CELL else ()
+    return (*attempt.levels, *cells, *((LIVE,) if key_of(attempt) not in NOT_LIVE else ()))

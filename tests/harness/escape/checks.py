@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.harness.escape.attempts import Attempt, Verdict, judge
-from tests.harness.escape.runners import end_survivors, survivors
+from tests.harness.escape.runners import Live, end_survivors, survivors
 
 if TYPE_CHECKING:
     from tests.harness.escape.runners import Runner
@@ -29,8 +29,10 @@ GUEST_S = 60.0  # for a guest that changes a file for less than a second to have
 
 
 def outlives(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
-    """Run, then look on the host for processes of that run."""
+    """Run, then look on the host for processes of that run; of a sandbox that lives, when it is closed."""
     seen = runner.run(attempt)
+    if isinstance(runner, Live):
+        runner.close()
     left = {pid for _ in range(3) for pid in survivors(seen.token)}
     end_survivors(seen.token)
     return Verdict(breach=f"{len(left)} processes outlived the run") if left else judge(seen, canaries)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, key_of, run_check
+from tests.harness.escape.attempts import FORK, JAIL, LIVE, SESSION, Attempt, Verdict, key_of, run_check
 from tests.harness.escape.cells import Cells, Kept, Origin, own_session
-from tests.harness.escape.runners import Inside, Outside
+from tests.harness.escape.runners import Inside, Live, Outside
 from tests.harness.escape.targets import Canaries
 
 
@@ -29,10 +29,10 @@ class Controls:
             one.close()
 
     def runner(self, where: str) -> Inside | Cells:
-        """Return a runner for one attempt: a sandbox of a level, or a session or fork at level jail."""
+        """Return a runner for one attempt: a sandbox of a level or, at level jail, a session, a fork, or what lives."""
         if where in (SESSION, FORK):
             return Cells(self.canaries, origin=self._origin if where == FORK else None, kept=self._kept[where])
-        return Inside(self.canaries, level=where)
+        return Live(self.canaries, level=JAIL) if where == LIVE else Inside(self.canaries, level=where)
 
     def control(self, attempt: Attempt) -> Verdict:
         """Run the attempt outside, once per session; in throwaway namespaces if it is destructive or fails without."""

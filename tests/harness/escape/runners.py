@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -255,6 +256,36 @@ class Inside:
                     sandbox.write_file(path, data)
 
             yield Live()
+
+
+class Live(Inside):
+    """Run programs in sandboxes that live: each goes on, with whatever its program has left, until the check is over.
+
+    Where an attempt has a first program, that one's sandbox is still there when the second looks for what is left. What
+    is copied out are the files of the workspace, while it lives.
+    """
+
+    def __init__(self, canaries: Canaries, *, level: str, **keywords: Any) -> None:
+        super().__init__(canaries, level=level, **keywords)
+        self.keywords = {**self.keywords, "live": True}
+        self._opened = ExitStack()
+
+    def close(self) -> None:
+        """Close all sandboxes."""
+        self._opened.close()
+
+    def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
+        """Run a program in a sandbox of its own."""
+        token = new_token()
+        program = whole_program(attempt, code or attempt.code)
+        request = {"language": attempt.language, "argv": [json.dumps({**self.targets, "token": token})]}
+        if attempt.terminal:
+            keywords = {**attempt.limits, **self.keywords}
+            return run_on_terminal({"code": program, **request, "sandbox": keywords}, token)
+        sandbox = self._opened.enter_context(cloche.Sandbox(**attempt.limits, **self.keywords))
+        seen = as_seen(sandbox.run(program, **request), token)
+        self.promises = seen.promises
+        return replace(seen, save=lambda directory: sandbox.download("/workspace", directory))
 
 
 def as_seen(result: cloche.Result, token: str) -> Seen:
