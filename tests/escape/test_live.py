@@ -116,11 +116,13 @@ if os.fork() == 0:
 time.sleep(60)
 """,
     "one that stops its parent": """
+parent = os.getpid()
 if os.fork() == 0:
     os.setsid()
     print('up', flush=True)
-    while True:
-        os.kill(os.getppid(), signal.SIGSTOP)
+    while os.getppid() == parent:
+        os.kill(parent, signal.SIGSTOP)
+    time.sleep(60)
 time.sleep(60)
 """,
     "one that is always another": """

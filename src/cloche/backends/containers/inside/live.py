@@ -256,7 +256,7 @@ class ContainerHost:
 
     def _frees_memory(self) -> bool:
         """Tell whether what was last ended for memory may still free some: the kernel takes a moment to do so."""
-        moment = importlib.import_module("init.loop").now()
+        moment: float = importlib.import_module("init.loop").now()
         is_ending = moment < self.ended_at + MOST_FREEING_S
         if self.ended_mark and is_ending and self.ended_mark in self.marker.all().values():
             return True
