@@ -78,6 +78,19 @@ def test_input_is_taken_as_fast_as_it_is_read(client: Client) -> None:
     assert int(client.read(channel, 7)) == wire.WINDOW_BYTES
 
 
+def test_the_end_of_input_on_a_terminal_is_granted_to_nobody(client: Client) -> None:
+    """It is a Ctrl-D that init writes: who is granted more than it has sent takes that for a broken protocol."""
+    channel = client.start("sh", "-c", "cat; echo end", streams=[], terminal=[24, 80])
+    client.link.sendall(wire.data_frame(channel, wire.STDIN, b"line\r"))
+    client.send(wire.END, channel, bytes((wire.STDIN,)))
+    granted, found = 0, b""
+    while b"end" not in found:
+        kind, body = client.receive(channel)
+        granted += wire.read_grant(body)[1] if kind == wire.WINDOW else 0
+        found += body[1:] if kind == wire.DATA else b""
+    assert granted == 5
+
+
 def test_more_than_the_window_ends_the_link(client: Client) -> None:
     """Who sends more than is granted has broken the protocol."""
     channel = client.start("sleep", "1000")
