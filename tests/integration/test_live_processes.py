@@ -234,7 +234,7 @@ def test_a_process_is_found_again_by_its_id(opened: cloche.Sandbox) -> None:
     assert (again.id, again.pid) == (process.id, process.pid)
     assert again.stdout.read() == b"before\n"
     other = opened.process(process.id)
-    with pytest.raises(cloche.OutcomeUnknown, match="another"):
+    with pytest.raises(Detached, match="another"):
         again.wait()
     other.write("word\n")
     result = other.wait()

@@ -176,6 +176,8 @@ class LiveProcess:
         except OperationFailed as error:
             if error.kind == "start":
                 raise _not_started(error) from error
+            if error.kind == "replaced":
+                raise Detached(f"process {self.id}: {error}") from error
             if self._is_detached:
                 raise Detached(f"process {self.id} was let go; attach to it by its id") from error
             raise OutcomeUnknown(f"the end of the process is not known: {error}") from error

@@ -7,8 +7,10 @@ has run.
 - `selection`: which backend: named, chosen for `auto`, or a fallback for trusted code. `registry`: backends by name;
   the only importer of concrete ones.
 - `run`: one run in a throwaway sandbox, and what each run needs: request, callbacks, spilled output, files out, fixers.
-- `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `inputs`: files and arguments as callers
-  write them. `concurrency`: how many runs work at once. `doctor`: what this host can enforce, measured.
+- `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: what a session has run.
+- `live`, `processes`, `paths`, `ports`: what `AsyncSandbox` can do with `live=True`. `folders`: folders in and out.
+- `inputs`: files and arguments as callers write them. `concurrency`: how many runs work at once. `doctor`: what this
+  host can enforce, measured.
 
 To be kept: every front end goes through `prepare` and `run.run_in`, so that rules and audit hold wherever a run comes
 from; nothing runs on less than was asked for. How a backend is looked for may be changed without asking.
