@@ -266,10 +266,12 @@ def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 def _make_folder(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Make a folder, with those above it where `parents` are wanted; one that is there is no error then."""
-    if order.get("parents"):
-        folders.make_folders(path)
-    else:
+    if not order.get("parents"):
         os.mkdir(path)
+    elif os.path.exists(path) and not os.path.isdir(path):
+        raise failure(errno.EEXIST, path)
+    else:
+        folders.make_folders(path)
     return {}
 
 

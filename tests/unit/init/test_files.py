@@ -227,6 +227,9 @@ def test_folders_are_made_moved_and_removed(files: Files) -> None:
     files.do("make_folder", "a/b/c", parents=True)
     files.do("make_folder", "a/b/c", parents=True)
     assert files.refused("make_folder", "a/b") == "exists"
+    files.do("write", "a/file", b"")
+    assert files.refused("make_folder", "a/file", parents=True) == "exists"
+    assert files.refused("make_folder", "a/file/b", parents=True) == "not_directory"
     assert files.refused("make_folder", "x/y") == "not_found"
     files.write("f", b"1")
     files.write("g", b"2")
