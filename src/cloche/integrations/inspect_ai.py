@@ -105,7 +105,7 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
                 )
             )
         except InvalidRequest as error:
-            if user is None or f"no user {user!r}" not in str(error):
+            if user is None or not str(error).startswith("user: "):
                 raise
             return ExecResult(False, CANNOT_RUN, "", str(error))
         except GONE as error:
