@@ -22,14 +22,17 @@ ON_GVISOR = {
 # gVisor's clock of CPU time counts ticks in which a program could have run: what a program reads there says nothing.
 UNTELLING_ON_GVISOR = "cpu is true"
 IMAGE = "cloche-test:sessions"
-SKIPPED = {"rollback", "fork"}  # containers have neither
+SKIPPED = frozenset({"rollback", "fork"})  # containers have neither
+# Of sandboxes that live: what is part of each test run, and what is skipped of all.
+LIVE = ("live: background", "live: time-out", "live: memory", "live: terminal", "live files: content", "session")
+LIVE_SKIPPED = SKIPPED | {"session apart"}
 
 
-def assert_kept(rows: tuple[Row, ...]) -> None:
+def assert_kept(rows: tuple[Row, ...], skipped: frozenset[str] = SKIPPED) -> None:
     """Fail for what is broken, and for what is skipped although containers have it."""
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
-    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == SKIPPED
+    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == skipped
 
 
 @pytest.mark.timeout(600)
@@ -40,7 +43,24 @@ def test_sessions_of_docker_conform(docker: Daemon) -> None:
     assert [(row.check.name, row.outcome, row.reason) for row in rows if row.outcome is not Outcome.KEPT] == []
 
 
+@pytest.mark.timeout(600)
+def test_some_of_sandboxes_that_live_conforms(docker: Daemon) -> None:
+    """What hangs on the container: whole trees, memory, terminals, a home, sessions as processes."""
+    backend = DockerBackend({"*": docker.image(IMAGE)})
+    rows = run_conformance(backend, level=Level.JAIL, only=LIVE, deviations={}, at_once=3, is_live=True)
+    assert_kept(rows, frozenset())
+
+
 @pytest.mark.soak  # for its length, here and below
+@pytest.mark.timeout(600)
+def test_sandboxes_that_live_conform(docker: Daemon) -> None:
+    """Every check is kept, without a deviation."""
+    backend = DockerBackend({"*": docker.image(IMAGE)})
+    rows = run_conformance(backend, level=Level.JAIL, deviations={}, at_once=4, is_live=True)
+    assert_kept(rows, LIVE_SKIPPED)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_docker_conforms(docker: Daemon) -> None:
     """Every check is kept in an image with Python, Node.js and Bash, without a deviation."""

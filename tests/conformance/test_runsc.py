@@ -21,6 +21,15 @@ SKIPPED = {"rollback", "fork"}  # of all that is tried, what gVisor has not
 HANGS_ON_GROUPS = ("capabilities", "truth", "limits")
 
 
+# Of sandboxes that live: what is part of each test run, and what differs.
+LIVE = ("live: background", "live: time-out", "live: memory", "live files: content", "session")
+LIVE_DEVIATIONS = {
+    "live: terminal": "this gVisor's terminals have no Ctrl-C, no Ctrl-D and no signal of a new size",
+    "live files: archives": OLD_STAT,
+    "live files: streams": "this gVisor has no files without a name: half a file stays where its writer was killed",
+}
+
+
 def checks(*families: str) -> list[str]:
     """Return the names of all checks, or of those of some families."""
     return [check.name for check in CHECKS if check.name != UNTELLING and (not families or check.family in families)]
@@ -57,3 +66,23 @@ def test_sandboxes_that_live_on_gvisor_conform() -> None:
     assert not broken, "\n".join(broken)
     skipped = {row.check.name for row in rows if row.outcome is Outcome.SKIPPED}
     assert skipped == {*SKIPPED, "session apart"} & {check.name for check in LIVE_CHECKS}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("runsc_alone")
+@pytest.mark.parametrize(
+    ("names", "skipped"),
+    [
+        pytest.param(LIVE, set(), id="some"),
+        pytest.param((), SKIPPED | {"session apart"}, id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_sandboxes_that_live_conform(names: tuple[str, ...], skipped: set[str]) -> None:
+    """Every check is kept, but for deviations that are named and real."""
+    deviations = {} if names else LIVE_DEVIATIONS
+    backend = RunscBackend()
+    rows = run_conformance(backend, level=Level.GVISOR, only=names, deviations=deviations, at_once=3, is_live=True)
+    backend.drain()
+    broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
+    assert not broken, "\n".join(broken)
+    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == skipped

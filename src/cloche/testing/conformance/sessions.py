@@ -86,7 +86,8 @@ LISTENS = "import socket; server = socket.create_server(('127.0.0.1', 0)); port 
 LEAVES = """
 import subprocess
 one = subprocess.Popen(['sleep', '1000'])
-two = int(subprocess.check_output('setsid sleep 1000 >/dev/null 2>&1 & echo $!', shell=True))
+line = 'sleep 1000 >/dev/null 2>&1 & echo $!'
+two = int(subprocess.check_output(line, shell=True, start_new_session=True))
 [one.pid, two]
 """
 LIVES = """
