@@ -42,7 +42,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "containers": (*LONG, "-m", "soak and container and not machine"),
     "escape": (*LONG, "-m", LOCAL, "tests/escape"),
     "sessions": (*LONG, "-m", LOCAL, "-k", "session", "--ignore=tests/escape"),
-    "local": (*LONG, "-m", LOCAL, "-k", "not session", "--ignore=tests/escape"),
+    "local": (*LONG, "-m", LOCAL, "-k", "not session and not keeper", "--ignore=tests/escape"),
+    "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
 # The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.

@@ -27,6 +27,7 @@ from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
 from .execution.history import HistoryEntry
 from .execution.inputs import Files
+from .execution.naming import Duration
 from .execution.paths import AsyncWatch
 from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
@@ -276,10 +277,26 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
         live: bool = False,
+        name: str | None = None,
+        keep: Duration | None = None,
+        lifetime: Duration | None = None,
+        idle: Duration | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
-        self._sandbox = AsyncSandbox(env=env, files=files, live=live, **options)
+        self._sandbox = AsyncSandbox(
+            env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, **options
+        )
         self._scope: _ScopeTask | None = None
+
+    @classmethod
+    def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
+        """Return a sandbox of this user's that is kept under a name; see `AsyncSandbox.attach`."""
+        return cls.of(AsyncSandbox.attach(name, env=env))
+
+    @property
+    def name(self) -> str | None:
+        """Return its name, None for one that has none."""
+        return self._sandbox.name
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Self:
@@ -356,6 +373,11 @@ class Sandbox:
     connect = _making(_method(AsyncSandbox.connect, "_sandbox"), Connection, "Connection")
     forward = _making(_method(AsyncSandbox.forward, "_sandbox"), Forward, "Forward")
     ports = _method(AsyncSandbox.ports, "_sandbox")
+    logs = _method(AsyncSandbox.logs, "_sandbox")
+    kill = _method(AsyncSandbox.kill, "_sandbox")
+    pause = _method(AsyncSandbox.pause, "_sandbox")
+    resume = _method(AsyncSandbox.resume, "_sandbox")
+    keep = _method(AsyncSandbox.keep, "_sandbox")
 
     def session(
         self,

@@ -197,6 +197,8 @@ class Host:
                 pass
         return found
     def note_orphan(self, pid): pass
+    def others(self): return []
+    def signal_others(self, number): pass
     def note_busy(self, *, is_busy): pass
     def hand_out(self, channel, fd): return False
     def why_killed(self, take): take("why")

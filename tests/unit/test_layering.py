@@ -19,7 +19,8 @@ CORE = {"core"}
 BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
-BELOW_EXECUTION = BELOW_CONFIG | {"config", "audit", "blocking"}
+KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
+BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync"}
 # "face" is `cloche/__init__.py`, the public names themselves.
@@ -38,6 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "egress": BELOW_MECHANISM,
     "backends": BELOW_MECHANISM | MECHANISM,
     "backends/containers/inside": {"interpreter", "init"},
+    "keeper": set(),
+    "keeper/registry": BELOW_MECHANISM,
+    "keeper/attach": BELOW_MECHANISM | {"init", "jail/setup", "keeper/registry", "keeper"},
     "config": BELOW_CONFIG,
     "audit": BELOW_CONFIG | {"config"},
     "blocking": BELOW_CONFIG | {"config"},
@@ -56,10 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 STANDARD_LIBRARY_ONLY = {
-    "core", "hostfs", "init", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
+    "core", "hostfs", "init", "keeper", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
 }  # fmt: skip
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
-RELATIVE_ONLY = {"init", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
+RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live", "live_files",
@@ -92,6 +96,9 @@ WRONG_ARROWS = [
     ("interpreter/oneshot.py", "import importlib\nimportlib.import_module('jail.steps')"),
     ("egress/proxy.py", "from cloche.jail import user_namespaces"),
     ("forkserver/pool.py", "from cloche.backends import host"),
+    ("keeper/process.py", "from cloche.init import wire"),
+    ("keeper/relay.py", "from . import registry"),
+    ("backends/live.py", "from cloche.keeper import attach"),
     ("backends/local/__init__.py", "from cloche.backends.docker import backend"),
     ("backends/local/__init__.py", "from ..docker import backend"),
     ("backends/local/__init__.py", "from cloche import backends"),

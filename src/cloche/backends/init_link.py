@@ -18,6 +18,7 @@ from cloche.init import wire
 MOST_OBJECT_BYTES = 1 << 20
 MOST_PARTS = 40_000
 READ_BYTES = 1 << 18
+MOST_NUMBER = (1 << 16) - 1  # of a channel, through a keeper
 OPEN_S = 10.0  # for a sandbox to say which version it speaks
 ANSWER_S = 60.0  # for it to say that it has begun what was asked, or what it knows
 MOST_EVENTS = 16  # that nobody has taken yet: an operation has two
@@ -191,7 +192,9 @@ class InitLink(asyncio.Protocol):
         body = json.dumps(order, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(body) > wire.MOST_BODY:
             raise InvalidRequest(f"arguments and environment have {len(body)} bytes, more than {wire.MOST_BODY}")
-        self._number += 1
+        self._number = self._number % MOST_NUMBER + 1
+        while self._number in self.channels:  # of which there are fewer than numbers
+            self._number = self._number % MOST_NUMBER + 1
         channel = self.channels[self._number] = Channel(self, self._number)
         self.send(wire.frame(wire.OPEN, self._number, body))
         return channel

@@ -236,6 +236,8 @@ def _not_started(error: OperationFailed) -> Exception:
         return StartFailed(
             "the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids"
         )
+    if error.kind == "paused":
+        return InvalidRequest(str(error))
     if error.kind in ("too_many", "unsupported"):
         return BackendUnavailable(str(error))
     return StartFailed(str(error), step=str(error.details.get("step") or error.kind), errno=error.details.get("errno"))
@@ -334,6 +336,15 @@ class LiveSandbox(LiveFiles):
         """Return what the next process shall remove."""
         return []
 
+    async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
+        """Do an operation that answers with one event, or none; see core.protocols.OpenLiveSandbox."""
+        try:
+            return await (await self.connected()).ask(op, **arguments)
+        except OperationFailed as error:
+            if error.kind == "unknown":
+                raise InvalidRequest(f"{op} is for a sandbox with a name, which is kept: {error}") from error
+            raise InvalidRequest(f"{op}: {error}") from error
+
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
         """Start a process; see core.protocols.SupportsProcesses."""
         if request.user is not None and not self._has_users:
@@ -395,6 +406,24 @@ class LiveSandbox(LiveFiles):
             return await self._begun(self._process(link.open("attach", id=name), sink))
         except StartFailed as error:
             raise InvalidRequest(f"process: {error}") from error
+
+    async def read_output(self, name: str) -> tuple[bytes, bytes]:
+        """Return what is kept of a process's output; see core.protocols.OpenLiveSandbox."""
+        channel = (await self.connected()).open("output", id=name)
+        found = {wire.STDOUT: b"", wire.STDERR: b""}
+
+        def take(stream: int, data: memoryview) -> None:
+            if stream in found:
+                found[stream] = (found[stream] + bytes(data))[: wire.MOST_DATA]
+
+        channel.on_data = take
+        try:
+            await asyncio.shield(channel.closed)
+        except OperationFailed as error:
+            raise InvalidRequest(f"process: {error}") from error
+        finally:
+            channel.close()
+        return found[wire.STDOUT], found[wire.STDERR]
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
         """Return what runs, and what ended a while ago."""

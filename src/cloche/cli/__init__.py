@@ -4,8 +4,8 @@ In: the arguments of the process. Out: an exit code, the program's output on std
 `app` finds the commands in the modules of this folder; `options` declares the shared options; `output` has exit codes,
 safe terminal output, tables and the progress bar; `cells` shows the cells of a session. Every other module holds
 commands: `run` (also `--fix`), `exec` and `shell` (`_attached`: with our streams, or our terminal), `session`,
-`serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`, `system` (`doctor`, `gc`,
-`backends`, `languages`, `presets`, `images`, `config`, `conformance`).
+`sandbox` (those with a name), `serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`,
+`system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`, `conformance`).
 A command is added in one file (docs/contributing.md).
 
 To be kept: exit codes; nothing hostile reaches a terminal unescaped, unless that was asked for (`-t`); a module

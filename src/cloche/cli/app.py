@@ -39,20 +39,6 @@ class _Root(Group):
         return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
-class _Again(Group):
-    """Hold some of the root's commands once more."""
-
-    again = ("run", "session")
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the root's command, or None."""
-        return root.get_command(ctx, cmd_name) if cmd_name in self.again else None
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's own
-        """Return their names."""
-        return list(self.again)
-
-
 def _import_all() -> None:
     """Import every module of this folder, but those that hold no commands: packages, and what begins with `_`."""
     import pkgutil
@@ -66,6 +52,3 @@ def _import_all() -> None:
 @click.version_option(__version__, "--version", message="%(prog)s %(version)s", help="Print the version.")
 def root() -> None:
     """Run code that a language model wrote, so that it cannot hurt this machine."""
-
-
-root.add_command(_Again("sandbox", help="The same verbs under one word."))

@@ -6,10 +6,11 @@ on this host: measured, with reasons and remedies.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from .enforcement import Control, Enforcement, Level, Measure
 from .events import Sink
@@ -510,6 +511,18 @@ class SupportsPorts(Protocol):
 class OpenLiveSandbox(OpenSandbox, SupportsProcesses, SupportsPaths, SupportsPorts, Protocol):
     """Offer a sandbox that lives: any number of runs and processes at once, in one file system and one network."""
 
+    async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
+        """Do one of `init.wire`'s operations that answer with one event, or none. Raises InvalidRequest."""
+        ...
+
+    async def read_output(self, name: str) -> tuple[bytes, bytes]:
+        """Return what is kept of a process's output, by its id, and keep it. Raises InvalidRequest."""
+        ...
+
+    async def kill(self) -> None:
+        """End the sandbox for everybody who is in it, and wait until nothing of it is left."""
+        ...
+
 
 @runtime_checkable
 class SupportsLive(Protocol):
@@ -517,4 +530,48 @@ class SupportsLive(Protocol):
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
         """Open one. Raises BackendUnavailable, as it is entered, where this host or the policy's level gives none."""
+        ...
+
+
+class Keeping(Protocol):
+    """Take over a sandbox that shall outlive its caller; see `cloche.keeper.attach`.
+
+    Where it `ends_with_caller`, whoever has opened it ends it.
+    """
+
+    ends_with_caller: bool
+
+    async def begin(self) -> None:
+        """Take the name, and make ready. Raises ClocheError."""
+        ...
+
+    async def take(
+        self, init: socket.socket, held: Mapping[str, int], groups: Sequence[str], said: Mapping[str, Any]
+    ) -> socket.socket:
+        """Take init's socket, whose greeting nobody has read, and the descriptors without which the sandbox ends.
+
+        Return a connection to it in their place. `groups` are folders of its control group, to be removed where its
+        helper could not; `said` is what is known of it only now. Raises StartFailed.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Give up what was begun."""
+        ...
+
+
+@runtime_checkable
+class SupportsNames(Protocol):
+    """Be a backend whose sandboxes that live may have a name, by which others find them."""
+
+    def open_kept(
+        self, policy: Policy, limits: Limits, keeping: Keeping
+    ) -> AbstractAsyncContextManager[OpenLiveSandbox]:
+        """Open one and hand it over. It is there when that is entered; leaving it lets go of it."""
+        ...
+
+    def attach_live(
+        self, policy: Policy, limits: Limits, enforcement: Enforcement, connect: Callable[[], Awaitable[socket.socket]]
+    ) -> AbstractAsyncContextManager[OpenLiveSandbox]:
+        """Come back into one that was opened so, by a connection to who keeps it."""
         ...

@@ -30,6 +30,7 @@ from cloche.core.protocols import (
     SupportsWorkspaceContainers,
 )
 from cloche.core.request import WorkspaceContainer
+from cloche.keeper import registry as names
 
 log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
@@ -125,6 +126,8 @@ def collect_garbage() -> Mapping[str, Sequence[str]]:
                     found[backend.name] = backend.collect_garbage()
             except BackendUnavailable as error:
                 log.debug("%s", error)
+    if left := names.clear():
+        found["keeper"] = [f"file {path}" for path in left]
     return found
 
 

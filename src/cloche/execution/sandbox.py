@@ -35,10 +35,12 @@ from cloche.core.protocols import (
 )
 from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
+from cloche.keeper.attach import Kept, find_kept
 
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
+from .naming import Duration, NameOperations, read_terms
 from .paths import PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
@@ -343,7 +345,7 @@ class AsyncSession:
         self._closing = asyncio.ensure_future(self._opened.close())
 
 
-class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
+class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperations):
     """Open a sandbox for several runs.
 
         async with AsyncSandbox(preset="standard") as sandbox:
@@ -357,6 +359,11 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
     With `live`, it is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`)
     go on at the same time, and share files, loopback and what they leave running in the background. Results then list
     no files. Backends `local` (at level `jail`), `docker` and `gvisor` have such sandboxes.
+
+    One that lives may have a `name`, one each per user: then others come in with `attach`. With `keep` it is held by a
+    process of its own, and leaving the block, or the death of this process, does not end it: that does `kill`, or its
+    end of time: `keep` without a client, counted from the last one's end; `lifetime` in all (24 h); `idle` with no
+    process and no call. Backend `local` alone has names.
     """
 
     def __init__(
@@ -365,12 +372,19 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
         live: bool = False,
+        name: str | None = None,
+        keep: Duration | None = None,
+        lifetime: Duration | None = None,
+        idle: Duration | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
+        self._terms = read_terms(name, keep, lifetime, idle)
+        self._kept: Kept | None = None  # what it is, where it was there before
         self._env = read_env(env)
         self._files = files
-        self._is_live = live
+        self._name = name
+        self._is_live = live or name is not None
         self._prepared: Prepared = prepare(**options)
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
@@ -378,6 +392,25 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations):
         self._recordings: set[asyncio.Task[Result]] = set()
         self._forwards: set[AsyncForward] = set()
         self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
+
+    @classmethod
+    def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
+        """Return a sandbox of this user's that is kept under a name, to be entered as one that is new.
+
+        It has the rules and limits that it was opened with. Leaving the block lets go of it.
+
+        Raises InvalidRequest where there is none, BackendUnavailable where another version of Cloche keeps it.
+        """
+        kept = find_kept(name)
+        sandbox = cls(env=env, live=True, backend=kept.backend)
+        sandbox._prepared = replace(sandbox._prepared, policy=kept.policy, limits=kept.limits)
+        sandbox._name, sandbox._kept = name, kept
+        return sandbox
+
+    @property
+    def name(self) -> str | None:
+        """Return its name, None for one that has none."""
+        return self._name
 
     @property
     def limits(self) -> Limits:

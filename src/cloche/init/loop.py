@@ -31,6 +31,14 @@ if TYPE_CHECKING:
             """Take note of the end of a process that the client has not asked for."""
             ...
 
+        def others(self) -> list[int]:
+            """Return the pids of all processes but ours."""
+            ...
+
+        def signal_others(self, number: int) -> None:
+            """Send a signal to all of them at once."""
+            ...
+
         def note_busy(self, *, is_busy: bool) -> None:
             """Take note of whether any process of the client's is at work."""
             ...
@@ -59,7 +67,7 @@ if TYPE_CHECKING:
 
 POLLIN, POLLOUT, GONE = select.POLLIN, select.POLLOUT, select.POLLHUP | select.POLLERR
 CHUNK = 1 << 18
-LONGEST_SLEEP_S = 24 * 3600.0  # poll takes no more than 24 days
+LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
 MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing more of a guest's is read
 
 
@@ -76,6 +84,7 @@ class Loop:
         self._unsent_bytes = 0
         self._paused: list[Callable[[], None]] = []
         self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._stopped: dict[object, tuple[float, Callable[[], None]]] | None = None  # with the seconds that are left
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._new: set[int] = set()  # descriptors that are watched since the events were collected
         self._poll = select.poll()
@@ -103,6 +112,32 @@ class Loop:
     def cancel(self, key: object) -> None:
         """Forget what a key stands for."""
         self._timers.pop(key, None)
+        if self._stopped:
+            self._stopped.pop(key, None)
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether clocks were stopped."""
+        return self._stopped is not None
+
+    def stop_clocks(self, kind: str) -> None:
+        """Let those whose key is a pair with this word stand still."""
+        if self._stopped is None:
+            keys, moment = [key for key in self._timers if isinstance(key, tuple) and key[1] == kind], now()
+            clocks = [(key, *self._timers.pop(key)) for key in keys]
+            self._stopped = {key: (at - moment, function) for key, at, function in clocks}
+
+    def start_clocks(self) -> None:
+        """Let them go on."""
+        stopped, self._stopped = self._stopped or {}, None
+        for key, (left, function) in stopped.items():
+            self.call_at(key, now() + left, function)
+
+    def stop(self) -> None:
+        """Let `serve` return."""
+        if self.link >= 0:
+            self.ignore(self.link)
+            self.link = -1
 
     def send(self, data: bytes) -> None:
         """Send a frame: now, or when the client reads."""
@@ -130,8 +165,8 @@ class Loop:
         self._paused.append(function)
 
     def serve(self) -> None:
-        """Do everything until the client is gone."""
-        while True:
+        """Do everything until the client is gone, or `stop` was called."""
+        while self.link >= 0:
             self._new.clear()
             for fd, events in self._poll.poll(self._timeout_ms()):
                 handler = self._handlers.get(fd)
@@ -139,15 +174,14 @@ class Loop:
                     handler is not None and fd not in self._new
                 ):  # else the events are those of who had the number before
                     handler(events)
-            if self.link < 0:
-                return
-            if self._timers:
+            if self._timers and self.link >= 0:
                 self._ring()
 
     def _timeout_ms(self) -> float | None:
         if not self._timers:
             return None
-        return min(max(0.0, min(at for at, _ in self._timers.values()) - now()), LONGEST_SLEEP_S) * 1000 + 1
+        left = min(at for at, _ in self._timers.values()) - now()
+        return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
 
     def _ring(self) -> None:
         moment = now()
@@ -180,8 +214,7 @@ class Loop:
             except wire.WireError:
                 data = b""
             if not data:  # the client is gone, or speaks another language
-                self.ignore(self.link)
-                self.link = -1
+                self.stop()
 
     def _send_more(self) -> None:
         while self._unsent:

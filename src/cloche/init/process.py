@@ -129,6 +129,7 @@ class Outgoing:
         self.process, self.stream, self.fd = process, stream, fd
         self.window = wire.WINDOW_BYTES
         self.tail = bytearray()
+        self.unread = bytearray()  # the last of what was sent, until the client says that it has passed it on
         self.dropped = 0
         self.due = 0  # bytes that had been written when they were counted, and were not read yet
         self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
@@ -178,6 +179,8 @@ class Outgoing:
 
     def _send(self, data: bytes | memoryview) -> None:
         self.window -= len(data)
+        self.unread += data
+        del self.unread[:-KEPT_BYTES]
         self.process.loop.send(wire.data_frame(self.process.channel, self.stream, data))
 
     def _keep(self, data: bytes) -> None:
@@ -189,18 +192,30 @@ class Outgoing:
 
     def attach(self) -> None:
         """Send what was kept, with a window that is new, and go on."""
-        self.window = wire.WINDOW_BYTES - len(self.tail)
-        for at in range(0, len(self.tail), wire.MOST_DATA):
-            piece = bytes(self.tail[at : at + wire.MOST_DATA])
-            self.process.loop.send(wire.data_frame(self.process.channel, self.stream, piece))
-        self.tail.clear()
+        self.take_back()
+        tail, self.tail = bytes(self.tail), bytearray()
+        for at in range(0, len(tail), wire.MOST_DATA):
+            self._send(tail[at : at + wire.MOST_DATA])
         self.go_on()
 
     def pass_on(self) -> None:
         """Send what is held; here nothing ever is."""
 
+    def take_back(self) -> None:
+        """Keep what was sent to a client who has gone without passing it on."""
+        self.dropped += max(0, wire.WINDOW_BYTES - self.window - len(self.unread))
+        self.tail, self.unread, self.window = self.unread + self.tail, bytearray(), wire.WINDOW_BYTES
+        del self.tail[:-KEPT_BYTES]
+
+    def forget_sent(self) -> None:
+        """Take all that was sent as read: the client has been told of the end."""
+        self.unread, self.window = bytearray(), wire.WINDOW_BYTES
+
     def grant(self, count: int) -> None:
         self.window += count
+        waiting = max(0, wire.WINDOW_BYTES - self.window)
+        if len(self.unread) > waiting:
+            del self.unread[: len(self.unread) - waiting]
         self.go_on()
         if self.left >= 0:
             self.finish()
@@ -437,6 +452,8 @@ class Process:
     def leave(self) -> None:
         """Go on without a client, or end."""
         self.channel = 0
+        for one in self.outgoing.values():
+            one.take_back()
         if self.status is None and not self.is_kept:
             self.kill("")
         elif self.status is None and self.master >= 0:
@@ -543,6 +560,8 @@ class Process:
             if not self.error:
                 self._event("exit", status=self.status, cause=self.cause, usage=self.usage, dropped=self._dropped())
             channel, self.channel = self.channel, 0
+            for one in self.outgoing.values():
+                one.forget_sent()
             self.owner.close(channel, **self.error)
         self.owner.forget(self)
 

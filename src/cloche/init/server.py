@@ -9,6 +9,7 @@ import os
 import signal
 
 from . import wire
+from .lifetime import Lifetime
 from .loop import POLLIN, Loop
 from .ports import connect, listening
 from .process import MOST_KEPT_EXITS, Process
@@ -47,6 +48,7 @@ class Server:
         self.kept: dict[str, Process] = {}  # ended, oldest first
         self.number = 0
         self.is_greeted = self.is_busy = False
+        self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels))
         self.woken, self.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
@@ -54,7 +56,7 @@ class Server:
         self.loop.send(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, **greeting))
 
     def serve(self) -> None:
-        """Do everything until the client is gone."""
+        """Do everything until the client is gone, or the time is up."""
         self.loop.serve()
 
     def close(self, channel: int, **error: Any) -> None:
@@ -72,6 +74,7 @@ class Server:
                 raise wire.WireError(f"a malformed frame of kind {kind}") from error
 
     def _handle(self, kind: int, number: int, body: bytes) -> None:
+        self.lifetime.note_use()
         if kind == wire.HELLO:
             if wire.read_object(body).get("version") != wire.VERSION:
                 raise wire.WireError("another version")
@@ -116,6 +119,7 @@ class Server:
 
     def start(self, number: int, order: dict[str, Any]) -> Process:
         """Start a process whose channel has this number."""
+        self.lifetime.check_running()
         self.number += 1
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
@@ -166,6 +170,24 @@ class Server:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))
         self.close(number)
 
+    def _output(self, number: int, order: dict[str, Any]) -> None:
+        for stream, one in self._found(order).outgoing.items():
+            if one.tail:
+                self.loop.send(wire.data_frame(number, stream, bytes(one.tail[-wire.MOST_DATA :])))
+        self.close(number)
+
+    def _pause(self, number: int, _: dict[str, Any]) -> None:
+        self.lifetime.pause()
+        self.close(number)
+
+    def _resume(self, number: int, _: dict[str, Any]) -> None:
+        self.lifetime.resume()
+        self.close(number)
+
+    def _limits(self, number: int, order: dict[str, Any]) -> None:
+        self.lifetime.limit(order)
+        self.close(number)
+
     def _end(self, number: int, _: dict[str, Any]) -> None:
         for process in list(self.processes.values()):
             process.kill("")
@@ -185,6 +207,7 @@ class Server:
                 return
             if not pid:
                 return
+            self.lifetime.note_use()
             process = self.by_pid.pop(pid, None)
             if process is not None:
                 process.note_exit(status, usage)
@@ -222,6 +245,10 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "files": Server._files,
     "connect": Server._connect,
     "ports": Server._ports,
+    "output": Server._output,
+    "pause": Server._pause,
+    "resume": Server._resume,
+    "limits": Server._limits,
     "end": Server._end,
 }
 

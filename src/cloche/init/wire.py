@@ -34,14 +34,26 @@ own streams alone. To send more than the window ends the connection.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
   Where it `hands_out`, and init has another way to the client, the socket itself goes that way, and the channel ends.
 - `ports`: one event `ports` with who listens.
+- `output`: the last bytes that nobody has read of a process, by `id`, on its streams 1 and 2; they are kept.
+- `pause`: stop all processes and the clocks of commands; nothing is started until `resume`. Both answer by CLOSE.
+- `limits`: `ends_in_s`, after which all ends, whoever is there; `idle_s`, after which it ends if no process but init
+  has lived and no frame has come. None is none. They replace what was said before, and count on CLOCK_BOOTTIME.
 - `end`: kill everything. The sandbox is over when the connection closes.
+
+**A keeper** (`cloche.keeper`) may stand between the sandbox and any number of clients, each of which has a connection
+and numbers of channels of its own, from 1 to 65,535. Who breaks the protocol loses the connection, and nobody else. Its
+HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot), `release`. That of a
+client may say `"is_visit": true`: it does not count as one for whose sake the sandbox is kept. When a client goes, its
+channels are closed. The keeper answers some operations itself, in whose OPEN `op` is the first member, without spaces,
+and which are short: `pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a
+client after which all ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `age_s`, `keep_s`,
+`lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
 
 What a sandbox sends is a guest's word where a guest could have said it. Clients read it with `decode_object`, bounded.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 
 TYPE_CHECKING = False
@@ -78,6 +90,8 @@ def frame(kind: int, channel: int, body: bytes = b"") -> bytes:
 
 def json_frame(kind: int, channel: int, **body: Any) -> bytes:
     """Return a frame whose body is a JSON object."""
+    import json
+
     return frame(kind, channel, json.dumps(body, separators=(",", ":")).encode("ascii"))
 
 
@@ -119,6 +133,8 @@ class FrameBuffer:
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the object of a frame from a side that is trusted. Raises WireError for what is none."""
+    import json  # which a keeper does without
+
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -334,6 +334,20 @@ class Resident(Parent):
         parent = _parent_of(pid)
         return self._mark_of(parent, depth - 1) if parent > 1 else HIDDEN
 
+    def others(self) -> list[int]:
+        """Return all that live, but us and the guest that waits."""
+        ours = (1, self.spare.pid if self.spare is not None else 1)
+        return [int(name) for name in posix.listdir("/proc") if name.isdigit() and int(name) not in ours]
+
+    def signal_others(self, number: int) -> None:
+        """Send a signal to all at once: as pid 1, to whoever is in this namespace or in one below it."""
+        if posix.getpid() != 1:
+            return
+        try:
+            posix.kill(-1, number)
+        except OSError:
+            pass  # there is nobody
+
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
         self._report_pace(is_busy=is_busy)

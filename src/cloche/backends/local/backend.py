@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
@@ -11,8 +12,9 @@ from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Language
 from cloche.core.limits import Limits
+from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.core.protocols import Capabilities
+from cloche.core.protocols import Capabilities, Keeping
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls
 from ..garbage_collection import remove_folders, remove_groups
@@ -100,11 +102,30 @@ class LocalBackend:
         """
         return _Opening(self._make_live, policy, limits)
 
+    def open_kept(
+        self, policy: Policy, limits: Limits, keeping: Keeping
+    ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
+        """Open a sandbox that lives and hand it over, as it is entered; see core.protocols.SupportsNames."""
+        return _Entering(lambda: self._make_live(policy, limits, keeping), LocalLiveSandbox.connected)
+
+    def attach_live(
+        self, policy: Policy, limits: Limits, enforcement: Enforcement, connect: Callable[[], Awaitable[socket.socket]]
+    ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
+        """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
+
+        def make() -> LocalLiveSandbox:
+            return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
+
+        async def join(sandbox: LocalLiveSandbox) -> None:
+            await sandbox.join(await connect())
+
+        return _Entering(make, join)
+
     def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
         host, enforcement = self._settle(policy)
         return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
 
-    def _make_live(self, policy: Policy, limits: Limits) -> LocalLiveSandbox:
+    def _make_live(self, policy: Policy, limits: Limits, keeping: Keeping | None = None) -> LocalLiveSandbox:
         host, enforcement = self._settle(policy)
         if enforcement.level is not Level.JAIL:
             why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
@@ -113,7 +134,7 @@ class LocalBackend:
                 f"a sandbox that lives needs level jail, and this one has level {enforcement.level}{why}.",
                 remedy=f"{remedy} Without live=True, runs take turns at any level.",
             )
-        return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
+        return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
 
     def _settle(self, policy: Policy) -> tuple[Host, Enforcement]:
         try:
@@ -166,6 +187,29 @@ class _Opening(Generic[S]):
     async def __aenter__(self) -> S:
         self._sandbox = self._make(self._policy, self._limits)
         return self._sandbox
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+
+class _Entering:
+    """Hold a sandbox that is there when the block begins."""
+
+    def __init__(self, make: Callable[[], LocalLiveSandbox], begin: Callable[[LocalLiveSandbox], Awaitable[object]]):
+        self._make, self._begin = make, begin
+        self._sandbox: LocalLiveSandbox | None = None
+
+    async def __aenter__(self) -> LocalLiveSandbox:
+        sandbox = self._sandbox = self._make()
+        try:
+            await self._begin(sandbox)
+        except BaseException:
+            await finish(sandbox.close())
+            raise
+        return sandbox
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

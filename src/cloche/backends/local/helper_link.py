@@ -46,6 +46,7 @@ CLOSE_TIMEOUT_S = 10.0
 LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
 EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002
 _helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
+_released: list[subprocess.Popen[bytes]] = []  # that somebody else holds: they may outlive this process
 _lock = threading.Lock()
 
 UNREAD_S = 0.003  # for so long the helper's link is not read: of a short run the handoff socket has all that matters
@@ -60,7 +61,7 @@ async def until_end(link: socket.socket) -> None:
         try:
             tag, _, fds = messages.receive(link.fileno())
         except BlockingIOError:
-            await _until_readable(link.fileno())
+            await until_readable(link.fileno())
             continue
         except OSError:
             return
@@ -70,7 +71,8 @@ async def until_end(link: socket.socket) -> None:
             return
 
 
-async def _until_readable(fd: int) -> None:
+async def until_readable(fd: int) -> None:
+    """Wait until there is something to read, or the end."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, _set_done, readable)
@@ -89,7 +91,7 @@ async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Wait by a pidfd: `Popen.wait` with a time-out polls."""
     fd = os.pidfd_open(process.pid)
     try:
-        await asyncio.wait_for(_until_readable(fd), CLOSE_TIMEOUT_S)
+        await asyncio.wait_for(until_readable(fd), CLOSE_TIMEOUT_S)
     except TimeoutError:
         process.kill()
     finally:
@@ -106,6 +108,7 @@ def add(process: subprocess.Popen[bytes], spec: Spec) -> None:
 def collect() -> bool:
     """Take note of those that have ended, and clear up after one that did not end by itself; tell whether all have."""
     with _lock:
+        _released[:] = [process for process in _released if process.poll() is None]
         waiting = _helpers[:]
         _helpers.clear()
     still_here = [(process, spec) for process, spec in waiting if process.poll() is None]
@@ -128,6 +131,7 @@ def _forget_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _helpers.clear()
+    _released.clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -164,6 +168,12 @@ class Connection:
     def helper_pid(self) -> int:
         """Return the helper's process, 0 when it is not known yet."""
         return self._process.pid if self._process is not None else self._slot.pid if self._slot is not None else 0
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the folders of its control group, which it removes, unless it is killed."""
+        cgroup = self._spec.cgroup
+        return sorted(set(cgroup["folders"].values())) if cgroup else []
 
     async def start(self) -> None:
         """Start the helper and tell it what to build. Raises StartFailed."""
@@ -519,6 +529,17 @@ class Connection:
             answer.set_exception(OSError(body["error"]))
         else:
             answer.set_result(fds)
+
+    def release(self) -> socket.socket:
+        """Return the helper's socket, for somebody else, with whom it ends from now on; nobody attends it any more."""
+        link, self._link = self._link, None
+        if link is None:
+            raise self._loss()
+        if self._process is not None:
+            with _lock:
+                _released.append(self._process)
+            self._process = None
+        return link
 
     def detach(self) -> None:
         """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied mounts."""

@@ -16,7 +16,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import (
@@ -32,7 +32,7 @@ from cloche.core.frames import GuestReportReader
 from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.core.protocols import OpenConnection
+from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
@@ -50,7 +50,7 @@ from ..live import LiveProcess, LiveSandbox, check_port, connection_error, usage
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
-from .helper_link import Connection
+from .helper_link import Connection, until_readable
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
@@ -107,7 +107,15 @@ class LocalLiveSandbox(LiveSandbox):
 
     backend = "local"
 
-    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
+        host: Host,
+        keeping: Keeping | None = None,
+    ):
         self._enforcement_apart = enforcement
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
@@ -128,6 +136,8 @@ class LocalLiveSandbox(LiveSandbox):
         self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
         self._leftover: list[str] = []  # programs of runs that have ended
         self.start = "cold"
+        self._keeping = keeping
+        self.is_kept = self._is_owner = False  # by a keeper: closing lets go of it
 
     # Its life.
 
@@ -146,9 +156,12 @@ class LocalLiveSandbox(LiveSandbox):
         spec = self._spec()
         run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
         show_toolchain(run, spec, python_toolchain().binds, self._host, self._policy)
-        slot = self._pool.fork() if self._pool is not None else None
+        # A helper of the pool would be at hand sooner, but the pool's template is ours, and may not outlive us.
+        slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
         namespace = self._host.namespace if spec.is_shown else -1
+        if self._keeping is not None:
+            await self._keeping.begin()
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
         link: InitLink | None = None
@@ -158,6 +171,8 @@ class LocalLiveSandbox(LiveSandbox):
             connection.send_resident(run, order, theirs.fileno())
             theirs.close()
             self._end = asyncio.get_running_loop().create_task(connection.attend(self._take))
+            if self._keeping is not None:
+                return await self._hand_over(connection, ours, self._keeping, self._end)
             _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
             await self._await_greeting(link)
         except BaseException:
@@ -165,12 +180,56 @@ class LocalLiveSandbox(LiveSandbox):
             if link is not None:
                 link.close("it was not opened")
             ours.close()
+            if self._keeping is not None:
+                self._keeping.abandon()
             await finish(self._end_connection(connection))
             raise
         self._connection = connection
         if self._pool is not None and slot is None:
             self._pool.start()
         return link
+
+    async def _hand_over(
+        self, connection: Connection, ours: socket.socket, keeping: Keeping, end: asyncio.Task[dict[str, Any]]
+    ) -> InitLink:
+        """Give all that keeps the sandbox to a keeper, once pid 1 serves, and come back as its client."""
+        ours.setblocking(False)
+        greeted = asyncio.get_running_loop().create_task(until_readable(ours.fileno()))
+        await asyncio.wait((end, greeted), return_when=asyncio.FIRST_COMPLETED, timeout=6 * OPEN_S)
+        is_there = greeted.done() and bool(ours.recv(1, socket.MSG_PEEK))
+        greeted.cancel()
+        if not is_there:
+            await _raise_failure(end)
+        end.cancel()
+        await asyncio.wait((end,))
+        self._end = None
+        with connection.release() as helper, ours:
+            held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {})}
+            client = await keeping.take(ours, held, connection.groups, {"enforcement": self._enforcement.as_dict()})
+        if self._claim is not None:
+            self._claim.forget()
+            self._claim = None
+        return await self.join(client, is_owner=keeping.ends_with_caller)
+
+    async def join(self, client: socket.socket, *, is_owner: bool = False) -> InitLink:
+        """Be a client of the sandbox, by a connection to its keeper; closing it ends it for its owner alone."""
+        self.is_kept, self._is_owner = True, is_owner
+        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
+        client.setblocking(False)
+        _, self.link = await asyncio.get_running_loop().create_connection(InitLink, sock=client)
+        await asyncio.wait((self.link.greeting,), timeout=OPEN_S)
+        if not self.link.greeting.done():
+            self.link.close("its keeper does not answer")
+        await self.link.greeting
+        return self.link
+
+    async def kill(self) -> None:
+        """End the sandbox for everybody, and wait until nothing of it is left."""
+        link = self.link
+        if self.is_kept and link is not None and not link.lost.done():
+            link.open("end")
+            await asyncio.wait((link.lost,), timeout=2 * OPEN_S)
+        await self.close()
 
     async def _await_greeting(self, link: InitLink) -> None:
         """Wait until pid 1 serves. Raises StartFailed with the step that failed."""
@@ -179,10 +238,7 @@ class LocalLiveSandbox(LiveSandbox):
         await asyncio.wait((self._end, link.greeting), return_when=asyncio.FIRST_COMPLETED, timeout=6 * OPEN_S)
         if link.greeting.done() and link.greeting.exception() is None:
             return
-        await asyncio.wait((self._end,), timeout=OPEN_S)
-        if self._end.done():
-            self._end.result()  # which raises what the helper says
-        raise StartFailed("the first process of the sandbox does not answer", step="init")
+        await _raise_failure(self._end)
 
     def _spec(self) -> Spec:
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._paths)
@@ -229,7 +285,10 @@ class LocalLiveSandbox(LiveSandbox):
         spec.users, spec.outside = (start, used), (start, 1)
 
     async def close(self) -> None:
-        """Kill and remove everything, for good."""
+        """Kill and remove everything, for good; a sandbox that is kept for others is let go."""
+        if self._is_owner and not self._is_closed:
+            self._is_owner = False
+            await finish(self.kill())
         self._is_closed = True
         async with self._opening, contextlib.AsyncExitStack() as stack:
             for apart in self._apart:
@@ -266,6 +325,8 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""
+        if self.is_kept:  # what the helper hands out is its keeper's
+            return await super().connect(port)
         check_port(port)
         channel = (await self.connected()).open("connect", port=port, hands_out=True)
         handed_out = self._handed_out[channel.number] = asyncio.get_running_loop().create_future()
@@ -456,6 +517,14 @@ class LocalLiveSandbox(LiveSandbox):
         rows = await self.list_path(path, recursive=True)
         prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
         return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
+
+
+async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
+    """Raise what the helper says went wrong."""
+    await asyncio.wait((end,), timeout=OPEN_S)
+    if end.done():
+        end.result()  # which raises what the helper says
+    raise StartFailed("the first process of the sandbox does not answer", step="init")
 
 
 async def _send_stdin(process: LiveProcess, data: bytes) -> None:

@@ -29,7 +29,8 @@ from .cache import own_cache, read_cache, write_cache
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The top-level packages a helper may import, and nothing else of Cloche's.
-HELPER_PACKAGES = ("jail", "interpreter", "init")
+HELPER_PACKAGES = ("jail", "interpreter", "init", "keeper")
+CALLERS_OWN = ("keeper.registry", "keeper.attach")  # which are in these packages, and the caller's
 PROBE_PACKAGES = (*HELPER_PACKAGES, "jail.setup")  # what is in jail.setup is the caller's, but the probe is run from it
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
@@ -55,7 +56,7 @@ class Archive:
         if Archive.data is None: return marshal.loads(posix.pread(archive, end - start, start))
         return marshal.loads(Archive.data[start:end])
     def find_spec(name, path=None, target=None):
-        is_package = name in ("jail", "jail.setup", "interpreter", "init")
+        is_package = name in ("jail", "jail.setup", "interpreter", "init", "keeper")
         if name in Archive.offsets: return ModuleSpec(name, Archive, origin="cloche", is_package=is_package)
     def create_module(spec): return None
     def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
@@ -115,6 +116,17 @@ _BOOT_MAPPER = """\
 import jail.subordinate_ids
 jail.subordinate_ids.main({fd}, {order})
 """
+# It needs little of what helpers need, and there may be hundreds.
+_BOOT_KEEPER = """\
+gc.enable()
+import keeper
+keeper.load = load
+import keeper.process, init.wire
+posix.close(archive)
+gc.collect()
+gc.freeze()
+keeper.process.main({fd})
+"""
 _BOOT_PROBE = """\
 map_archive()
 import jail.setup.probe
@@ -151,8 +163,9 @@ def _sources(*, is_probe: bool) -> dict[str, str]:
         folder = os.path.join(PACKAGE, *package.split("."))
         for name in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(name)
-            if suffix == ".py":
-                found[package if stem == "__init__" else f"{package}.{stem}"] = os.path.join(folder, name)
+            module = package if stem == "__init__" else f"{package}.{stem}"
+            if suffix == ".py" and module not in CALLERS_OWN:
+                found[module] = os.path.join(folder, name)
     return found
 
 
@@ -321,8 +334,18 @@ def start_shim(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes
     return _start(executable, lambda fd: _BOOT_SHIM.format(fd=fd))
 
 
+def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a keeper (`cloche.keeper`) and return its process and our end of its socket. Raises OSError."""
+    return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd), is_awaited=False, is_helper=False)
+
+
 def _start(
-    executable: str, end_of_boot: Callable[[int], str], *, is_awaited: bool = True, passed: int = -1
+    executable: str,
+    end_of_boot: Callable[[int], str],
+    *,
+    is_awaited: bool = True,
+    is_helper: bool = True,
+    passed: int = -1,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `end_of_boot` gives the rest of its program, by its socket.
 
@@ -332,8 +355,8 @@ def _start(
     try:
         theirs = socket.socket(fileno=_passable(theirs.detach()))
         archive = _archive_file()
-        first = f"make_modules({HELPER_MODULES})\nmap_archive()\n"
-        boot = archive.run_boot() + _load_ctypes(executable) + first + end_of_boot(theirs.fileno())
+        first = f"{_load_ctypes(executable)}make_modules({HELPER_MODULES})\nmap_archive()\n" if is_helper else ""
+        boot = archive.run_boot() + first + end_of_boot(theirs.fileno())
         with _starts:
             process = subprocess.Popen(
                 [executable, "-I", "-S", "-c", boot],

@@ -226,6 +226,21 @@ class ContainerHost:
     def note_orphan(self, pid: int) -> None:
         """Take note of nothing: what nobody asked for is found by its mark."""
 
+    def others(self) -> list[int]:
+        """Return all that live with a mark."""
+        return list(self.marker.all())
+
+    def signal_others(self, number: int) -> None:
+        """Send a signal to all of them, until nobody is found that has not had it."""
+        seen: set[int] = set()
+        while new := set(self.others()) - seen:
+            for pid in new:
+                try:
+                    os.kill(pid, number)
+                except OSError:
+                    pass  # it has gone meanwhile
+            seen |= new
+
     def note_busy(self, *, is_busy: bool) -> None:
         """Look at the memory as long as anything runs, less often when it is only what others left."""
         self.is_busy = is_busy

@@ -1,0 +1,285 @@
+"""`cloche sandbox`: sandboxes with a name, which live on between commands; and `run` and `session` once more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
+from cloche.core.escape import escape_line
+
+from .app import root
+from .options import Group, argument, flag, json_option, option, sandbox_options
+from .output import Writer, show, showing_progress
+from .run import read_files, read_pairs, run_and_report
+
+if TYPE_CHECKING:
+    from cloche.config.keys import SandboxOptions
+    from cloche.keeper.registry import Found
+
+KEEP = "1h"
+# Options end where a command of the sandbox begins.
+COMMAND = {"allow_interspersed_args": False}
+MOST_PORT, MOST_DIGITS = (1 << 16) - 1, 5
+
+
+class _Sandboxes(Group):
+    """Hold the commands below, and some of the root's once more."""
+
+    again = ("run", "session")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, or None."""
+        if cmd_name in self.again:
+            return root.get_command(ctx, cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return their names."""
+        return [*super().list_commands(ctx), *self.again]
+
+
+sandboxes = root.group("sandbox", cls=_Sandboxes, help="Sandboxes with a name, which live on between commands.")(
+    lambda: None
+)
+_name = argument("name", metavar="NAME", help="Its name: 1 to 63 of a-z, 0-9 and -.")
+_words = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
+_id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox ps`.")
+
+
+@sandboxes.command("create")
+@_name
+@option("--keep", metavar="TIME", default=KEEP, help="How long it is kept while nobody is in it.")
+@option("--lifetime", metavar="TIME", help="How long it lives in all. Default: 24h.")
+@option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
+@option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
+@sandbox_options()
+def _create(
+    name: str, keep: str, lifetime: str | None, idle: str | None, file: tuple[str, ...], options: SandboxOptions
+) -> int:
+    """Open a sandbox and keep it under a name. The time limit, --timeout, is that of each command."""
+    from cloche.sync import Sandbox
+
+    with (
+        showing_progress(),
+        Sandbox(name=name, keep=keep, lifetime=lifetime, idle=idle, files=read_files(file), **options),
+    ):
+        pass
+    print(name)
+    return 0
+
+
+@sandboxes.command("list")
+@json_option()
+def _list(as_json: bool) -> int:
+    """List the sandboxes of this user that live."""
+    from cloche.keeper import registry
+
+    rows = [_row(one) for one in registry.found()]
+    if not rows and not as_json:
+        print("no sandbox with a name lives")
+        return 0
+    show(rows, as_json=as_json)
+    return 0
+
+
+def _row(found: Found) -> dict[str, object]:
+    from cloche.keeper.attach import visit
+
+    said: Mapping[str, Any] = {}
+    with contextlib.suppress(OutcomeUnknown):  # it is just being made or ended, or of another version
+        said = visit(found, "info", timeout_s=2.0)
+    state = ("paused" if said.get("is_paused") else "running") if said else "unknown"
+    return {
+        "name": found.name, "state": state, "backend": found.entry.get("backend"), "clients": said.get("clients"),
+        "age": _seconds(said.get("age_s")), "keep": _seconds(said.get("keep_s")), "left": _seconds(said.get("left_s")),
+        "unused": _seconds(said.get("without_client_s")),
+    }  # fmt: skip
+
+
+def _seconds(value: object) -> int | None:
+    return round(value) if isinstance(value, int | float) else None
+
+
+@sandboxes.command("exec", context_settings=COMMAND)
+@_name
+@_words
+@option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
+@option("--timeout", metavar="TIME", help="Wall clock. Default: that of the sandbox.")
+@json_option()
+def _exec(
+    name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], timeout: str | None, as_json: bool
+) -> int:
+    """Run a command, as `cloche run` does; what it leaves behind lives on. `cloche exec -it NAME` has a terminal."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        start = partial(sandbox.exec, _command(words), cwd=cwd, env=read_pairs(env), timeout=timeout)
+        return run_and_report(start, as_json=as_json, debug=False)
+
+
+@sandboxes.command("start", context_settings=COMMAND)
+@_name
+@_words
+@option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
+@option("--timeout", metavar="TIME", help="Wall clock. Default: none.")
+def _start(name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], timeout: str | None) -> int:
+    """Start a command in the background, and print its id."""
+    from cloche.sync import Sandbox
+
+    with (
+        Sandbox.attach(name) as sandbox,
+        sandbox.start(_command(words), cwd=cwd, env=read_pairs(env), timeout=timeout, keep=True) as process,
+    ):
+        print(process.id)
+    return 0
+
+
+def _command(words: tuple[str, ...]) -> list[str]:
+    """Return a command, before which `--` may stand."""
+    if words[0] != "--":
+        return list(words)
+    if not words[1:]:
+        raise InvalidRequest("give a COMMAND after --")
+    return list(words[1:])
+
+
+@sandboxes.command("ps")
+@_name
+@json_option()
+def _ps(name: str, as_json: bool) -> int:
+    """List its processes: those that run, and those that ended not long ago."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        rows = [
+            {
+                "id": one.id, "pid": one.pid, "status": str(one.status or "running"), "exit_code": one.exit_code,
+                "age": round(one.age), "command": one.command,
+            }
+            for one in sandbox.processes()
+        ]  # fmt: skip
+    show(rows, as_json=as_json)
+    return 0
+
+
+@sandboxes.command("logs")
+@_name
+@_id
+def _logs(name: str, process: str) -> int:
+    """Print the last output of a process that nobody has read: 64 KiB of each stream, and it stays there."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        streams = sandbox.logs(process)
+    for fd, data in zip((1, 2), streams, strict=True):
+        writer = Writer(fd)
+        writer.write(data)
+        writer.finish()
+    return 0
+
+
+@sandboxes.command("files")
+@_name
+@argument("path", required=False, default="/workspace", metavar="PATH", help="A file or folder. Default: /workspace.")
+@option("--upload", metavar="SRC", help="Copy a file or folder of this machine's to PATH.")
+@option("--download", metavar="DST", help="Copy PATH to a place on this machine.")
+@json_option()
+def _files(name: str, path: str, upload: str | None, download: str | None, as_json: bool) -> int:
+    """List a folder of its, or copy files in and out."""
+    if upload and download:
+        raise InvalidRequest("--upload and --download exclude each other; give one")
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        if upload:
+            sandbox.upload(upload, path)
+        elif download:
+            sandbox.download(path, download)
+        else:
+            rows = [
+                {"name": one.name, "type": one.type, "size": one.size, "mode": f"{one.mode:o}"}
+                for one in sandbox.list_dir(path)
+            ]
+            show(rows, as_json=as_json)
+    return 0
+
+
+@sandboxes.command("forward")
+@_name
+@argument("ports", metavar="PORT[:HOST_PORT]", help="A port inside, and one of 127.0.0.1; without, one that is free.")
+def _forward(name: str, ports: str) -> int:
+    """Have a port of this machine lead to one inside, until Ctrl-C."""
+    port, host_port = _read_ports(ports)
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox, sandbox.forward(port, host_port) as forward:
+        print(f"127.0.0.1:{forward.host_port}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
+    return 0
+
+
+def _read_ports(text: str) -> tuple[int, int]:
+    inside, _, outside = text.partition(":")
+    words = (inside, outside or "0")
+    if not all(word.isdecimal() and len(word) <= MOST_DIGITS and int(word) <= MOST_PORT for word in words):
+        raise InvalidRequest(f"PORT: {text!r} is none; give, for example, 8000 or 8000:9000")
+    return int(words[0]), int(words[1])
+
+
+@sandboxes.command("pause")
+@_name
+def _pause(name: str) -> int:
+    """Stop all its processes; its lifetime goes on."""
+    _visit(name, "pause")
+    return 0
+
+
+@sandboxes.command("resume")
+@_name
+def _resume(name: str) -> int:
+    """Let its processes go on."""
+    _visit(name, "resume")
+    return 0
+
+
+@sandboxes.command("kill")
+@argument("names", nargs=-1, required=True, metavar="NAME", help="Its name. Several may be given.")
+@flag("--force", help="Also where it does not answer: end the process that keeps it.")
+def _kill(names: tuple[str, ...], force: bool) -> int:
+    """End sandboxes with all that is in them."""
+    for name in names:
+        try:
+            _visit(name, "end", timeout_s=15.0)
+        except OutcomeUnknown:
+            if not force:
+                raise
+            _force(name)
+        print(escape_line(name))
+    return 0
+
+
+def _visit(name: str, op: str, **arguments: Any) -> None:  # noqa: ANN401 - any JSON
+    from cloche.keeper import registry
+    from cloche.keeper.attach import visit
+
+    visit(registry.find(name), op, **arguments)
+
+
+def _force(name: str) -> None:
+    """Kill the process that keeps a sandbox: with it goes everything."""
+    from cloche.keeper import registry
+
+    for pid in registry.holders(name):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,83 @@
+"""Sandboxes with a name: what keeps one beyond its block and its caller; and what is done to a sandbox as a whole.
+
+The name, the times and the process that holds it are `cloche.keeper`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.limits import parse_duration
+from cloche.core.protocols import Backend, OpenSandbox, SupportsNames
+from cloche.keeper import attach
+from cloche.keeper.attach import Kept, Terms
+
+from .live import LiveOperations
+
+Duration = float | str
+
+
+def read_terms(
+    name: str | None, keep: Duration | None, lifetime: Duration | None, idle: Duration | None
+) -> Terms | None:
+    """Read the arguments of a sandbox with a name; None where it has none. Raises InvalidRequest."""
+    if name is not None:
+        return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle)
+    for word, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
+        if value is not None:
+            raise InvalidRequest(f"{word} is for a sandbox with a name, which is kept; give it one: name=...")
+    return None
+
+
+def _naming_backend(backend: Backend) -> SupportsNames:
+    if not isinstance(backend, SupportsNames):
+        raise BackendUnavailable(
+            f"backend {backend.name!r} has no sandboxes with names.", remedy='Use backend "local", or give no name.'
+        )
+    return backend
+
+
+class NameOperations(LiveOperations):
+    """Open a sandbox that has a name, or come back into one, and do what concerns one that lives as a whole."""
+
+    _terms: Terms | None
+    _name: str | None
+    _kept: Kept | None
+
+    def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Return what opens it. Raises BackendUnavailable where the backend has none like that."""
+        from cloche import __version__
+
+        prepared, name, kept = self._prepared, self._name, self._kept
+        if name is not None and kept is not None:
+            backend = _naming_backend(prepared.backend)
+            return backend.attach_live(kept.policy, kept.limits, kept.enforcement, lambda: attach.connect(name))
+        if self._terms is not None:
+            entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
+            keeping = attach.Keeping(self._terms, entry, release=__version__)
+            return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
+        return super()._opening()
+
+    async def kill(self) -> None:
+        """End the sandbox for everybody, and wait until nothing of it is left; its name is free then."""
+        await self._require_live("kill").kill()
+
+    async def pause(self) -> None:
+        """Stop all its processes, and the clocks of their time-outs; nothing can be started until `resume`.
+
+        Its lifetime goes on. A process that had stopped itself is continued by `resume` as well.
+        """
+        await self._require_live("pause").ask("pause")
+
+    async def resume(self) -> None:
+        """Let its processes go on."""
+        await self._require_live("resume").ask("resume")
+
+    async def logs(self, id: str) -> tuple[bytes, bytes]:  # noqa: A002 - as the process's own property
+        """Return the last output of a process that nobody has read, of standard output and error; it stays there."""
+        return await self._require_live("logs").read_output(id)
+
+    async def keep(self, time: Duration) -> None:
+        """Set how long a sandbox with a name is kept without a client, counted from the last one's end."""
+        await self._require_live("keep").ask("keep", keep_s=parse_duration(time, name="keep"))

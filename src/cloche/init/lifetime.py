@@ -1,0 +1,68 @@
+"""How long a sandbox lives, and that it may be paused: the limits that init keeps by its own clock.
+
+Whoever is outside and should end it may be suspended, or gone wrong. A clock of a command stands still with it.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from . import wire
+from .loop import now
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .loop import Host, Loop
+
+
+class Lifetime:
+    """End everything in time, or stop everything for a while; `is_busy` tells whether anything was asked for."""
+
+    def __init__(self, loop: Loop, host: Host, is_busy: Callable[[], bool]):
+        self.loop, self.host, self._is_busy = loop, host, is_busy
+        self._idle_s: float | None = None
+        self._busy_at = now()
+
+    def note_use(self) -> None:
+        """Count the time without use from now on."""
+        self._busy_at = now()
+
+    def limit(self, order: dict[str, Any]) -> None:
+        """End everything after the times of an order, in place of those that were said before."""
+        ends_in_s, idle_s = order.get("ends_in_s"), order.get("idle_s")
+        self._idle_s = None if idle_s is None else float(idle_s)
+        self.loop.cancel("end")
+        if ends_in_s is not None:
+            self.loop.call_at("end", now() + float(ends_in_s), self.loop.stop)
+        self.loop.cancel("idle")
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._idle_s is not None:
+            self.loop.call_at("idle", self._busy_at + self._idle_s, self._look)
+
+    def _look(self) -> None:
+        if self._is_busy() or self.host.others():
+            self.note_use()
+        if self._idle_s is not None and now() >= self._busy_at + self._idle_s:
+            self.loop.stop()
+        else:
+            self._look_again()
+
+    def check_running(self) -> None:
+        """Refuse to start anything while everything stands still."""
+        if self.loop.is_paused:
+            raise wire.Refused("paused", "the sandbox is paused; resume it first")
+
+    def pause(self) -> None:
+        """Stop all processes, and the clocks of commands."""
+        self.host.signal_others(signal.SIGSTOP)
+        self.loop.stop_clocks("clock")
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self.loop.start_clocks()
+        self.host.signal_others(signal.SIGCONT)

@@ -1,0 +1,257 @@
+"""A keeper seen from callers: start one and hand a sandbox over, come in as a client, ask it something.
+
+What results say of a sandbox does not travel on the wire: it is in the entry beside the socket, which only its user can
+write. `as_entry` and `read_entry` are the two ends of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from time import monotonic
+from typing import Any
+
+from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
+from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, StartFailed
+from cloche.core.limits import Limits, parse_duration
+from cloche.core.policy import Policy
+from cloche.init import wire
+from cloche.jail.setup.launch import start_keeper
+
+from . import registry
+
+LIFETIME_S = 24 * 3600.0
+HAND_OVER_S, VISIT_S = 30.0, 5.0
+CHUNK = 1 << 16
+_started: list[subprocess.Popen[bytes]] = []  # keepers of this process, to be taken note of when they end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Say under which name a sandbox is kept and how long: `keep_s` without a client, `lifetime_s` in all.
+
+    Without `keep_s` it ends with the client who has opened it. `idle_s` is the time with no process and no call, None
+    for any.
+    """
+
+    name: str
+    keep_s: float | None = None
+    lifetime_s: float = LIFETIME_S
+    idle_s: float | None = None
+
+
+def read_terms(name: object, *, keep: object = None, lifetime: object = None, idle: object = None) -> Terms:
+    """Read how a caller says it. Raises InvalidRequest."""
+    return Terms(
+        name=registry.check_name(name),
+        keep_s=None if keep is None else parse_duration(keep, name="keep"),
+        lifetime_s=LIFETIME_S if lifetime is None else parse_duration(lifetime, name="lifetime"),
+        idle_s=None if idle is None else parse_duration(idle, name="idle"),
+    )
+
+
+class Keeping:
+    """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`."""
+
+    def __init__(self, terms: Terms, entry: Mapping[str, Any], *, release: str = ""):
+        self._terms, self._entry, self._release = terms, entry, release
+        self.ends_with_caller = terms.keep_s is None
+        self._claimed: registry.Claimed | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+
+    async def begin(self) -> None:
+        """Take the name, and start the keeper meanwhile. Raises InvalidRequest, BackendUnavailable, StartFailed."""
+        _collect()
+        self._claimed = await asyncio.to_thread(registry.claim, self._terms.name)
+        try:
+            self._process, self._link = start_keeper()
+        except OSError as error:
+            self.abandon()
+            raise StartFailed(f"cannot start the keeper: {error}", step="keeper", errno=error.errno) from error
+
+    def abandon(self) -> None:
+        """Give up what was begun: the keeper, which has nothing yet, ends by itself."""
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None:
+            claimed.give_up()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        if self._process is not None:
+            _started.append(self._process)
+            self._process = None
+
+    async def take(
+        self, init: socket.socket, held: Mapping[str, int], groups: Sequence[str], said: Mapping[str, Any]
+    ) -> socket.socket:
+        """Hand over init's socket and what else keeps the sandbox, and return a connection to it in their place.
+
+        See `core.protocols.Keeping`. The caller closes its own descriptors. Raises StartFailed.
+        """
+        claimed, link = self._claimed, self._link
+        if claimed is None or link is None:
+            raise InvalidRequest("this keeper was given up")
+        fds = {
+            "init": init.fileno(), "listening": claimed.listening.fileno(), "folder": claimed.folder,
+            "lock": claimed.lock, **held,
+        }  # fmt: skip
+        terms = self._terms
+        order = {
+            "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
+            "said": {"boot": registry.boot_id(), "release": self._release}, "descriptors": list(fds),
+            "groups": list(groups),
+        }  # fmt: skip
+        try:
+            claimed.describe({**self._entry, **said, "created": time.time()})
+            await _send(link, json.dumps(order).encode(), list(fds.values()))
+        except OSError as error:
+            self.abandon()
+            raise StartFailed(f"the keeper does not answer: {error}", step="keeper", errno=error.errno) from error
+        link.send(b"go")  # before which all ends with us, and after which it is not ours to end
+        self._claimed = None
+        claimed.release()
+        self._let_go()
+        return await asyncio.to_thread(registry.find(terms.name).connect)
+
+
+async def _send(link: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one message with descriptors, and wait for the answer."""
+    link.setblocking(False)
+    socket.send_fds(link, [data], fds)
+    async with asyncio.timeout(HAND_OVER_S):
+        if not await asyncio.get_running_loop().sock_recv(link, 16):
+            raise ConnectionError("it has ended")
+
+
+def _collect() -> None:
+    """Take note of keepers that have ended: they are children of this process for as long as it lives."""
+    _started[:] = [process for process in _started if process.poll() is None]
+
+
+def _forget_after_fork() -> None:
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+# What is said of a sandbox.
+
+
+def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
+    """Return what attaching needs to know of a sandbox, as plain data; who opens it adds `enforcement`."""
+    rules = {one.name: _plain(getattr(policy, one.name)) for one in fields(policy)}
+    return {"version": wire.VERSION, "backend": backend, "policy": rules, "limits": limits.as_dict()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Level):
+        return str(value)
+    return [str(one) for one in value] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Say what a sandbox is that is kept: by which backend, with which rules and limits, and what is in force."""
+
+    backend: str
+    policy: Policy
+    limits: Limits
+    enforcement: Enforcement
+
+
+def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
+    """Read what `as_entry` made. Raises BackendUnavailable where another Cloche has written it."""
+    if entry.get("version") != wire.VERSION:
+        raise BackendUnavailable(
+            f"sandbox {name!r} is being made or ended, or is kept by another version of Cloche.",
+            remedy=f"Try again, use that version, or end it: cloche sandbox kill {name}",
+        )
+    try:
+        rules = dict(entry["policy"])
+        for one in ("level", "require_level"):
+            rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
+        for one in ("require_controls", "best_effort"):
+            rules[one] = tuple(Control(word) for word in rules[one])
+        said = entry["enforcement"]
+        controls = {
+            Control(word): Measure(state=State(row["state"]), mechanism=row["mechanism"], reason=row["reason"])
+            for word, row in said["controls"].items()
+        }
+        return Kept(
+            backend=str(entry["backend"]),
+            policy=Policy(**rules),
+            limits=Limits(**entry["limits"]),
+            enforcement=Enforcement(level=Level.parse(said["level"]), controls=controls),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BackendUnavailable(f"what is said of sandbox {name!r} makes no sense: {error}") from error
+
+
+def find_kept(name: str) -> Kept:
+    """Return what the sandbox of a name is. Raises InvalidRequest, BackendUnavailable."""
+    return read_entry(name, registry.find(name).entry)
+
+
+async def connect(name: str) -> socket.socket:
+    """Return a connection to the keeper of a name. Raises InvalidRequest, BackendUnavailable."""
+    found = await asyncio.to_thread(registry.find, name)
+    try:
+        return await asyncio.to_thread(found.connect)
+    except OSError as error:
+        raise InvalidRequest(f"name: sandbox {name!r} has just ended ({error})") from error
+
+
+def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
+    """Refuse a keeper of another name or boot. Raises OutcomeUnknown."""
+    said = greeting.get("keeper")
+    if not isinstance(said, Mapping) or said.get("name") != name or said.get("boot") != registry.boot_id():
+        raise OutcomeUnknown(f"what answers for sandbox {name!r} is not its keeper")
+
+
+# Without an event loop.
+
+
+def visit(found: registry.Found, op: str, *, timeout_s: float = VISIT_S, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Have a keeper do one operation of its own, and return its event; this does not count as a client.
+
+    Raises OutcomeUnknown where it is gone, or does not answer.
+    """
+    until = monotonic() + timeout_s
+    try:
+        with found.connect() as link:
+            link.settimeout(timeout_s)
+            order = wire.json_frame(wire.OPEN, 1, op=op, **arguments)
+            link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, is_visit=True) + order)
+            return _await_answer(found.name, link, until)
+    except (OSError, wire.WireError) as error:
+        raise OutcomeUnknown(f"the keeper of sandbox {found.name!r} does not answer: {error}") from error
+
+
+def _await_answer(name: str, link: socket.socket, until: float) -> dict[str, Any]:
+    frames, event = wire.FrameBuffer(), {}
+    while True:
+        link.settimeout(max(0.01, until - monotonic()))
+        data = link.recv(CHUNK)
+        if not data:
+            raise ConnectionError("the connection was closed")
+        for kind, channel, body in frames.feed(data):
+            if kind == wire.HELLO:
+                check_greeting(name, wire.read_object(body))
+            elif channel == 1 and kind == wire.EVENT:
+                event = wire.read_object(body)
+            elif channel == 1 and kind == wire.CLOSE:
+                error = wire.read_object(body).get("error")
+                if error:
+                    raise OutcomeUnknown(f"sandbox {name!r}: {error.get('message')}")
+                return event

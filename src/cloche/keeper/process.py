@@ -1,0 +1,299 @@
+"""The keeper of one sandbox: holds what keeps it alive, for as long as it may live, and lets clients in.
+
+It is a fresh `python -I -S` in a session of its own, started by a caller, who sends it one message: what it is about,
+and descriptors by the names in `DESCRIPTORS`. From then on the caller has none of them. The end of this process,
+however it comes about, closes them, and the helper and init end everything. Init keeps the time, too: we may be
+suspended.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import errno
+import os
+import time
+
+from . import relay
+from .relay import POLLIN, Client, Relay, now
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_signal: Any = __import__("_signal")
+# `helper` and `claim` may be missing; `folder` is where the socket is and the lock, which we hold by its descriptor.
+DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim")
+MOST_ORDER_BYTES = 1 << 16
+SCM_RIGHTS, INT_BYTES = 1, 4
+FIRST_S = 10.0  # for the caller to come in
+LAST_S, AGAIN_S = 10.0, 0.01  # for the helper to clear up
+MOST_S = 366 * 24 * 3600.0
+SUFFIXES = (".sock", ".json")
+LOCK_SUFFIX = ".lock"
+
+
+class Json:
+    """Read and write JSON by the parts of the interpreter that `json` is made of: importing it costs a megabyte."""
+
+    def __init__(self) -> None:
+        import _json
+
+        class Settings:
+            strict = True
+            object_hook = object_pairs_hook = None
+            parse_float, parse_int, parse_constant = float, int, float
+            memo = None
+
+        inner: Any = _json
+        self._scan, self._quote = inner.make_scanner(Settings), inner.encode_basestring_ascii
+
+    def read(self, body: bytes) -> dict[str, Any]:
+        """Return the object that a body is. Raises ValueError."""
+        try:
+            text = body.decode("utf-8", "surrogatepass")
+            found, end = self._scan(text, 0)
+        except (StopIteration, RecursionError) as error:
+            raise ValueError("a frame holds no JSON") from error
+        if not isinstance(found, dict) or end != len(text):
+            raise ValueError("a frame holds no JSON object")
+        return found
+
+    def write(self, value: object) -> bytes:
+        """Return a plain value as JSON."""
+        return self._write(value).encode("ascii")
+
+    def _write(self, value: object) -> str:
+        if value is None or isinstance(value, bool):
+            return {None: "null", True: "true", False: "false"}[value]
+        if isinstance(value, str):
+            quoted: str = self._quote(value)
+            return quoted
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{self._quote(str(name))}:{self._write(one)}" for name, one in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self._write, value)) + "]"
+        if isinstance(value, int | float) and value - value == 0:
+            return repr(value)
+        raise ValueError(f"{type(value).__name__} has no place in a frame")
+
+
+class Keeper:
+    """Hold one sandbox; see `relay.Owner`."""
+
+    def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
+        self.json, self.fds = json, fds
+        self.name, self.said, self.groups = order["name"], order["said"], order.get("groups") or []
+        self.keep_s: float | None = order["keep_s"]  # None: it ends with who has opened it
+        self.lifetime_s: float | None = order["lifetime_s"]
+        self.idle_s: float | None = order["idle_s"]
+        self.began_at = self.left_at = now()
+        self.is_paused = False
+        self.ending: tuple[Client, int] | None = None  # who has asked for the end
+        self.had_clients = False
+        self.opener = 0  # the number of the first client
+        self.told: float | None = -1.0
+        self.relay = Relay(wire, json, fds["init"], fds["listening"], self)
+        helper = fds.get("helper", -1)
+        if helper >= 0:
+            os.set_blocking(helper, False)
+            self.relay.watch(helper, POLLIN, self._hear_helper)
+        self.note_clients()
+
+    # What the relay asks for.
+
+    def greeting(self) -> dict[str, Any]:
+        """Return what is said to a client first."""
+        return {"name": self.name, **self.said}
+
+    def note_clients(self) -> None:
+        """Count the time without a client from the last one's end, and have init do the same."""
+        clients = self._clients()
+        if self.had_clients and not clients:
+            self.left_at = now()
+        self.had_clients = clients > 0
+        if not self.opener:
+            self.opener = next((one.number for one in self.relay.clients.values() if one.counts), 0)
+        elif self.keep_s is None and self.opener not in self.relay.clients:
+            self.relay.ended = "who opened it has gone"
+        self._set_clock()
+
+    def _clients(self) -> int:
+        return sum(one.counts for one in self.relay.clients.values())
+
+    def _set_clock(self) -> None:
+        """Set when all ends, here and in init."""
+        ends = [] if self.lifetime_s is None else [self.began_at + self.lifetime_s]
+        if not self.had_clients:
+            keep_s = self.keep_s or 0.0
+            ends.append(self.left_at + (keep_s if self.opener else max(keep_s, FIRST_S)))
+        self.relay.deadline = min(ends, default=None)
+        if self.relay.deadline != self.told:
+            self.told = self.relay.deadline
+            left = None if self.told is None else max(0.0, self.told - now())
+            self.relay.ask_init(lambda _: None, "limits", ends_in_s=left, idle_s=self.idle_s)
+
+    def answer(self, client: Client, channel: int, op: str, body: bytes) -> None:
+        """Answer an operation of ours."""
+        if op == "info":
+            self.relay.event(client, channel, event="info", **self._info())
+            self.relay.close(client, channel)
+        elif op == "end":
+            self.ending = client, channel
+            self.relay.ended = "it was ended"
+        elif op == "keep":
+            self._keep(client, channel, body)
+        else:
+            self._pause(client, channel, op)
+
+    def _keep(self, client: Client, channel: int, body: bytes) -> None:
+        keep_s = self.json.read(body).get("keep_s")
+        if isinstance(keep_s, bool) or not isinstance(keep_s, int | float) or not 0 <= keep_s <= MOST_S:
+            self.relay.close(client, channel, kind="unknown", message="keep_s is no time")
+            return
+        self.keep_s = float(keep_s)
+        self._set_clock()
+        self.relay.close(client, channel)
+
+    def _pause(self, client: Client, channel: int, op: str) -> None:
+        def take(said: dict[str, Any]) -> None:
+            error = said.get("error")
+            if not error:
+                self.is_paused = op == "pause"
+            self.relay.close(client, channel, **(error if isinstance(error, dict) else {}))
+
+        self.relay.ask_init(take, op)
+
+    def _info(self) -> dict[str, Any]:
+        moment = now()
+        return {
+            "name": self.name, "clients": self._clients(), "is_paused": self.is_paused, "pid": os.getpid(),
+            "age_s": moment - self.began_at, "keep_s": self.keep_s, "lifetime_s": self.lifetime_s,
+            "idle_s": self.idle_s, "without_client_s": 0.0 if self.had_clients else moment - self.left_at,
+            "left_s": None if self.lifetime_s is None else max(0.0, self.began_at + self.lifetime_s - moment),
+        }  # fmt: skip
+
+    def _hear_helper(self, _: int) -> None:
+        if not _drain(self.fds["helper"]):
+            self.relay.ended = "its helper has ended"
+
+    # Its end.
+
+    def end(self) -> None:
+        """End the sandbox, wait until nothing of it is left, and leave nothing of ourselves."""
+        for suffix in SUFFIXES:  # nobody comes in any more; the name stays taken, by the lock
+            _unlink(self.name + suffix, self.fds["folder"])
+        self.relay.ignore(self.relay.listening.fileno())
+        self.relay.listening.close()
+        self.relay.init.close()
+        helper = self.fds.get("helper", -1)
+        if helper >= 0:
+            self.relay.ignore(helper)
+            _await_end(helper)
+        for path in self.groups:
+            _remove_group(path)
+        _unlink(self.name + LOCK_SUFFIX, self.fds["folder"])
+        os.close(self.fds["lock"])
+        self.fds["lock"] = -1
+        if self.ending is not None:
+            self.relay.close(*self.ending)
+        for client in list(self.relay.clients.values()):
+            if client.unsent:
+                os.set_blocking(client.fd, False)
+                client.send_more()
+            client.close()
+
+
+def _await_end(helper: int) -> None:
+    """Tell the helper that nobody is there any more, and wait until it is gone; not for ever."""
+    import select
+
+    link = _socket.socket(fileno=helper)
+    try:
+        link.shutdown(_socket.SHUT_WR)
+    except OSError:
+        return
+    until, poll = now() + LAST_S, select.poll()
+    poll.register(helper, POLLIN)
+    while (left := until - now()) > 0 and poll.poll(left * 1000):
+        if not _drain(helper):
+            return
+
+
+def _remove_group(path: str) -> None:
+    """Remove a control group, when the last of it is gone: the helper has done so, unless it was killed."""
+    until = now() + LAST_S
+    while now() < until:
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+            time.sleep(AGAIN_S)
+        else:
+            return
+
+
+def _drain(link: int) -> bool:
+    """Take what a helper says, which is nothing to us, with its descriptors; tell whether it is still there."""
+    end = _socket.socket(fileno=link)
+    try:
+        data, fds = _receive(end, MOST_ORDER_BYTES)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        end.detach()
+    for fd in fds:
+        os.close(fd)
+    return bool(data)
+
+
+def _receive(link: _socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """Receive one message with its descriptors."""
+    data, parts, _, _ = link.recvmsg(most, _socket.CMSG_LEN(136 * INT_BYTES), _socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in parts:
+        if (level, kind) == (relay.SOL_SOCKET, SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % INT_BYTES])
+    return data, list(fds)
+
+
+def _unlink(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass  # somebody has cleared up meanwhile
+
+
+def main(fd: int) -> None:
+    """Take over one sandbox from the caller at socket `fd`, and keep it until its end."""
+    from . import load
+
+    caller = _socket.socket(fileno=fd)
+    data, fds = _receive(caller, MOST_ORDER_BYTES)
+    if not data:
+        os._exit(0)
+    json = Json()
+    order = json.read(data)
+    wire = load("init.wire")
+    for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE):
+        _signal.signal(number, _signal.SIG_IGN)
+    os.umask(0o077)
+    keeper = Keeper(order, dict(zip(order["descriptors"], fds, strict=True)), wire, json)
+    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    _signal.set_wakeup_fd(wake)
+
+    def stop(_number: int, _frame: object) -> None:
+        keeper.relay.ended = "the keeper was asked to end"
+
+    _signal.signal(_signal.SIGTERM, stop)
+    keeper.relay.watch(woken, POLLIN, lambda _: None)
+    caller.send(b"kept")
+    if not caller.recv(16):  # it has given up meanwhile, and its name with it
+        os._exit(0)
+    caller.close()
+    keeper.relay.serve()
+    keeper.end()
+    os._exit(0)

@@ -1,0 +1,356 @@
+"""Names of sandboxes that are kept, in a folder that is the user's alone: locks, sockets, and what is said of each.
+
+Theory of operation: a name is taken by whoever holds the lock (flock) of `NAME.lock`. A caller takes it with an open
+file whose descriptor then travels to the keeper; the kernel releases it with the keeper's end, however that comes
+about. Beside it lie `NAME.sock`, where the keeper listens, and `NAME.json`. Who makes or removes files holds the lock
+of the folder meanwhile; the keeper removes its own while it holds the name, its lock's file last.
+
+The folder is opened once, by its descriptor, through no link, and refused unless it is ours and open to nobody else.
+Sockets are reached through that descriptor. A name is one of its user's, so each process looks into all of the places.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche import hostfs
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+SYSTEM = "/run/cloche"  # where root makes a folder for each user
+SOCKET, ENTRY, LOCK = ".sock", ".json", ".lock"
+MOST_NAMES = 4096
+KEEPER = b"\nkeeper.process.main("  # in the command line of one, see `jail.setup.launch`
+MOST_ENTRY_BYTES = 1 << 18
+BACKLOG = 64
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_OTHERS, _OTHERS_WRITE = 0o077, 0o022
+
+
+def check_name(name: object) -> str:
+    """Return a sandbox's name. Raises InvalidRequest."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"name: {name!r} is none; use 1 to 63 of a-z, 0-9 and -, and begin with a letter or a digit"
+        )
+    return name
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the host; empty where it cannot be known."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """Hold a name that was free: the descriptors of its folder and lock, and the socket that will be listened on."""
+
+    name: str
+    folder: int
+    lock: int
+    listening: socket.socket
+
+    def describe(self, entry: Mapping[str, Any]) -> None:
+        """Write what attaching needs to know. Raises OSError."""
+        hostfs.replace(self.folder, self.name + ENTRY, json.dumps(entry).encode(), mode=0o600, kept=0o600)
+
+    def release(self) -> None:
+        """Close our descriptors; the name stays with who has others."""
+        self.listening.close()
+        os.close(self.lock)
+        os.close(self.folder)
+
+    def give_up(self) -> None:
+        """Let go of the name, for which there is no sandbox."""
+        for suffix in (SOCKET, ENTRY, LOCK):
+            _unlink(self.name + suffix, self.folder)
+        self.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Hold a name that is taken: where, and what is said of it (nothing, while it is being made or ended)."""
+
+    name: str
+    path: str
+    entry: Mapping[str, Any] = field(default_factory=dict)
+
+    def connect(self) -> socket.socket:
+        """Return a connection to its keeper, whose user is checked to be us. Raises OSError."""
+        folder = _open(self.path)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.connect(_through(folder, self.name + SOCKET))
+            uid = int.from_bytes(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little")
+            if uid != os.geteuid():
+                raise PermissionError(f"{self.path}/{self.name}{SOCKET} is served by user {uid}")
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            os.close(folder)
+        return link
+
+
+def claim(name: str) -> Claimed:
+    """Take a name. Raises InvalidRequest where it is taken, BackendUnavailable where there is no place for names."""
+    check_name(name)
+    for path in places():
+        if is_taken(name, path):
+            raise _taken(name)
+    folder = _open(make_place())
+    try:
+        with _locked(folder):
+            return _claim_in(folder, name)
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"name: a sandbox of yours is called {name!r} already; attach to it, end it (cloche sandbox kill {name}), "
+        "or choose another name"
+    )
+
+
+def _claim_in(folder: int, name: str) -> Claimed:
+    lock = _take_lock(folder, name)
+    if lock is None:
+        raise _taken(name)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        for suffix in (SOCKET, ENTRY):  # of a keeper that was killed
+            _unlink(name + suffix, folder)
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(_through(folder, name + SOCKET))
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        os.close(lock)
+        raise
+    return Claimed(name=name, folder=folder, lock=lock, listening=listening)
+
+
+def _take_lock(folder: int, name: str) -> int | None:
+    """Return the descriptor of a name's lock, None where somebody has it. The folder's lock is held."""
+    while True:
+        try:
+            lock, state = hostfs.open_regular(name + LOCK, folder, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"name: {name}{LOCK} is no file of ours: {error}. Remove what is there."
+            ) from error
+        try:
+            if state.st_uid != os.geteuid():
+                raise BackendUnavailable(f"name: {name}{LOCK} is another user's. Remove what is there.")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            there = hostfs.look(name + LOCK, folder)
+            if there is not None and os.path.samestat(there, os.fstat(lock)):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # its keeper has just ended, and removed it
+
+
+def is_taken(name: str, path: str) -> bool:
+    """Tell whether a sandbox that lives has a name in a place."""
+    with _opened(path) as folder, _locked(folder):
+        if hostfs.look(name + LOCK, folder) is None:
+            return False
+        lock = _take_lock(folder, name)
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
+
+
+def find(name: str) -> Found:
+    """Return the sandbox with a name. Raises InvalidRequest where there is none."""
+    check_name(name)
+    for path in places():
+        if is_taken(name, path):
+            return _read(name, path)
+    raise InvalidRequest(f"name: no sandbox of yours is called {name!r}; cloche sandbox list shows those that live")
+
+
+def found() -> list[Found]:
+    """Return all that live, by name."""
+    rows = [_read(name, path) for path in places() for name in _names(path) if is_taken(name, path)]
+    return sorted(rows, key=lambda row: row.name)
+
+
+def clear() -> list[str]:
+    """Remove what keepers left that were killed; return the paths."""
+    removed = []
+    for path in places():
+        for name in _names(path):
+            with _opened(path) as folder, _locked(folder):
+                lock = _take_lock(folder, name)
+                if lock is None:
+                    continue
+                left = [name + suffix for suffix in (SOCKET, ENTRY, LOCK) if _unlink(name + suffix, folder)]
+                os.close(lock)
+            removed += [f"{path}/{one}" for one in left]
+    return removed
+
+
+def holders(name: str) -> list[int]:
+    """Return the process that keeps the sandbox of a name, as far as we may look; others look at its lock, too."""
+    found = []
+    for path in places():
+        with _opened(path) as folder:
+            state = hostfs.look(name + LOCK, folder)
+        if state is not None:
+            found += [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_open(pid, state)]
+    return found
+
+
+def _has_open(pid: int, state: os.stat_result) -> bool:
+    folder = f"/proc/{pid}/fd"
+    with suppress(OSError):
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if KEEPER not in file.read():
+                return False
+        for fd in os.listdir(folder):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"{folder}/{fd}"), state):
+                    return True
+    return False
+
+
+def _names(path: str) -> list[str]:
+    """Return the names of which anything is left in a place, `MOST_NAMES` at most."""
+    with _opened(path) as folder:
+        stems = {stem for stem, suffix in map(os.path.splitext, os.listdir(folder)) if suffix in (SOCKET, ENTRY, LOCK)}
+    return sorted(stem for stem in stems if _NAME.fullmatch(stem))[:MOST_NAMES]
+
+
+def _read(name: str, path: str) -> Found:
+    with _opened(path) as folder, suppress(OSError, ValueError):
+        fd, state = hostfs.open_regular(name + ENTRY, folder)
+        with open(fd, "rb") as file:
+            entry = json.loads(file.read(MOST_ENTRY_BYTES + 1)) if state.st_uid == os.geteuid() else None
+        if isinstance(entry, dict):
+            return Found(name=name, path=path, entry=entry)
+    return Found(name=name, path=path)
+
+
+# Places.
+
+
+def places() -> list[str]:
+    """Return the folders for names that are there and ours."""
+    return [path for above, name in _candidates() if _is_ours(above) and os.path.lexists(path := f"{above}/{name}")]
+
+
+def make_place() -> str:
+    """Return the first folder for names that can be had, and make it. Raises BackendUnavailable."""
+    for above, name in _candidates():
+        if above == SYSTEM and os.geteuid() == 0:
+            with suppress(OSError):
+                os.mkdir(SYSTEM, 0o700)
+        elif above not in (SYSTEM, os.environ.get("XDG_RUNTIME_DIR")):
+            with suppress(OSError):
+                os.makedirs(above, mode=0o700, exist_ok=True)
+        if not _is_ours(above):
+            continue
+        path = f"{above}/{name}"
+        at = hostfs.open_folder(above, follows_link=True)
+        try:
+            hostfs.make_folder(name, at, 0o700)
+        finally:
+            os.close(at)
+        os.close(_open(path))
+        return path
+    raise BackendUnavailable(
+        "there is no folder for the sockets of sandboxes with a name: neither XDG_RUNTIME_DIR nor a state folder of "
+        "yours alone.",
+        remedy="Set XDG_RUNTIME_DIR to a folder of yours with mode 0700.",
+    )
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    """Yield the places in their order: the folder that must be there, and the name of ours in it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        yield runtime, "cloche"
+    yield SYSTEM, str(os.geteuid())
+    state = hostfs.own_folder("XDG_STATE_HOME", ".local/state")
+    if state is not None:
+        yield state, "run"
+
+
+def _is_ours(path: str) -> bool:
+    """Tell whether nobody but us (or root, in its own folder) can put a name into a folder."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return False
+    owners = {os.geteuid(), 0} if path == SYSTEM else {os.geteuid()}
+    return stat.S_ISDIR(state.st_mode) and state.st_uid in owners and not state.st_mode & _OTHERS_WRITE
+
+
+def _open(path: str) -> int:
+    """Return a descriptor of a folder for names. Raises BackendUnavailable where it is not ours alone."""
+    try:
+        folder = hostfs.open_folder(path)
+    except OSError as error:
+        raise BackendUnavailable(f"{path} cannot be used: {error.strerror}.", remedy="Remove what is there.") from error
+    state = os.fstat(folder)
+    if state.st_uid != os.geteuid() or state.st_mode & _OTHERS:
+        os.close(folder)
+        raise BackendUnavailable(
+            f"{path} holds the sockets of sandboxes, and must be yours alone, with mode 0700.",
+            remedy="Remove what is there.",
+        )
+    return folder
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    folder = _open(path)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _locked(folder: int) -> Iterator[None]:
+    """Hold the lock of a folder, which nobody holds for longer than some system calls."""
+    held = hostfs.open_folder(".", folder)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _through(folder: int, name: str) -> str:
+    """Return a path to a name in an open folder, short enough for the address of a socket."""
+    return f"/proc/self/fd/{folder}/{name}"
+
+
+def _unlink(name: str, folder: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True

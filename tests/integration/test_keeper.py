@@ -1,0 +1,341 @@
+"""Sandboxes with a name: who may come back, what ends one, and what is left when somebody is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+
+pytestmark = pytest.mark.both_users
+ROOT = Path(__file__).parents[2]
+PATIENCE_S, LATEST_S = 60, 0.5
+
+
+@pytest.fixture(autouse=True)
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a place for names of this test's own."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder / "cloche"
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """See that nothing of a test's sandboxes is left."""
+    before = Snapshot.take()
+    yield
+    left = wait_for_leftovers(before, patience_s=PATIENCE_S)
+    assert not left, "\n".join(left)
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.01)
+
+
+def is_gone(name: str) -> bool:
+    """Tell whether a name is free."""
+    return name not in [one.name for one in registry.found()]
+
+
+def keeper_of(name: str) -> int:
+    """Return the process that keeps a sandbox."""
+    return int(visit(registry.find(name), "info")["pid"])
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_who_comes_back_finds_everything_as_it_was() -> None:
+    """Files, processes, their unread output, rules and limits; the name is taken until the sandbox is ended."""
+    with cloche.Sandbox(name="x", keep="10m", timeout=7, memory="200m") as sandbox:
+        enforced = sandbox.exec(["true"]).enforcement
+        sandbox.write_file("/home/sandbox/a", "text")
+        process = sandbox.start(shell="echo begun; read word; echo $word", keep=True)
+        policy = sandbox.policy
+    with pytest.raises(InvalidRequest, match="'x' already"), cloche.Sandbox(name="x"):
+        pass
+    with cloche.Sandbox.attach("x") as first, cloche.Sandbox.attach("x") as second:
+        assert (first.limits.timeout_s, first.limits.memory_bytes, first.policy) == (7.0, 200 << 20, policy)
+        assert second.exec(["cat", "/home/sandbox/a"]).stdout == "text"
+        again = second.process(process.id)
+        until(lambda: first.logs(process.id)[0] in (b"begun\n", b""))
+        again.write("word\n")
+        result = again.wait()
+        assert (result.stdout, result.exit_code) == ("begun\nword\n", 0)
+        assert first.exec(["true"]).enforcement.as_dict() == enforced.as_dict()
+        assert first.run("print(6 * 7)").stdout == "42\n"
+        first.kill()
+        with pytest.raises((OutcomeUnknown, InvalidRequest)):
+            second.exec(["true"])
+    with pytest.raises(InvalidRequest, match="no sandbox of yours"):
+        cloche.Sandbox.attach("x")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_without_keep_it_ends_with_its_block_for_everybody() -> None:
+    """A name alone lets others in, and no more."""
+    with cloche.Sandbox(name="x") as sandbox, contextlib.ExitStack() as later:
+        other = later.enter_context(cloche.Sandbox.attach("x"))
+        assert sandbox.exec(["true"]).ok
+        until(lambda: other.exec(["true"]).ok)
+        later.pop_all()
+    assert is_gone("x")
+    with pytest.raises((OutcomeUnknown, InvalidRequest)):
+        other.exec(["true"])
+    other.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_time_ends_it() -> None:
+    """Without a client after `keep`; with one after `lifetime`; and after `idle`, unless a process is there."""
+    with cloche.Sandbox(name="keep", keep=0.2) as sandbox:
+        sandbox.start(["sleep", "1000"], keep=True)
+    with cloche.Sandbox(name="busy", idle=2.0) as busy, cloche.Sandbox(name="life", lifetime=2.0) as life:
+        busy.exec(shell="sleep 1000 >/dev/null 2>&1 &")
+        running = life.start(["sleep", "1000"])
+        with cloche.Sandbox(name="idle", idle=0.2):
+            with pytest.raises(OutcomeUnknown):
+                running.wait()
+            until(lambda: is_gone("idle") and is_gone("keep") and is_gone("life"))
+        time.sleep(2.2)
+        assert busy.exec(["true"]).ok
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_init_ends_it_in_time_although_its_keeper_is_stopped() -> None:
+    """Everything inside is over; what is left of the keeper goes when it may run again."""
+    with cloche.Sandbox(name="x", keep="1h", lifetime=2.0) as sandbox:
+        mark = f"1000.{random.randrange(1 << 30)}"
+        sandbox.start(["sleep", mark], keep=True)
+        keeper = keeper_of("x")
+        until(lambda: _runs(mark))
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            until(lambda: not _runs(mark))
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        until(lambda: is_gone("x"))
+
+
+def _runs(word: str) -> bool:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if word.encode() in Path("/proc", pid, "cmdline").read_bytes().split(b"\0"):
+                return True
+    return False
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_pause_stops_processes_and_their_clocks() -> None:
+    """A command that is paused for longer than its time-out is not ended by it; nothing starts meanwhile."""
+    with cloche.Sandbox(name="x", timeout=2.0) as sandbox:
+        sandbox.exec(["mkfifo", "go"])
+        process = sandbox.start(shell="read word < go; echo $word", timeout=2.0)
+        ticks = sandbox.start(shell="while :; do echo; done")
+        ticks.stdout.read(10)
+        sandbox.pause()
+        with pytest.raises(InvalidRequest, match="paused"):
+            sandbox.exec(["true"])
+        assert visit(registry.find("x"), "info")["is_paused"]
+        while ticks.stdout.read(1 << 16) and sandbox.logs(ticks.id)[0]:
+            pass  # what it had written before
+        time.sleep(2.2)
+        sandbox.resume()
+        assert ticks.stdout.read(1)
+        sandbox.exec(shell="echo done > go")
+        assert process.wait().stdout == "done\n"
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("victim", ["keeper", "helper", "init"])
+def test_nothing_is_left_when_what_holds_it_is_killed(victim: str) -> None:
+    """Whichever of the three dies takes the others with it, and the name is free."""
+    with cloche.Sandbox(name="x", keep="1h") as sandbox:
+        sandbox.start(["sleep", "1000"], keep=True)
+        keeper = keeper_of("x")
+        helper = next(pid for pid in _below(os.getpid()) if pid != keeper and _below(pid))
+        (init,) = _below(helper)
+        os.kill({"keeper": keeper, "helper": helper, "init": init}[victim], signal.SIGKILL)
+        until(lambda: is_gone("x"))
+        with pytest.raises((OutcomeUnknown, InvalidRequest)):
+            sandbox.exec(["true"])
+    with cloche.Sandbox(name="x") as sandbox:
+        assert sandbox.exec(["true"]).ok
+
+
+def _below(parent: int) -> list[int]:
+    found = [one.read_text().split() for one in Path(f"/proc/{parent}/task").glob("*/children")]
+    return [int(pid) for pids in found for pid in pids]
+
+
+def _killed_caller(name: str, keep: str, moment_s: float) -> tuple[list[str], str]:
+    """Kill a caller some time after it has begun; return how far it came."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.harness.programs.named_caller", name, keep],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as caller:  # fmt: skip
+        assert caller.stdout is not None
+        assert caller.stderr is not None
+        try:
+            assert caller.stdout.readline() == "ready\n"
+            time.sleep(moment_s)
+        finally:
+            caller.kill()
+        return caller.stdout.read().splitlines(), caller.stderr.read()
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.soak)])
+def test_a_caller_that_is_killed_leaves_what_it_wanted_to_keep_and_nothing_else(kills: int) -> None:
+    """At any moment: with `keep` it is there with its process, or was never there; without it nothing is left."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    moments = [(number % 2, chance.uniform(0, LATEST_S)) for number in range(kills - 2)] + [(0, 2.0), (1, 2.0)]
+    for number, (is_kept, moment_s) in enumerate(moments):
+        name = f"x{number}"
+        said, wrong = _killed_caller(name, "1h" if is_kept else "", moment_s)
+        assert not wrong
+        if not is_kept:
+            until(lambda name=name: is_gone(name))  # type: ignore[misc]
+            continue
+        if len(said) < 2:  # it may have been on its way
+            with contextlib.suppress(InvalidRequest, BackendUnavailable), cloche.Sandbox.attach(name) as sandbox:
+                assert sandbox.exec(["true"]).ok
+                sandbox.kill()
+            until(lambda name=name: is_gone(name))  # type: ignore[misc]
+            continue
+        with cloche.Sandbox.attach(name) as sandbox:
+            _, _, started = said[1].partition(" ")
+            assert started in [one.id for one in sandbox.processes() if one.status is None]
+            sandbox.kill()
+        assert is_gone(name)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("nothing_left")
+def test_two_hundred_keepers_are_killed() -> None:
+    """Nothing of any is left, and each name is free at once."""
+    for number in range(200):
+        with cloche.Sandbox(name="x", keep="1h") as sandbox:
+            sandbox.start(["sleep", "1000"], keep=True)
+            if number % 2:
+                sandbox.exec(shell="setsid sleep 1000 >/dev/null 2>&1 &")
+            os.kill(keeper_of("x"), signal.SIGKILL)
+        until(lambda: is_gone("x"))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_clearing_up_removes_what_a_killed_keeper_left(names: Path) -> None:
+    """`cloche gc` says what it removed; the living stay."""
+    with cloche.Sandbox(name="dead", keep="1h"), cloche.Sandbox(name="x") as living:
+        os.kill(keeper_of("dead"), signal.SIGKILL)
+        until(lambda: is_gone("dead"))
+        done = subprocess.run(
+            [sys.executable, "-m", "cloche", "gc", "--json"], capture_output=True, check=True, timeout=PATIENCE_S
+        )
+        assert json.loads(done.stdout)["keeper"] == [
+            f"file {names}/dead{suffix}" for suffix in (".sock", ".json", ".lock")
+        ]
+        assert living.exec(["true"]).ok
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("nothing_left")
+def test_another_user_is_not_let_in_even_where_the_folder_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper looks at who connects; in a folder that others may enter it would be alone with that."""
+    folder = tempfile.mkdtemp(dir="/var/tmp")
+    try:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        with cloche.Sandbox(name="x") as sandbox:
+            for path, mode in ((folder, 0o755), (f"{folder}/cloche", 0o755), (f"{folder}/cloche/x.sock", 0o777)):
+                os.chmod(path, mode)
+            ours, theirs = (_first_byte(f"{folder}/cloche/x.sock", uid) for uid in (0, 65534))
+            os.chmod(f"{folder}/cloche", 0o700)
+            assert (ours, theirs) == (0, 1)
+            assert sandbox.exec(["true"]).ok
+    finally:
+        shutil.rmtree(folder)
+
+
+def _first_byte(path: str, uid: int) -> int:
+    """Connect as a user; return 0 where anything is said to them, 1 where the connection is closed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            link = socket.socket(socket.AF_UNIX)
+            link.connect(path)
+            os._exit(0 if link.recv(1) else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_keeper_is_small_and_shares_nothing_with_its_caller() -> None:
+    """It has a session of its own, no variable, no descriptor of the caller's, and none of asyncio, json or ctypes."""
+    with cloche.Sandbox(name="x") as sandbox, tempfile.TemporaryFile() as file:
+        os.set_inheritable(file.fileno(), True)
+        assert sandbox.exec(["true"]).ok
+        folder = Path(f"/proc/{keeper_of('x')}")
+        assert os.getsid(int(folder.name)) == int(folder.name)
+        assert (folder / "environ").read_bytes() == b"LANG=C.UTF-8\0"
+        held = [os.readlink(one) for one in (folder / "fd").iterdir()]
+        assert held.count("/dev/null") == 3
+        assert {name.partition(":")[0] for name in held} <= {
+            "/dev/null", "socket", "pipe", str(registry.find("x").path), f"{registry.find('x').path}/x.lock",
+            *[name for name in held if name.endswith("/cloche/ids")],
+        }  # fmt: skip
+        mapped = (folder / "maps").read_text()
+        assert not [name for name in ("_asyncio", "_ctypes", "_ssl") if name in mapped]
+        sizes = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
+        assert int(sizes["Pss"].split()[0]) <= 8 << 10  # 3.6 MiB beside others; alone it has the interpreter to itself
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_many_clients_at_once_each_get_their_own() -> None:
+    """Twenty threads with a connection each, and output of several windows."""
+    with cloche.Sandbox(name="x", pids=200, timeout=60, memory="1g") as sandbox:
+        assert sandbox.exec(["true"]).ok
+        wrong: list[object] = []
+
+        def work(number: int) -> None:
+            with cloche.Sandbox.attach("x") as one:
+                result = one.exec(shell=f"yes {number} | head -c 300000; echo; cat", stdin=b"in" * 200_000)
+                if (
+                    not result.ok
+                    or result.stdout[:50]
+                    != f"{number}\n" * (50 // len(f"{number}\n")) + f"{number}\n"[: 50 % len(f"{number}\n")]
+                ):
+                    wrong.append((number, result))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
