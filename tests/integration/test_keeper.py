@@ -74,11 +74,15 @@ def test_who_comes_back_finds_everything_as_it_was() -> None:
         sandbox.write_file("/home/sandbox/a", "text")
         process = sandbox.start(shell="echo begun; read word; echo $word", keep=True)
         policy = sandbox.policy
+        read = sandbox.start(shell="echo once; echo twice >&2; sleep 1000", keep=True)
+        assert read.stdout.read(10) == b"once\n"
+        read.detach()
     with pytest.raises(InvalidRequest, match="'x' already"), cloche.Sandbox(name="x"):
         pass
     with cloche.Sandbox.attach("x") as first, cloche.Sandbox.attach("x") as second:
         assert (first.limits.timeout_s, first.limits.memory_bytes, first.policy) == (7.0, 200 << 20, policy)
         assert second.exec(["cat", "/home/sandbox/a"]).stdout == "text"
+        until(lambda: first.logs(read.id) == (b"", b"twice\n"))
         again = second.process(process.id)
         until(lambda: first.logs(process.id)[0] in (b"begun\n", b""))
         again.write("word\n")

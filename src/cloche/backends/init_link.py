@@ -113,7 +113,8 @@ class Channel:
     def close(self) -> None:
         """Want no more of it."""
         if not self.closed.done():
-            self._link.send(wire.frame(wire.CLOSE, self.number))
+            used = [wire.grant_frame(self.number, stream, owed) for stream, owed in self._owed.items() if owed]
+            self._link.send(b"".join((*used, wire.frame(wire.CLOSE, self.number))))  # what was not used is kept
             self._link.forget(self)
             self.conclude(OperationFailed("closed", "it was given up", {}))
 

@@ -47,15 +47,13 @@ class NameOperations(LiveOperations):
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
         """Return what opens it. Raises BackendUnavailable where the backend has none like that."""
-        from cloche import __version__
-
         prepared, name, kept = self._prepared, self._name, self._kept
         if name is not None and kept is not None:
             backend = _naming_backend(prepared.backend)
             return backend.attach_live(kept.policy, kept.limits, kept.enforcement, lambda: attach.connect(name))
         if self._terms is not None:
             entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
-            keeping = attach.Keeping(self._terms, entry, release=__version__)
+            keeping = attach.Keeping(self._terms, entry)
             return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
         return super()._opening()
 

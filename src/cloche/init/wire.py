@@ -42,7 +42,7 @@ own streams alone. To send more than the window ends the connection.
 
 **A keeper** (`cloche.keeper`) may stand between the sandbox and any number of clients, each of which has a connection
 and numbers of channels of its own, from 1 to 65,535. Who breaks the protocol loses the connection, and nobody else. Its
-HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot), `release`. That of a
+HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot). That of a
 client may say `"is_visit": true`: it does not count as one for whose sake the sandbox is kept. When a client goes, its
 channels are closed. The keeper answers some operations itself, in whose OPEN `op` is the first member, without spaces,
 and which are short: `pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a

@@ -59,8 +59,8 @@ def read_terms(name: object, *, keep: object = None, lifetime: object = None, id
 class Keeping:
     """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`."""
 
-    def __init__(self, terms: Terms, entry: Mapping[str, Any], *, release: str = ""):
-        self._terms, self._entry, self._release = terms, entry, release
+    def __init__(self, terms: Terms, entry: Mapping[str, Any]):
+        self._terms, self._entry = terms, entry
         self.ends_with_caller = terms.keep_s is None
         self._claimed: registry.Claimed | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,7 +108,7 @@ class Keeping:
         terms = self._terms
         order = {
             "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
-            "said": {"boot": registry.boot_id(), "release": self._release}, "descriptors": list(fds),
+            "said": {"boot": registry.boot_id()}, "descriptors": list(fds),
             "groups": list(groups),
         }  # fmt: skip
         try:
