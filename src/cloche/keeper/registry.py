@@ -269,9 +269,9 @@ def make_place() -> str:
         elif above not in (SYSTEM, os.environ.get("XDG_RUNTIME_DIR")):
             with suppress(OSError):
                 os.makedirs(above, mode=0o700, exist_ok=True)
-        if not _is_ours(above):
-            continue
         path = f"{above}/{name}"
+        if not _is_ours(above) or (above == SYSTEM and os.geteuid() != 0 and not os.path.isdir(path)):
+            continue  # root has made none for us there
         at = hostfs.open_folder(above, follows_link=True)
         try:
             hostfs.make_folder(name, at, 0o700)
