@@ -117,7 +117,10 @@ def _seconds(value: object) -> int | None:
 def _exec(
     name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], timeout: str | None, as_json: bool
 ) -> int:
-    """Run a command, as `cloche run` does; what it leaves behind lives on. `cloche exec -it NAME` has a terminal."""
+    """Run a command in one.
+
+    Its output and its exit code pass through, as with `cloche run`. What it leaves behind lives on.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
@@ -156,7 +159,10 @@ def _command(words: tuple[str, ...]) -> list[str]:
 @_name
 @json_option()
 def _ps(name: str, as_json: bool) -> int:
-    """List its processes: those that run, and those that ended not long ago."""
+    """List the processes of one.
+
+    Those that run, and those that ended not long ago.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
@@ -175,7 +181,10 @@ def _ps(name: str, as_json: bool) -> int:
 @_name
 @_id
 def _logs(name: str, process: str) -> int:
-    """Print the last output of a process that nobody has read: 64 KiB of each stream, and it stays there."""
+    """Print what a process wrote and nobody read.
+
+    The last 64 KiB of each stream, and they stay there.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
