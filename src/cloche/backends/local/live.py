@@ -383,7 +383,7 @@ class LocalLiveSandbox(LiveSandbox):
         finally:
             if sending is not None:
                 sending.cancel()
-            if request.code is not None:
+            if request.code is not None and request.source_path is None:
                 self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
         report = reader.report()
         engine = program.toolchain.engine if program.toolchain else None

@@ -416,8 +416,9 @@ class Guest:
             for fd, number in zip(kept, (ANSWERS, LINK), strict=False):
                 os.dup2(fd, number)
             execute([str(word) for word in order["argv"]], env)
-        os.close(self.asking)
-        run_python(dict(python), env, kept or [-1])
+        else:
+            os.close(self.asking)
+            run_python(dict(python), env, kept or [-1])
 
 
 def make_accounts(users: dict[str, Any]) -> None:
