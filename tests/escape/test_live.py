@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from cloche.core.request import Request
 from cloche.core.result import Result, Status
 from tests.escape.test_first_process import ALLOWED, END, HEAD, SIGNALS, all_that_is_refused
 from tests.harness.escape.runners import end_survivors, new_token, survivors
-from tests.harness.processes import descendants
+from tests.harness.processes import children, descendants, is_alive
 
 pytestmark = pytest.mark.both_users
 PATIENCE_S = 250.0
@@ -193,7 +194,7 @@ def test_a_time_out_ends_all_of_a_tree(name: str) -> None:
             assert result.timed_out, result.stderr
             assert result.stdout == "up\n"
             assert result.duration < TIMEOUT_S + 5
-            assert not [pid for _ in range(3) for pid in survivors(token)]
+            assert_gone(lambda token=token: survivors(token))  # who runs faster than he is found is looked for again
         await assert_serves(sandbox)
         assert [row.id for row in await sandbox.list_processes() if row.exit_code is None] == [other.id]
 
@@ -452,3 +453,64 @@ def test_what_one_client_sent_is_none_of_the_next_ones_window() -> None:
         await assert_serves(sandbox)
 
     attempt(act)
+
+
+CALLER = """
+import asyncio, cloche
+
+async def use(sandbox, name):
+    while True:
+        await sandbox.exec(["sh", "-c", "setsid sleep 60 & (setsid sleep 60 &)"])
+        await sandbox.write_file(name, bytes(3 << 20))
+        await sandbox.run("print(1)")
+        await sandbox.read_file(name, max_bytes=4 << 20)
+        await (await sandbox.terminal(["sleep", "60"])).kill()
+
+async def main():
+    while True:
+        async with cloche.AsyncSandbox(live=True) as sandbox:
+            print("up", flush=True)
+            using = [asyncio.create_task(use(sandbox, name)) for name in ("a", "b")]
+            await asyncio.wait(using, timeout=0.5)
+            for one in using:
+                one.cancel()
+            await asyncio.wait(using)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("who", ["caller", "helper"])
+def test_sigkill_of_who_holds_it_leaves_nothing(who: str, count: int) -> None:
+    """Whenever it comes, in a start, a command or a transfer: no process of its is left a moment later."""
+    for turn in range(count):
+        kill_while_it_is_used(who, after_s=turn * 0.618 % 0.7)  # another moment in each turn
+
+
+def kill_while_it_is_used(who: str, *, after_s: float) -> None:
+    """Kill the caller, or the helpers of one that ends later as it should."""
+    with subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as caller:
+        assert caller.stdout is not None
+        try:
+            assert caller.stdout.readline() == b"up\n"
+            time.sleep(after_s)
+            while not (seen := descendants(caller.pid)):
+                time.sleep(0.001)
+            helpers = children(caller.pid) if who == "helper" else []
+            for pid in helpers or [caller.pid]:
+                os.kill(pid, signal.SIGKILL)
+            assert_gone(lambda: [pid for pid in seen if pid not in helpers and is_alive(pid)])
+            if helpers:
+                caller.send_signal(signal.SIGINT)
+            caller.wait(20)
+        finally:
+            caller.kill()
+
+
+def assert_gone(find: Callable[[], list[int]]) -> None:
+    """Assert that processes end, before they would by themselves."""
+    until = time.monotonic() + 20
+    while left := find():
+        assert time.monotonic() < until, left
+        time.sleep(0.01)

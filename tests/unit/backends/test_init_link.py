@@ -174,7 +174,7 @@ def test_small_pieces_are_not_answered_one_by_one() -> None:
 def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question, and a start, come back with an error when nothing comes of them."""
     monkeypatch.setattr(init_link, "ANSWER_S", 0.05)
-    monkeypatch.setattr(live, "ANSWER_S", 0.05)
+    monkeypatch.setattr(live, "START_S", 0.05)
 
     async def attempt() -> None:
         async with linked() as (sandbox, theirs):
