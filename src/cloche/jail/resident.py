@@ -29,7 +29,17 @@ from .messages import Building, Order
 from .pid1 import Parent, never_freed
 from .steps import StepFailed, make, perform, perform_calls
 from .supervisor import Supervisor
-from .syscalls import CLONE_NEWCGROUP, CLONE_NEWUTS, POLLIN, call, close_range, ppoll, socketpair, unshare
+from .syscalls import (
+    AT_EMPTY_PATH,
+    CLONE_NEWCGROUP,
+    CLONE_NEWUTS,
+    POLLIN,
+    call,
+    close_range,
+    ppoll,
+    socketpair,
+    unshare,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -255,6 +265,8 @@ class Resident(Parent):
         """Give the order to the guest that waits, or to a new one."""
         if order.get("user") is not None:
             return self._fork((order, streams))
+        if order.get("terminal") and self.spec.outside is not None:  # else it is the guest's already
+            call("fchownat", streams[0], b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
         spare, self.spare = self.spare, None
         self.server.loop.cancel(REST)
         self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
@@ -498,6 +510,8 @@ class CommandGuest(Guest):
             account = accounts.find(name)
             number, group, groups = account.uid, account.gid, account.groups
             self.account = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+        if self.given is not None and self.given[0].get("terminal") and name is not None:
+            call("fchownat", self.given[1][0], b"", number, group, AT_EMPTY_PATH)
         if self.spec.outside is not None:
             posix.setgroups(groups)
         posix.setresgid(group, group, group)

@@ -256,13 +256,14 @@ class LocalLiveSandbox(LiveSandbox):
             *(row for row in spec.mounts if row[:2] != ("tmpfs", "tmp") and not _is_account(row)),
             *layout.account_rows(self._policy.user, home, has_users=self._policy.users),
             ("terminals",),
+            ("device", "tty"),
         ]
         spec.ucounts = {**ucounts(is_forkable=False), "uts_namespaces": MOST_MARKS}
         if spec.seccomp is not None:
             kind = {"resident": True, "users": self._policy.users}
             spec.seccomp = filter_for(confined=False, counted=bool(self._host.cgroup_version), **kind)
         if spec.landlock is not None:
-            devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts")]
+            devices = [(f"/dev/{name}", "device") for name in (*layout.DEVICES, "pts", "tty")]
             spec.landlock = [("/", "read"), *((path, "write") for path in ("/dev/shm", *self.writable)), *devices]
         return spec
 

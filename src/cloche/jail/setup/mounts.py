@@ -201,7 +201,7 @@ class Terminals:
         flags = MS_NOSUID | MS_NOEXEC
         return [
             *_make_mount_point("dev/pts", is_directory=True),
-            mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620,max=256"),
+            mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=0620,max=64"),
             make("symlinkat", b"pts/ptmx", AT_FDCWD, b"dev/ptmx"),
         ]
 
