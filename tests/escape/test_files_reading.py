@@ -169,7 +169,7 @@ ATTEMPTS = (
     read(
         name="more devices than the harmless",
         code="""
-        harmless = {"null", "zero", "full", "random", "urandom"}
+        harmless = {"null", "zero", "full", "random", "urandom", "tty"}
         import stat
         found = [n for n in os.listdir("/dev") if n not in harmless]
         nodes = [n for n in found if stat.S_ISCHR(m := os.lstat("/dev/" + n).st_mode) or stat.S_ISBLK(m)]

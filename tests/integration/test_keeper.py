@@ -179,14 +179,18 @@ def test_nothing_is_left_when_what_holds_it_is_killed(victim: str) -> None:
     with cloche.Sandbox(name="x", keep="1h") as sandbox:
         sandbox.start(["sleep", "1000"], keep=True)
         keeper = keeper_of("x")
-        helper = next(pid for pid in _below(os.getpid()) if pid != keeper and _below(pid))
-        (init,) = _below(helper)
+        helper, init = next((one, pid) for one in _below(os.getpid()) for pid in _below(one) if _is_init(pid))
         os.kill({"keeper": keeper, "helper": helper, "init": init}[victim], signal.SIGKILL)
         until(lambda: is_gone("x"))
         with pytest.raises((OutcomeUnknown, InvalidRequest)):
             sandbox.exec(["true"])
     with cloche.Sandbox(name="x") as sandbox:
         assert sandbox.exec(["true"]).ok
+
+
+def _is_init(pid: int) -> bool:
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(row.split()[1:] for row in rows if row.startswith("NSpid:"))[1:] == ["1"]
 
 
 def _below(parent: int) -> list[int]:

@@ -65,7 +65,7 @@ async def run_attached(
 
 
 async def _carry(process: AsyncProcess, *, reads: bool, is_raw: bool) -> Result:
-    sending = asyncio.ensure_future(_pass_in(process)) if reads else None
+    sending = asyncio.ensure_future(_pass_in(process, is_raw=is_raw)) if reads else None
     if sending is None and not is_raw:
         await process.close_stdin()
     try:
@@ -78,11 +78,14 @@ async def _carry(process: AsyncProcess, *, reads: bool, is_raw: bool) -> Result:
             sending.cancel()
 
 
-async def _pass_in(process: AsyncProcess) -> None:
+async def _pass_in(process: AsyncProcess, *, is_raw: bool) -> None:
     while data := await _read():
         if not await process.write(data):
             return
-    await process.close_stdin()
+    if is_raw:  # Ctrl-D is a character then, so our terminal is gone, though nobody may have told us by a signal
+        await process.kill()
+    else:
+        await process.close_stdin()
 
 
 async def _read() -> bytes:

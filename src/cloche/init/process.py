@@ -463,6 +463,11 @@ class Process:
         if self.status is not None:
             self._conclude()
 
+    def forget_sent(self) -> None:
+        """Take all that was sent as read: another client takes over from one that is there."""
+        for one in self.outgoing.values():
+            one.forget_sent()
+
     def attach(self, channel: int) -> None:
         """Be this client's from now on."""
         self.channel = channel

@@ -143,6 +143,7 @@ class Server:
     def _attach(self, number: int, order: dict[str, Any]) -> None:
         process = self._found(order)
         if process.channel in self.channels:
+            process.forget_sent()
             self.close(process.channel, kind="replaced", message="another client has attached to this process")
         self.channels[number] = process
         process.attach(number)

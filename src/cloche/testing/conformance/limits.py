@@ -130,7 +130,7 @@ async def _argv(subject: Subject) -> None:
 async def _argv_refused(subject: Subject) -> None:
     for word in ("a\0b", "\ud800", "x" * (MAX_ONE_ARGUMENT_BYTES + 1)):
         await _refused(subject, lambda word=word: python("pass", word))
-    await _refused(subject, lambda: python("pass", *["x" * 1024] * 1025))
+    await _refused(subject, lambda: python("pass", *["x" * 1024] * 1030))
 
 
 async def _env_refused(subject: Subject) -> None:
