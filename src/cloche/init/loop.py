@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 POLLIN, POLLOUT, GONE = select.POLLIN, select.POLLOUT, select.POLLHUP | select.POLLERR
-CHUNK = 1 << 18
+CHUNK = 1 << 16  # above it, each read would be given new memory of the kernel's
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
 MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing more of a guest's is read
 

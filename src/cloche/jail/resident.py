@@ -56,6 +56,7 @@ CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
+PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
@@ -362,8 +363,11 @@ class Resident(Parent):
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
-        self._report_pace(is_busy=is_busy)
-        if not is_busy:
+        if is_busy:  # what has ended by then is none of the helper's concern, and it is not woken up
+            self.server.loop.call_at(PACE, now() + TICK_S, lambda: self._report_pace(is_busy=True))
+        else:
+            self.server.loop.cancel(PACE)
+            self._report_pace(is_busy=False)
             self.server.loop.call_at(SPARE, now(), self.make_spare)
             self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
 

@@ -358,7 +358,9 @@ class LocalLiveSandbox(LiveSandbox):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        program = await asyncio.to_thread(build_program, request, self._paths, timeout_s, next(self._numbers))
+        made = (request, self._paths, timeout_s, next(self._numbers))
+        is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
+        program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
         link = await self.connected()
         order = await self._order(program, request.env, timeout_s)
         channel = link.open("start", **order)
