@@ -42,7 +42,6 @@ NOT_HELD = {
     "attack/a protocol whose module the host loads on demand": SOCKETS,
     "attack/take the host's supply of asynchronous events": OWN_KERNEL,
     "files/any kernel setting at all": "ns_last_pid can be opened by everybody, and its writing asks for rights",
-    "files/more devices than the harmless": "/dev/tty is made, and no terminal is behind it",
     "files/change the times of the host's device": "/dev is the machine's own",
     "files/the kernel's objects in sys": OWN_SYS,
     "leaks/the host's mounts": OWN_MOUNTS,
@@ -105,7 +104,7 @@ def kind_of(attempt: Attempt) -> str:
         return "small alone" if check else "small"
     if check == "saved":
         return "files out"
-    if check in ("reads", "writes"):
+    if check == "_touches":  # of a read or a write of files
         return "files"
     return check or "plain"
 

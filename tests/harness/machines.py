@@ -14,7 +14,7 @@ from shutil import copy, copytree, ignore_patterns
 
 import pytest
 
-from cloche.backends.microvm import backend
+from cloche.backends.microvm import counter
 from cloche.backends.microvm.backend import FirecrackerBackend
 from cloche.backends.microvm.firecracker import Firecracker
 from cloche.backends.microvm.image_build import INIT, TOOLS, build_image, pack_archive
@@ -120,7 +120,7 @@ def pack_stand_in(folder: Path) -> Path:
     """Return the stand-in, packed into one program."""
     source = folder / "source"
     copytree(Path(__file__).with_name("stand_in"), source / "stand_in", ignore=ignore_patterns("__pycache__"))
-    copy(backend.__file__, source / "counter.py")
+    copy(counter.__file__, source / "counter.py")
     (source / "__main__.py").write_text(MAIN)
     program = folder / "firecracker"
     zipapp.create_archive(source, program, "/usr/bin/python3 -IS")

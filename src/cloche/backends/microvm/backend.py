@@ -1,24 +1,17 @@
 """The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker.
 
 Whether machines run on KVM or an emulated processor is found out by booting one, and kept. An emulated
-machine sees the processor's time-stamp counter and has no timer that its kernel could compare the counter to, so the
-kernel has to be told how fast it runs. Reading it takes one instruction, which Python has no name for.
+machine has to be told how fast the processor's time-stamp counter runs (`counter`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import functools
-import mmap
 import os
 import platform
-import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
@@ -29,16 +22,12 @@ from cloche.core.protocols import Capabilities
 from ..enforcement import Controls, check_policy, microvm_controls
 from ..host import NEEDS_KVM, KeptAnswers, changed_ns, why_no_kvm
 from ..session_languages import DRIVERS
+from .counter import counter_khz
 from .firecracker import find_firecracker
 from .machine import Machine
 from .plan import Acceleration, Found, Image, Monitor, find_image, plan_machine
 from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
-
-MEASURE_S = 0.05
-READ_COUNTER = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; both halves into one register; return
-_MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
-GUESS_KHZ = 2_000_000
 
 # Acceleration.
 PROBE_S = 5.0  # a guest on KVM is up in a fraction of that
@@ -51,38 +40,6 @@ SLOW = (
     "there is no KVM that can be used, and emulated machines take seconds to start and run many times slower; "
     'name backend "microvm" to run in one all the same'
 )
-
-
-@functools.cache  # it takes its time, and stays the same
-def counter_khz() -> int:
-    """Return the counter's frequency in kilohertz: measured, else what the kernel says of the processor."""
-    try:
-        return _measure()
-    except (OSError, ValueError):  # nothing may be executed here that is not a file's
-        return _by_kernel()
-
-
-def _measure() -> int:
-    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
-        page.write(READ_COUNTER)
-        start = ctypes.c_char.from_buffer(page)
-        read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(start))
-        before_s, before = time.perf_counter(), read()
-        time.sleep(MEASURE_S)
-        after_s, after = time.perf_counter(), read()
-        del start  # else the page could not be closed
-    khz = int((after - before) / (after_s - before_s) / 1000)
-    if khz <= 0:
-        raise ValueError("the counter stands still")
-    return khz
-
-
-def _by_kernel() -> int:
-    try:
-        found = _MEGAHERTZ.search(Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = None
-    return round(float(found[1]) * 1000) if found else GUESS_KHZ
 
 
 def find_acceleration(image: Image, monitor: Monitor) -> Found:
