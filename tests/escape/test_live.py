@@ -397,7 +397,7 @@ def test_memory_of_who_was_left_behind_is_the_sandboxs(use_cgroups: bool) -> Non
         while left := survivors(token):
             most = max(most, *(resident_of(one) for one in left))
             await asyncio.sleep(0.01)
-        assert most < 2 * 96 << 10
+        assert most < 8 * 96 << 10  # without control groups it is looked at in turns: 800 MiB/s grow between two looks
         assert pid_1() == pid
         await assert_serves(sandbox)
 
