@@ -205,6 +205,20 @@ class LiveFiles:
 
     # One function for each operation.
 
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file. Raises the SandboxFile errors."""
+        return await self.read_path(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders. Raises the SandboxFile errors."""
+        await self.write_path(path, data)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        rows = await self.list_path(path, recursive=True)
+        prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
+        return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
+
     async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
         """Return a file, or `count` bytes of it from `offset` on. Raises SandboxFileTooLarge beyond `max_bytes`."""
         _, data = await self.file(

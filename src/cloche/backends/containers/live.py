@@ -403,22 +403,6 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             self, link, started, self._limits, enforcement=self._enforcement, notes={**self._notes(), "start": "cold"}
         )
 
-    # Files.
-
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a regular file. Raises the SandboxFile errors."""
-        return await self.read_path(path, max_bytes=max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace a file, with its folders. Raises the SandboxFile errors."""
-        await self.write_path(path, data)
-
-    async def list_files(self, path: str = ".") -> tuple[str, ...]:
-        """Return the paths of all regular files below `path`, relative to the workspace."""
-        rows = await self.list_path(path, recursive=True)
-        prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
-        return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
-
 
 _OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
 
