@@ -276,7 +276,7 @@ class Sandbox:
         *,
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
-        live: bool = False,
+        live: bool | None = None,
         name: str | None = None,
         keep: Duration | None = None,
         lifetime: Duration | None = None,
@@ -319,6 +319,11 @@ class Sandbox:
     def backend(self) -> str:
         """Return the backend's name."""
         return self._sandbox.backend
+
+    @property
+    def is_live(self) -> bool:
+        """Tell whether it is one machine for its whole life, or runs take turns; see `AsyncSandbox`."""
+        return self._sandbox.is_live
 
     @property
     def notes(self) -> Mapping[str, Any]:

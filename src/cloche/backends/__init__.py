@@ -7,7 +7,8 @@ share `containers`. The files here are shared by several of them:
 - `host`: what this host gives, and answers kept for later processes; `toolchain`: the programs of a language on it;
   `layout`: the parts of its system that every jail shows; `subordinate_ids`: ids for an ordinary user's guests;
 - `session`: cells of a live session over any transport; `session_languages`: its drivers; `results`: a `Result`;
-- `saved_files`: a run's files, copied to the caller; `garbage_collection`: what killed processes left is removed.
+- `saved_files`: a run's files, copied to the caller; `archive`: those that come as an archive;
+- `garbage_collection`: what killed processes left is removed.
 
 To be kept: what is missing and required is an error, never a weaker run; nothing that a guest made is followed or
 believed; names that other processes know (control groups, labels, cache files). All else may be changed without asking.

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cloche.core.errors import (
     InvalidRequest,
+    OutcomeUnknown,
     SandboxDirectoryError,
     SandboxFileError,
     SandboxFileExists,
@@ -23,13 +26,17 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
     SandboxNotDirectoryError,
 )
+from cloche.core.languages import is_program_file
 from cloche.core.processes import FileChange, FileInfo
 from cloche.init import wire
 from cloche.init.names import pack_text, unpack_text
 
 from .init_link import Channel, InitLink, OperationFailed, read_guest_object
 from .live_streams import ByteStream
+from .saved_files import Changes, Until, in_thread, time_for_files
 
+log = logging.getLogger("cloche.live")
+CLOCK_REALTIME_COARSE = 5  # of linux/time.h: what file systems take change times from
 FILE_S = 300.0  # for one operation on files whose content is not a stream of the caller's
 MOST_AT_ONCE = 16  # operations; and as many streams that come out
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
@@ -217,7 +224,8 @@ class LiveFiles:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         rows = await self.list_path(path, recursive=True)
         prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
-        return tuple(f"{prefix}{row.name}" for row in rows if row.type == "file")
+        found = (f"{prefix}{row.name}" for row in rows if row.type == "file")
+        return tuple(one for one in found if not is_program_file(one))
 
     async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
         """Return a file, or `count` bytes of it from `offset` on. Raises SandboxFileTooLarge beyond `max_bytes`."""
@@ -295,6 +303,56 @@ class LiveFiles:
     async def unpack_path(self, path: str, archive: Content) -> None:
         """Unpack a tar archive below a folder, which is made where it is missing."""
         await self.file("unpack", path, content=archive, entries=MOST_ENTRIES)
+
+    def clock_ns(self) -> int:
+        """Return the time that the sandbox gives to a file which changes now, in ns."""
+        return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+
+    async def collect_files(
+        self,
+        patterns: Sequence[str],
+        *,
+        since: int,
+        timeout_s: float,
+        max_bytes: int,
+        given: Mapping[str, bytes] | None = None,
+    ) -> Changes:
+        """Return the files of the workspace that match and have changed `since` a time of `clock_ns`.
+
+        None that is as it was `given`. What is too much, or cannot be had, is left out, and the result says why.
+        """
+        if not patterns:
+            return Changes()
+        from .archive import MAX_FILES, Spool, collected
+
+        spool, seconds = Spool(max_bytes), time_for_files(timeout_s)
+        bounds: dict[str, Any] = {"most_files": MAX_FILES, "most": max_bytes, "entries": MOST_ENTRIES}
+        said: Mapping[str, Any]
+        try:
+            async with (
+                self._outgoing_turns,
+                asyncio.timeout(seconds),
+                self._operation(
+                    "collect",
+                    "/workspace",
+                    timeout_s=seconds,
+                    since=since,
+                    **bounds,
+                    patterns=[*map(pack_text, patterns)],
+                ) as operation,
+            ):
+                while piece := await operation.incoming.read():
+                    spool.add(piece)
+                said = await operation.answer()
+        except TimeoutError:
+            said = {"partial": ["time"]}
+        except ValueError:
+            said = {"partial": ["bytes"]}
+        except (SandboxFileError, OutcomeUnknown) as error:
+            log.warning("files of a run could not be collected: %s", error)
+            said = {"partial": ["access"]}
+        until = Until(seconds)
+        return await in_thread(until, lambda: collected(spool, patterns, given or {}, said, until))
 
     @asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:

@@ -17,11 +17,11 @@ from cloche.core.errors import BackendUnavailable, OutcomeUnknown
 from cloche.core.events import HeadTail, OutputChunk, Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
-from cloche.core.protocols import OpenSandbox
-from cloche.core.result import KillCause, Observed
+from cloche.core.result import KillCause, Observed, Result
 from cloche.init import wire
 
 from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
+from .live_files import LiveFiles
 from .saved_files import Changes
 from .session import Printed, Session, SessionEnd, SessionLink
 from .session_languages import Codec, ControlMessage, Interrupt
@@ -188,7 +188,7 @@ class LiveSession(Session):
 
     def __init__(
         self,
-        sandbox: OpenSandbox,
+        sandbox: LiveFiles,
         transport: LiveTransport,
         program: LiveProgram,
         limits: Limits,
@@ -197,13 +197,32 @@ class LiveSession(Session):
         notes: Mapping[str, Any],
     ):
         super().__init__(
-            transport, _no_changes, language=program.language, interrupt=program.interrupt, limits=limits,
+            transport, self._collected, language=program.language, interrupt=program.interrupt, limits=limits,
             enforcement=enforcement, notes=notes,
         )  # fmt: skip
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
+        self._most_bytes = limits.disk_bytes
+        self._cells = asyncio.Lock()  # which take turns
+        self._patterns: tuple[str, ...] = ()  # of the files that the result of this cell shall have
+        self._since = 0
+
+    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+        """Run a cell; its result has no files."""
+        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=())
+
+    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+        """Run a cell; see core.protocols.SupportsCollecting."""
+        async with self._cells:
+            self._patterns, self._since = collect, self._opened_in.clock_ns() if collect else 0
+            return await super().run(code, timeout_s=timeout_s, sink=sink)
+
+    async def _collected(self, timeout_s: float) -> Changes:
+        return await self._opened_in.collect_files(
+            self._patterns, since=self._since, timeout_s=timeout_s, max_bytes=self._most_bytes
+        )
 
     @property
-    def sandbox(self) -> OpenSandbox:
+    def sandbox(self) -> LiveFiles:
         """Return the sandbox whose files it works in."""
         return self._opened_in
 
@@ -223,13 +242,8 @@ class LiveSession(Session):
         raise BackendUnavailable(self._why_no_forks)
 
 
-async def _no_changes(_timeout_s: float) -> Changes:
-    """Return no changed files: others change them at the same time."""
-    return Changes()
-
-
 async def open_live_session(
-    sandbox: OpenSandbox,
+    sandbox: LiveFiles,
     link: InitLink,
     program: LiveProgram,
     limits: Limits,

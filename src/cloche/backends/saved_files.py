@@ -47,17 +47,20 @@ _threads: tuple[int, ThreadPoolExecutor] | None = None
 class Changes:
     """Hold the files that a run created or changed, how many others were left out, and how to save them.
 
-    `partial` says why files may be missing: members of `REASONS`.
+    `partial` says why files may be missing: members of `REASONS`. They are `shared` where others, too, may have made or
+    changed them meanwhile.
     """
 
     records: tuple[FileRecord, ...] = ()
     skipped: int = 0
     partial: frozenset[str] = frozenset()
     save: SaveFiles | None = None
+    is_shared: bool = False
 
     def meta(self) -> dict[str, Any]:
         """Return what a result's meta says of what was left out."""
-        found: dict[str, Any] = {"files_skipped": self.skipped} if self.skipped else {}
+        found: dict[str, Any] = {"files_shared": True} if self.is_shared else {}
+        found |= {"files_skipped": self.skipped} if self.skipped else {}
         return found | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 

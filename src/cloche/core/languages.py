@@ -311,6 +311,12 @@ _BY_SUFFIX: Mapping[str, Language] = {
     suffix: language for language in LANGUAGES.values() for suffix in language.suffixes
 }
 _VERSION_TAIL = re.compile(r"[0-9.]+$")
+_NUMBER = re.compile(r"-[0-9]+(?=\.[^.]+$)")
+
+
+def is_program_file(path: str) -> bool:
+    """Tell whether a path is where a program lies, also one of several that run in the same workspace."""
+    return path in PROGRAM_FILES or _NUMBER.sub("", path) in PROGRAM_FILES
 
 
 def language_named(name: str) -> Language:

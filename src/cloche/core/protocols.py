@@ -138,6 +138,15 @@ class OpenSession(Protocol):
 
 
 @runtime_checkable
+class SupportsCollecting(Protocol):
+    """Be a session whose results have files that were asked for, since others change files at the same time."""
+
+    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+        """Run one cell; the files are those that match one of the patterns and have changed meanwhile."""
+        ...
+
+
+@runtime_checkable
 class SupportsFork(Protocol):
     """Go back in time, and go on in several ways: memory and workspace together.
 

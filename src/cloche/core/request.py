@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .errors import InvalidRequest
@@ -15,6 +15,7 @@ from .limits import KIB, MIB, parse_duration
 MAX_STDIN_BYTES = 50 * MIB
 MAX_ARGV_BYTES = MIB + 4 * KIB  # 1 MiB of content, with a program and its options
 MAX_ONE_ARGUMENT_BYTES = 128 * KIB - 1  # the kernel's MAX_ARG_STRLEN, its final NUL included
+MAX_PATTERNS, MAX_PATTERN_CHARS = 32, 1024
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -38,7 +39,8 @@ class Request:
     With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `timeout_s` replaces
     the sandbox's own time-out for this run. `env` is the guest's whole environment besides a fixed minimum.
     `source_path` says where the code is in the workspace, if not in a file of Cloche's own, which no listing shows;
-    that may be one of `files`, with the same content, which then stays as it is.
+    that may be one of `files`, with the same content, which then stays as it is. `collect` has patterns of the files
+    that a result shall have, where it does not have all that were changed.
     """
 
     code: str | None = None
@@ -49,6 +51,7 @@ class Request:
     files: tuple[InputFile, ...] = ()
     timeout_s: float | None = None
     source_path: str | None = None
+    collect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "argv", tuple(self.argv))
@@ -110,6 +113,26 @@ def workspace_path(path: str) -> str:
     if inside in PROGRAM_FILES:
         raise InvalidRequest(f"file {path!r} has the name under which Cloche runs a program; choose another one")
     return inside
+
+
+def read_patterns(patterns: object) -> tuple[str, ...]:
+    """Return patterns of files, relative to /workspace. Raises InvalidRequest for what are none."""
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise InvalidRequest(f"collect: {patterns!r} is no list of patterns; give one such as ['*.csv', 'out/**']")
+    if len(patterns) > MAX_PATTERNS:
+        raise InvalidRequest(f"collect: {len(patterns)} patterns are more than {MAX_PATTERNS}; `**` stands for folders")
+    return tuple(map(_read_pattern, patterns))
+
+
+def _read_pattern(pattern: object) -> str:
+    text = pattern if isinstance(pattern, str) else ""
+    text = text.removeprefix("/workspace/").removeprefix("./")
+    if not text or text.startswith("/") or ".." in text.split("/") or len(text) > MAX_PATTERN_CHARS or "\0" in text:
+        raise InvalidRequest(
+            f"collect: {pattern!r} is no pattern of files below /workspace; give text such as '*.csv' or 'out/**'"
+        )
+    _encoded(text, what="collect")
+    return text
 
 
 def check_argv(argv: tuple[str, ...]) -> None:

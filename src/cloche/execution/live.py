@@ -1,15 +1,28 @@
-"""What the parts of `AsyncSandbox` for a sandbox that lives (`processes`, `paths`, `ports`) have in common."""
+"""What all parts of `AsyncSandbox` have in common: what it was opened with, how it is opened, and whether it lives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import cast
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
 
+from cloche.audit.log import Audit
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsLive
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import (
+    OpenLiveSandbox,
+    OpenSandbox,
+    SupportsLanguageNames,
+    SupportsLive,
+    SupportsSessionNames,
+)
 
 from .prepare import Prepared
+
+log = logging.getLogger("cloche.live")
 
 
 class LiveOperations:
@@ -18,7 +31,58 @@ class LiveOperations:
     _prepared: Prepared
     _env: Mapping[str, str]
     _opened: OpenSandbox | None
-    _is_live: bool
+    _is_live: bool | None  # None until it is open, where it shall live if it can
+
+    @property
+    def is_live(self) -> bool:
+        """Tell whether it is one machine for its whole life, or runs take turns. Raises InvalidRequest before."""
+        self._require_open()
+        return bool(self._is_live)
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits that hold for each run."""
+        return self._prepared.limits
+
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for each run."""
+        return self._prepared.policy
+
+    @property
+    def backend(self) -> str:
+        """Return the backend's name."""
+        return self._prepared.backend.name
+
+    def hide_package_managers(self) -> None:
+        """Show no programs that install packages from the first run on, unless the policy names packages."""
+        policy = self.policy.with_changes(package_managers=bool(self.policy.packages))
+        self._prepared = replace(self._prepared, policy=policy)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages that the policy allows and that can run here, as far as that is known before a run."""
+        backend, allowed = self._prepared.backend, self.policy.languages
+        if not isinstance(backend, SupportsLanguageNames):
+            return allowed
+        installed = backend.languages()
+        return tuple(name for name in allowed if name in installed)
+
+    @property
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions here, as far as that is known before one is opened."""
+        backend = self._prepared.backend
+        return backend.session_languages() if isinstance(backend, SupportsSessionNames) else ()
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        return self._prepared.notes
+
+    @property
+    def audit(self) -> Audit | None:
+        """Return the log in which runs are recorded, None where that is off."""
+        return self._prepared.audit
 
     def _require_open(self) -> OpenSandbox:
         if self._opened is None:
@@ -26,20 +90,40 @@ class LiveOperations:
         return self._opened
 
     def _require_live(self, what: str) -> OpenLiveSandbox:
-        """Return the open sandbox. Raises InvalidRequest where it is not one that lives."""
+        """Return the open sandbox. Raises BackendUnavailable, or InvalidRequest, where it is not one that lives."""
         opened = self._require_open()
         if not self._is_live:
-            raise InvalidRequest(f"{what} needs a sandbox that lives; open it with live=True")
+            raise InvalidRequest(
+                f"{what} needs a sandbox that lives, and this one does not: it was opened with live=False, or backend "
+                f"{self.backend!r} gives none here; open it with live=True, which says why"
+            )
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
         """Return what opens it. Raises BackendUnavailable where it shall live, and the backend has none that do."""
         backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
-        if not self._is_live:
+        if self._is_live is False:
             return backend.open(policy, limits)
-        if not isinstance(backend, SupportsLive):
-            raise BackendUnavailable(
-                f"backend {backend.name!r} has no sandboxes that live.",
-                remedy='Use backend "local", "docker" or "gvisor", or leave live=True out: then runs take turns.',
-            )
-        return backend.open_live(policy, limits)
+        if isinstance(backend, SupportsLive):
+            return self._open_either(backend) if self._is_live is None else backend.open_live(policy, limits)
+        if self._is_live is None:
+            self._is_live = False
+            return backend.open(policy, limits)
+        raise BackendUnavailable(
+            f"backend {backend.name!r} has no sandboxes that live.",
+            remedy='Use backend "local", "docker" or "gvisor", or leave live=True out: then runs take turns.',
+        )
+
+    @asynccontextmanager
+    async def _open_either(self, backend: SupportsLive) -> AsyncIterator[OpenSandbox]:
+        """Open one that lives; where there is none at this level, or on this host, one whose runs take turns."""
+        policy, limits = self._prepared.policy, self._prepared.limits
+        async with AsyncExitStack() as stack:
+            try:
+                opened: OpenSandbox = await stack.enter_async_context(backend.open_live(policy, limits))
+                self._is_live = True
+            except BackendUnavailable as error:
+                log.info("runs of this sandbox take turns, as it cannot live: %s", error)
+                opened = await stack.enter_async_context(self._prepared.backend.open(policy, limits))
+                self._is_live = False
+            yield opened

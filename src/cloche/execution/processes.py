@@ -23,7 +23,6 @@ from cloche.core.request import MAX_STDIN_BYTES
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
-from .concurrency import shared_slots
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
 from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink, with_sink
@@ -180,8 +179,7 @@ class ProcessOperations(LiveOperations):
         request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout))
         data = _checked_stdin(stdin)
         sink = make_sink(on_output, on_event)
-        async with shared_slots().hold():
-            return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
+        return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
 
     async def start(
         self,

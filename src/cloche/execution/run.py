@@ -144,6 +144,7 @@ async def prepare_request(
     env: Mapping[str, str] | None,
     files: Files | None,
     timeout_s: float | None = None,
+    collect: tuple[str, ...] = (),
 ) -> PreparedRequest:
     """Check the arguments of one run against the rules, and read what they name."""
     if code is not None and not isinstance(code, str):
@@ -160,6 +161,7 @@ async def prepare_request(
         env={} if env is None else read_env(env),
         files=inputs.files,
         timeout_s=timeout_s,
+        collect=collect,
     )
     notes: dict[str, Any] = {}
     if findings:

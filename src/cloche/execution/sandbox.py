@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
-from cloche.audit.log import Audit
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
 from cloche.config.keys import SandboxOptions
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink, discard
-from cloche.core.limits import Limits, parse_duration
-from cloche.core.policy import Policy
+from cloche.core.limits import parse_duration
 from cloche.core.protocols import (
     OpenSandbox,
     OpenSession,
+    SupportsCollecting,
     SupportsFork,
-    SupportsLanguageNames,
-    SupportsSessionNames,
     SupportsSessions,
     SupportsSessionsApart,
 )
+from cloche.core.request import read_patterns
 from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
 from cloche.keeper.attach import Kept, find_kept
@@ -64,6 +63,11 @@ if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
 MOST_FORKS = 64  # at once
+
+
+def _collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) -> tuple[str, ...]:
+    """Return the patterns of what a result shall have: all that is copied `out`, unless others were given."""
+    return (("**",) if out is not None else ()) if collect is None else read_patterns(collect)
 
 
 class AsyncSession:
@@ -148,15 +152,16 @@ class AsyncSession:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        collect: Sequence[str] | None = None,
         autofix: Fixer | None = None,
     ) -> Result:
         """Run one cell and return what came of it.
 
         `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
-        expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event` and `out` are those of
-        `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call interrupts the cell; one that goes on all
-        the same is killed, with the session. With `autofix` a cell that fails is repaired and run again, in the state
-        that it left.
+        expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event`, `out` and `collect` are
+        those of `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call interrupts the cell; one that goes
+        on all the same is killed, with the session. With `autofix` a cell that fails is repaired and run again, in the
+        state that it left.
 
         Raises InvalidRequest when the session is closed, has expired, or has ended.
         """
@@ -164,15 +169,16 @@ class AsyncSession:
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
         self._check_open()
         if autofix is not None:
-            return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out)
+            return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out, collect)
         limit = self._sandbox.timeout_s(timeout)
         findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
-        async with shared_slots().hold():
+        patterns = _collected(collect, out)
+        async with self._sandbox.slot():
             self._running += 1
             try:
                 result = await self._sandbox.run_cell(
-                    lambda: self._run(code, limit, sink), code, self._language, self._env, limit
+                    lambda: self._run(code, limit, sink, patterns), code, self._language, self._env, limit
                 )
             finally:
                 self._running -= 1
@@ -192,6 +198,7 @@ class AsyncSession:
         timeout: float | str | None,  # noqa: ASYNC109 - as in `run`
         sink: Sink | None,
         out: str | PathLike[str] | None,
+        collect: Sequence[str] | None,
     ) -> Result:
         """Run a cell until it works; every try is a cell of the history."""
         from cloche.core.fixing import FixTask, StateLost
@@ -202,7 +209,7 @@ class AsyncSession:
         async def attempt(other: str) -> Result:
             if not self.is_alive:
                 raise StateLost("the interpreter has ended, and its state is lost; restart the session")
-            return await self.run(other, timeout=timeout, on_event=sink)
+            return await self.run(other, timeout=timeout, on_event=sink, collect=_collected(collect, out))
 
         limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
         notes = {"network": sandbox.policy.network}
@@ -213,11 +220,13 @@ class AsyncSession:
             await copy_out(result, out)
         return result
 
-    def _run(self, code: str, timeout_s: float, sink: Sink | None) -> Awaitable[Result]:
-        opened = self._opened
+    def _run(self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...]) -> Awaitable[Result]:
+        run = self._opened.run
+        if collect and isinstance(self._opened, SupportsCollecting):
+            run = functools.partial(self._opened.run_collecting, collect=collect)
         if sink is None:
-            return opened.run(code, timeout_s=timeout_s, sink=discard)
-        return with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
+            return run(code, timeout_s=timeout_s, sink=discard)
+        return with_sink(lambda guarded: run(code, timeout_s=timeout_s, sink=guarded), sink)
 
     def stream(
         self,
@@ -353,12 +362,15 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
             result = await sandbox.run("...")
 
     Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
-    start. Runs of one sandbox take turns, each in a jail of its own. Leaving the block kills what is left and removes
-    the workspace.
+    start. Leaving the block kills what is left and removes all files.
 
-    With `live`, it is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`)
-    go on at the same time, and share files, loopback and what they leave running in the background. Results then list
-    no files. Backends `local` (at level `jail`), `docker` and `gvisor` have such sandboxes.
+    It is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`) go on at the
+    same time, and share files, loopback and what they leave running in the background. Results have the files that
+    `collect` asks for. Backends `local` (at level `jail`), `docker` and `gvisor` have such sandboxes.
+
+    Where there is none, and with `live=False`, runs take turns, each in a jail of its own: they share the workspace and
+    nothing else, and results have all files that a run changed. `is_live` tells; `live=True` is an error where there is
+    none.
 
     One that lives may have a `name`, one each per user: then others come in with `attach`. With `keep` it is held by a
     process of its own, and leaving the block, or the death of this process, does not end it: that does `kill`, or its
@@ -371,7 +383,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         *,
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
-        live: bool = False,
+        live: bool | None = None,
         name: str | None = None,
         keep: Duration | None = None,
         lifetime: Duration | None = None,
@@ -384,8 +396,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         self._env = read_env(env)
         self._files = files
         self._name = name
-        self._is_live = live or name is not None
         self._prepared: Prepared = prepare(**options)
+        self._is_live = True if name is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
         self._run_lock = asyncio.Lock()
@@ -411,51 +423,6 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
     def name(self) -> str | None:
         """Return its name, None for one that has none."""
         return self._name
-
-    @property
-    def limits(self) -> Limits:
-        """Return the limits that hold for each run."""
-        return self._prepared.limits
-
-    @property
-    def policy(self) -> Policy:
-        """Return the rules that hold for each run."""
-        return self._prepared.policy
-
-    @property
-    def backend(self) -> str:
-        """Return the backend's name."""
-        return self._prepared.backend.name
-
-    def hide_package_managers(self) -> None:
-        """Show no programs that install packages from the first run on, unless the policy names packages."""
-        policy = self.policy.with_changes(package_managers=bool(self.policy.packages))
-        self._prepared = replace(self._prepared, policy=policy)
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Return the languages that the policy allows and that can run here, as far as that is known before a run."""
-        backend, allowed = self._prepared.backend, self.policy.languages
-        if not isinstance(backend, SupportsLanguageNames):
-            return allowed
-        installed = backend.languages()
-        return tuple(name for name in allowed if name in installed)
-
-    @property
-    def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions here, as far as that is known before one is opened."""
-        backend = self._prepared.backend
-        return backend.session_languages() if isinstance(backend, SupportsSessionNames) else ()
-
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
-        return self._prepared.notes
-
-    @property
-    def audit(self) -> Audit | None:
-        """Return the log in which runs are recorded, None where that is off."""
-        return self._prepared.audit
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
@@ -491,9 +458,14 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
+        collect: Sequence[str] | None = None,
         autofix: Fixer | None = None,
     ) -> Result:
         """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace.
+
+        In a sandbox that lives, `result.files` has the files below /workspace that match one of the patterns `collect`,
+        such as `*.csv` or `out/**`, and were made or changed while it ran, also by others: `meta["files_shared"]` says
+        so. With `out` alone these are all. In any other sandbox `collect` changes nothing.
 
         With `autofix` every round finds the workspace as the failed one left it.
         """
@@ -502,6 +474,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         prepared_request = await prepare_request(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
+            collect=_collected(collect, out),
         )  # fmt: skip
         sink = make_sink(on_output, on_event)
         if fixer is None:
@@ -536,9 +509,12 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
     ) -> Result:
-        turn = contextlib.nullcontext() if self._is_live else self._run_lock
-        async with turn, shared_slots().hold():
+        async with contextlib.nullcontext() if self._is_live else self._run_lock, self.slot():
             return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Return what bounds how many runs go on at once in this process: nothing, where the sandbox itself does."""
+        return contextlib.nullcontext() if self._is_live else shared_slots().hold()
 
     async def session(
         self,

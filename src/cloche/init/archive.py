@@ -13,6 +13,8 @@ import stat
 
 from .content import CHUNK, CONTENT_IN, CONTENT_OUT, FOLDER, OPEN, Refusal, natural, write_all
 from .folders import Walk, make_folders
+from .names import unpack_path
+from .patterns import matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +49,42 @@ def pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
         packing.add(path, os.fsencode(os.path.basename(path)), os.O_RDONLY)
     packing.finish()
     return {"skipped": packing.skipped}
+
+
+def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Send the regular files below a folder that match one of `patterns` and have changed since the time `since` (ns).
+
+    What is over one of the bounds `entries`, `most_files` and `most` (bytes) is left out; the answer says which it was.
+    """
+    packing = _Packing(None, path)
+    since, files = natural(order, "since", 0) or 0, natural(order, "most_files", 0) or 0
+    most = natural(order, "most", 0) or 0
+    patterns = [unpack_path(one) for one in order["patterns"]]
+    partial: set[str] = set()
+    walk = Walk(path, most=natural(order, "entries", MOST_ENTRIES) or 0)
+    try:
+        for name, entry in walk:
+            if not entry.is_file(follow_symlinks=False) or not any(matches(one, name) for one in patterns):
+                continue
+            try:
+                state = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # it has gone
+            if state.st_ctime_ns < since:
+                continue
+            over = "files" if files <= 0 else "bytes" if state.st_size > most else ""
+            if over:
+                partial.add(over)
+                packing.skipped += 1
+                continue
+            files, most = files - 1, most - state.st_size
+            packing.add(f"{path}/{name}", os.fsencode(name))
+    except Refusal:
+        partial.add("entries")
+    if walk.skipped:
+        partial.add("access")
+    packing.finish()
+    return {"skipped": packing.skipped + walk.skipped, "partial": sorted(partial)}
 
 
 class _Packing:

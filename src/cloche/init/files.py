@@ -318,6 +318,7 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "remove": _remove,
     "chmod": _chmod,
     "pack": archive.pack,
+    "collect": archive.collect,
     "unpack": archive.unpack,
     "watch": watch,
 }

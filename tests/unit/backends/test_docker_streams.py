@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.archive import Spool, pack, unpack
+from cloche.backends.archive import Spool, pack, unpack
 from cloche.backends.containers.container import MAX_FRAME_BYTES, Splitter
 from cloche.backends.containers.inside import files
 from cloche.backends.docker.container import AttachedWire, Demultiplexer

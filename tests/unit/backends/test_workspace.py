@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.archive import Spool, pack, unpack
 from cloche.backends.containers import run
-from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.inside import files
 from cloche.backends.containers.inside.link import DATA, Caller
 from cloche.backends.local import workspace as local_workspace

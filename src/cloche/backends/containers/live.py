@@ -34,7 +34,6 @@ from ..init_link import InitLink
 from ..live import LiveProcess, LiveSandbox, usage_of
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..results import make_result, run_notes
-from ..saved_files import Changes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
 from .program import NOFILE, WORKSPACE, Program, SessionProgram
 
@@ -307,6 +306,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         link = await self.connected()
         program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
         order = await self._order(program, request, timeout_s)
+        since = self.clock_ns()
         process = LiveProcess(link.open("start", **order), self._limits, sink, timeout_s=timeout_s)
         reader = GuestReportReader()
         process.on_report = lambda data: _read_report(reader, process, data)
@@ -315,6 +315,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             ended = await self._attend(process, request.stdin)
         finally:
             self._leftover += [f"{WORKSPACE}/{program.own_file}"] if program.own_file else []
+        given = {file.path: file.data for file in request.files}
+        found = await self.collect_files(
+            request.collect, since=since, timeout_s=timeout_s, max_bytes=self._limits.disk_bytes, given=given
+        )
         report = reader.report()
         usage = usage_of(ended)
         notes = run_notes(program.engine, program.version, self._limits, self._enforcement, usage.wall_s)
@@ -328,7 +332,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             outputs=report.outputs,
             usage=usage,
             enforcement=self._enforcement,
-            found=Changes(),
+            found=found,
             meta={**notes, **self._notes(), "start": "cold", "writable": list(self.writable), **report.notes()},
         )
 

@@ -28,9 +28,9 @@ from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
 from cloche.core.suppressed import suppress_logged
 
+from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from ..results import make_result, run_notes
 from ..saved_files import REASONS, Changes, Until, in_thread
-from .archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from .container import DATA, DONE, ENDED, FAILED, STARTED, STREAMS, VALUE, Container, read_object
 from .program import Program
 

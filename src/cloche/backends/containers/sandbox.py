@@ -29,9 +29,9 @@ from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
 
+from ..archive import pack
 from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
-from .archive import pack
 from .container import SMALL_BYTES, Container, G
 from .pool import deferral, shared_pool
 from .program import Program, SessionProgram

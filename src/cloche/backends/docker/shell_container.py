@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..containers.archive import Spool
+from ..archive import Spool
 from ..containers.container import CHUNK_BYTES, DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED, Link
 from .container import Demultiplexer, DockerContainer, Encrypted, stream_of
 from .daemon import explained

@@ -48,7 +48,6 @@ from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveProcess, LiveSandbox, check_port, connection_error, usage_of
 from ..results import make_result, run_notes
-from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from .helper_link import Connection, until_readable
 from .plan import (
@@ -363,8 +362,8 @@ class LocalLiveSandbox(LiveSandbox):
         program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
         link = await self.connected()
         order = await self._order(program, request.env, timeout_s)
-        channel = link.open("start", **order)
-        process = LiveProcess(channel, self._limits, sink, timeout_s=timeout_s)
+        since = self.clock_ns()
+        process = LiveProcess(link.open("start", **order), self._limits, sink, timeout_s=timeout_s)
         reader = GuestReportReader()
 
         def read(data: bytes) -> None:
@@ -388,6 +387,9 @@ class LocalLiveSandbox(LiveSandbox):
                 sending.cancel()
             if request.code is not None and request.source_path is None:
                 self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
+        found = await self.collect_files(
+            request.collect, since=since, timeout_s=timeout_s, max_bytes=self._limits.disk_bytes, given=program.given
+        )
         report = reader.report()
         engine = program.toolchain.engine if program.toolchain else None
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
@@ -403,7 +405,7 @@ class LocalLiveSandbox(LiveSandbox):
             outputs=report.outputs,
             usage=usage,
             enforcement=self._enforcement,
-            found=Changes(),
+            found=found,
             meta={**notes, "backend": "local", "start": self.start, **report.notes()},
         )
 

@@ -19,14 +19,15 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.languages import PROGRAM_FILES
+from cloche.core.languages import is_program_file
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
+from cloche.init.patterns import matches
 
-from ..saved_files import CHUNK_BYTES, Slice, Source, Until, copy_out
+from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, copy_out
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
@@ -112,7 +113,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
             chars += len(path or "")
             if path is None or len(found) >= MAX_FILES or chars > MAX_PATH_CHARS:
-                left_out += member.kind != tarfile.DIRTYPE and member.name not in PROGRAM_FILES
+                left_out += member.kind != tarfile.DIRTYPE and not is_program_file(member.name or "")
                 continue
             digest = _digest(spool, member.offset, member.size, until)
             if digest is None:
@@ -171,6 +172,34 @@ def _digest(spool: Spool, at: int, size: int, until: Until) -> str | None:
         digest.update(data)
         size -= len(data)
     return digest.hexdigest()
+
+
+def collected(
+    spool: Spool, patterns: Sequence[str], given: Mapping[str, bytes], said: Mapping[str, Any], until: Until
+) -> Changes:
+    """Return the files of an archive that was made by `patterns`, by what was `said` of it.
+
+    What does not match is none of them, nor is what is as it was `given`.
+    """
+    found, left_out = unpack(spool, until)
+    ranges = {
+        path: one
+        for path, one in found.items()
+        if not is_program_file(path) and not until.is_over() and any(matches(pattern, path) for pattern in patterns)
+        if path not in given or hashlib.sha256(given[path]).hexdigest() != one.sha256
+    }
+    records = tuple(
+        FileRecord(path=path, size=ranges[path].size, sha256=ranges[path].sha256) for path in sorted(ranges)
+    )
+    skipped, partial = said.get("skipped"), said.get("partial")
+    told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
+    return Changes(
+        records=records,
+        skipped=left_out + (skipped if isinstance(skipped, int) else 0),
+        partial=REASONS & (told | {"time"} if until.has_ended else told),
+        save=keep(spool, ranges, records),
+        is_shared=True,
+    )
 
 
 class Kept:
