@@ -95,7 +95,7 @@ async def one_shot(shape: str) -> cloche.Result:
 
 async def cell(shape: str) -> cloche.Result:
     """Say it in a cell of a session."""
-    async with cloche.AsyncSandbox(memory="512m", cpus=1, timeout=60, audit=False) as sandbox:
+    async with cloche.AsyncSandbox(live=False, memory="512m", cpus=1, timeout=60, audit=False) as sandbox:
         session = await sandbox.session()
         return await session.run(f"{BEGIN}say({shape})")
 

@@ -150,7 +150,7 @@ def test_package_managers_are_not_found_by_tools_that_say_so(settings_of_nobody:
 
     assert cloche.run(INSTALLERS).value[0] != []
     for live in (False, True):
-        assert use(work, live=live) == [[[], False]] * 3
+        assert use(work, interpreters=live) == [[[], False]] * 3
 
 
 def test_where_package_managers_are_shown_no_tool_denies_it() -> None:

@@ -36,7 +36,7 @@ def use(work: Callable[[Toolbox], Awaitable[Any]], **options: Any) -> Any:
     """Do something with a toolbox that keeps interpreters; HIGH is approved."""
 
     async def main() -> Any:
-        async with asyncio.timeout(100), Toolbox(**{"approve": auto("high"), "live": True, **options}) as tools:
+        async with asyncio.timeout(100), Toolbox(**{"approve": auto("high"), "interpreters": True, **options}) as tools:
             return await work(tools)
 
     return asyncio.run(main())
@@ -154,7 +154,7 @@ def test_a_restart_begins_anew_and_widens_nothing() -> None:
     assert [one.text for one in answers[1:3]] == ["[value]\nfalse", "[value]\n2"]
     assert states(answers) == ["new", "new", "kept", "none"]
     assert "restart must be of type boolean, not int" in answers[3].text
-    refused = told({"code": "1", "restart": True}, live=False)[0]
+    refused = told({"code": "1", "restart": True}, interpreters=False)[0]
     assert "there is no argument 'restart'" in refused.text
 
 
@@ -163,7 +163,7 @@ def test_what_is_put_away_is_said_with_the_next_call() -> None:
 
     async def main() -> None:
         room = Room(most=1)
-        options: dict[str, Any] = {"approve": auto("high"), "live": room.share_of(None)}
+        options: dict[str, Any] = {"approve": auto("high"), "interpreters": room.share_of(None)}
         async with Toolbox(**options) as mine, Toolbox(**options) as yours:
             await ask(mine, "x = 1; open('f', 'w').close()")
             await ask(yours, "x = 2")
@@ -183,7 +183,7 @@ def test_that_it_is_gone_is_said_until_a_call_has_an_answer() -> None:
 
     async def main() -> None:
         room = Room(most=1)
-        options: dict[str, Any] = {"approve": auto("high"), "live": room.share_of(None), "screen": "block"}
+        options: dict[str, Any] = {"approve": auto("high"), "interpreters": room.share_of(None), "screen": "block"}
         async with Toolbox(**options) as mine, Toolbox(**options) as yours:
             await ask(mine, "x = 1")
             await ask(yours, "x = 2")
@@ -206,7 +206,7 @@ def test_what_was_not_used_for_long_is_said_with_the_next_call() -> None:
 
     async def main() -> None:
         room = Room(idle_s=3)
-        async with Toolbox(approve=auto("high"), live=room.share_of(None)) as tools:
+        async with Toolbox(approve=auto("high"), interpreters=room.share_of(None)) as tools:
             await ask(tools, "x = 1")
             one = tools._live._by_language["python"]  # type: ignore[union-attr]
             while one.is_alive:  # noqa: ASYNC110 - it is what is waited for
@@ -280,7 +280,7 @@ def test_what_a_call_leaves_running_is_its_sessions_until_a_restart() -> None:
     daemon = "import os, time\nif not os.fork():\n os.setsid()\n while True: os.write(1, b'noise '); time.sleep(0.02)"
 
     async def work(tools: Toolbox) -> None:
-        async with Toolbox(approve=auto("high"), live=True) as other:
+        async with Toolbox(approve=auto("high"), interpreters=True) as other:
             await ask(tools, daemon)
             while "noise" not in (await ask(tools, "time.sleep(0.3); print('mine')")).text:
                 pass
@@ -330,7 +330,7 @@ def test_without_sessions_each_call_begins_anew_and_the_tools_say_so() -> None:
     """So it is where a backend has none, and on the host, where nothing may go on between two approvals."""
     fake = FakeBackend([Result("1\n", "", 0, 0.0)])
     for options in ({"backend": fake}, {"tier": 4}):
-        tools = {tool.name: tool for tool in Toolbox(live=True, **options).tools}  # type: ignore[arg-type]
+        tools = {tool.name: tool for tool in Toolbox(interpreters=True, **options).tools}  # type: ignore[arg-type]
         assert "restart" not in tools["run_code"].properties
         assert tools["run_code"].description.endswith("variables and imports of earlier ones are not there.")
     (answer,) = told("print(1)", backend=fake)
@@ -357,5 +357,5 @@ def test_a_toolbox_of_the_library_keeps_nothing_unless_told() -> None:
     """Its tools are those of the table; anything but a truth value or a share of a room is an error."""
     assert [tool.name for tool in Toolbox().tools] == [tool.name for tool in TOOLS.values() if 3 in tool.tiers]
     assert not any("restart" in tool.properties for tool in Toolbox().tools)
-    with pytest.raises(InvalidRequest, match="live: 'yes' keeps no interpreters"):
-        Toolbox(live="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="interpreters: 'yes' keeps none"):
+        Toolbox(interpreters="yes")  # type: ignore[arg-type]

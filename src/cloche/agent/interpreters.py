@@ -81,7 +81,7 @@ class Room:
         self._waiting: list[asyncio.Future[None]] = []
 
     def share_of(self, owner: str | None) -> Share:
-        """Return what an owner's toolbox takes as `live`: in a full pool owners have equal shares."""
+        """Return what an owner's toolbox takes as `interpreters`: in a full pool owners have equal shares."""
         return Share(room=self, owner=owner)
 
     @asynccontextmanager
@@ -194,14 +194,14 @@ class Interpreter:
             self._has_state, self._end_reason = False, ""
             return True, self._unreported_reason
 
-    async def run(self, code: str, timeout_s: float) -> Result:
+    async def run(self, code: str, timeout_s: float, collect: Sequence[str]) -> Result:
         """Run the code of one call. Raises what `AsyncSession.run` does."""
         session = self._session
         if session is None:
             raise AssertionError("begin comes before run")
         self._has_state = True
         try:
-            result = await session.run(code, timeout=timeout_s)
+            result = await session.run(code, timeout=timeout_s, collect=collect)
         except asyncio.CancelledError:
             if not self.is_alive:
                 self._end_reason = "a call that was given up did not let itself be interrupted, and was killed"
@@ -222,8 +222,8 @@ class Interpreter:
 class Interpreters:
     """Run the code of one toolbox, one call at a time; those of `languages` run in an interpreter that keeps state."""
 
-    def __init__(self, share: Share, languages: Collection[str]):
-        self._share, self._languages = share, frozenset(languages)
+    def __init__(self, share: Share, languages: Collection[str], collect: Sequence[str]):
+        self._share, self._languages, self._collect = share, frozenset(languages), collect
         self._by_language: dict[str, Interpreter] = {}
         self._without_interpreter: dict[str, str] = {}  # languages whose interpreter could not be started, and why
         self._run_lock = asyncio.Lock()
@@ -239,7 +239,7 @@ class Interpreters:
                     return await self._run_in_interpreter(sandbox, code, language, timeout_s, restart=restart)
                 except _NoInterpreter as error:
                     why_not = str(error.__cause__)
-            result = await sandbox.run(code, language=language, timeout=timeout_s)
+            result = await sandbox.run(code, language=language, timeout=timeout_s, collect=self._collect)
             if why_not:
                 self._without_interpreter[language] = (
                     why_not  # now that runs work: a backend that is gone may come back
@@ -260,7 +260,7 @@ class Interpreters:
                 if one.was_started:  # what earlier calls defined would be given up without a word
                     raise
                 raise _NoInterpreter from error
-            result = await one.run(code, timeout_s)
+            result = await one.run(code, timeout_s, self._collect)
         state = LOST if result.meta.get("state") == LOST else NEW if is_new else KEPT
         return CallResult(result=result, state=state, note=_lost_state_note(language, why) if why else "")
 

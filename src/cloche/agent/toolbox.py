@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from os import PathLike
@@ -114,9 +114,10 @@ class Toolbox:
 
     `approve` decides about HIGH and CRITICAL calls, and is waited for `patience_s` seconds; without it they are denied.
     `roots` maps `/memory` and `/configs` to host folders that the file tools may use, instead of those that are
-    configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs. With `live`
-    interpreters go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
-    `room.share_of(owner)` in a `Room` that several share.
+    configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs. With
+    `interpreters` these go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
+    `room.share_of(owner)` in a `Room` that several share. `live` and `collect` are those of `AsyncSandbox` and its
+    `run`: results have all files that changed, unless other patterns are given.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -127,7 +128,9 @@ class Toolbox:
         patience_s: float = PATIENCE_S,
         roots: Mapping[str, str | PathLike[str]] | None = None,
         on_event: Callable[[ApprovalEvent], None] = lambda _: None,
-        live: bool | Share = False,
+        interpreters: bool | Share = False,
+        live: bool | None = None,
+        collect: Sequence[str] = ("**",),
         **options: Unpack[SandboxOptions],
     ):
         self.tier = tier_of(options)
@@ -135,10 +138,10 @@ class Toolbox:
         self._gate = Gate(approve, patience_s=patience_s, on_event=self._on_approval_event)
         self._on_event = on_event
         self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
-        self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
+        self._sandbox = AsyncSandbox(live=live, **with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
-            self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
+            self._sandbox = AsyncSandbox(live=live, **with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
         # Other backends use an image's programs, and other levels cannot hide files.
@@ -152,7 +155,8 @@ class Toolbox:
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))
-        self._live = self._interpreters(live)
+        self._collect = tuple(collect)
+        self._interpreters = self._kept_interpreters(interpreters)
         self._stack = AsyncExitStack()
         self._opening, self._editing = asyncio.Lock(), asyncio.Lock()
         self._running: set[asyncio.Task[Answer]] = set()
@@ -160,16 +164,16 @@ class Toolbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0
 
-    def _interpreters(self, live: bool | Share) -> Interpreters | None:
+    def _kept_interpreters(self, kept: bool | Share) -> Interpreters | None:
         """Return the interpreters that keep state, and adapt the tools' descriptions; on the host there are none."""
-        if live is False:
+        if kept is False:
             return None
-        if live is not True and not isinstance(live, Share):
-            raise InvalidRequest(f"live: {live!r} keeps no interpreters; give True, or room.share_of(owner)")
+        if kept is not True and not isinstance(kept, Share):
+            raise InvalidRequest(f"interpreters: {kept!r} keeps none; give True, or room.share_of(owner)")
         languages = () if self._is_on_host else self._sandbox.session_languages
         self.tools = tuple(describe_with_interpreters(tool, languages) for tool in self.tools)
-        share = live if isinstance(live, Share) else Room().share_of(None)
-        return Interpreters(share, languages) if languages else None
+        share = kept if isinstance(kept, Share) else Room().share_of(None)
+        return Interpreters(share, languages, self._collect) if languages else None
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -188,8 +192,8 @@ class Toolbox:
             if running:
                 await asyncio.wait(running)
         finally:
-            if self._live is not None:
-                self._live.forget()
+            if self._interpreters is not None:
+                self._interpreters.forget()
             await self._stack.__aexit__(kind, error, trace)
 
     def __enter__(self) -> Self:
@@ -361,7 +365,7 @@ class Toolbox:
     ) -> dict[str, Any]:
         """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code.
 
-        With `live` there is `state`, too, and `restart=True` begins with a new interpreter.
+        With `interpreters` there is `state`, too, and `restart=True` begins with a new interpreter.
         """
         more = {"restart": True} if restart else {}
         answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout, **more})
@@ -369,14 +373,14 @@ class Toolbox:
         if answer.result is not None:
             all_fields = answer.result.as_dict()
             fields |= {name: all_fields[name] for name in ("stdout", "stderr", "value", "status", "exit_code", "files")}
-        if self._live is not None:
+        if self._interpreters is not None:
             fields["state"] = answer.state
         return fields
 
     async def run_python_code(self, code: str, timeout: float = 30, *, restart: bool = False) -> str:  # noqa: ASYNC109
         """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error.
 
-        With `live` it says first what is to be known of the interpreter; `restart=True` begins with a new one.
+        With `interpreters` it says first what is to be known of the interpreter; `restart=True` begins with a new one.
         """
         more = {"restart": True} if restart else {}
         answer = await self.call("run_python_code", {"code": code, "timeout": timeout, **more})
@@ -414,10 +418,11 @@ class Toolbox:
         is_shell = tool.action is ToolAction.SHELL
         code = read["command"] if is_shell else read["code"]
         language = "bash" if is_shell else read.get("language", tool.languages[0])
-        if self._live is None:
-            ran = CallResult(result=await sandbox.run(code, language=language, timeout=timeout_s))
+        if self._interpreters is None:
+            result = await sandbox.run(code, language=language, timeout=timeout_s, collect=self._collect)
+            ran = CallResult(result=result)
         else:
-            ran = await self._live.run(
+            ran = await self._interpreters.run(
                 sandbox, code, language, timeout_s=timeout_s, is_kept=not is_shell, restart=read.get("restart", False)
             )
         limits = self.limits.with_changes(timeout_s=timeout_s)

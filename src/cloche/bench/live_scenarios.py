@@ -108,7 +108,7 @@ def live_sandbox(_: Setting, stack: ExitStack) -> Cases:
     prepare = partial(wait_until_warm, measure_warm())
     yield Case(
         name=LIVE_OPENED,
-        call="cloche.Sandbox(live=True), entered and used; ended afterwards, untimed",
+        call="cloche.Sandbox(), entered and used; ended afterwards, untimed",
         measure=_open_and_close,
         prepare=prepare,
     )

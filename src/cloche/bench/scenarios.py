@@ -305,7 +305,7 @@ def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
     """Open a sandbox, and say how."""
     # One control group serves all turns, so the default half of a processor would throttle the later ones.
     cpus = min(2, os.cpu_count() or 1)
-    return stack.enter_context(cloche.Sandbox(cpus=cpus)), f"cloche.Sandbox(cpus={cpus})"
+    return stack.enter_context(cloche.Sandbox(live=False, cpus=cpus)), f"cloche.Sandbox(live=False, cpus={cpus})"
 
 
 def open_sandbox(sandbox: cloche.Sandbox, arguments: str) -> Case:
@@ -373,7 +373,7 @@ def live_session(_: Setting, stack: ExitStack) -> Cases:
     yield cell(stack)
     yield Case(
         name=OPENED,
-        call="cloche.Sandbox(), entered, and its session(); closed afterwards, untimed",
+        call="cloche.Sandbox(live=False), entered, and its session(); closed afterwards, untimed",
         measure=_open_and_close,
         prepare=partial(wait_until_warm, measure_warm()),
     )
@@ -504,7 +504,7 @@ def descendants() -> frozenset[int]:
 
 def _open(stack: ExitStack, **options: Any) -> Session:  # noqa: ANN401 - some of SandboxOptions
     # The default, half a processor, would throttle long measurements.
-    sandbox = stack.enter_context(cloche.Sandbox(cpus=min(2, os.cpu_count() or 1), **options))
+    sandbox = stack.enter_context(cloche.Sandbox(live=False, cpus=min(2, os.cpu_count() or 1), **options))
     return sandbox.session()
 
 
@@ -519,7 +519,7 @@ def _take_cell(session: Session) -> Measurement:
 def _open_and_close() -> Measurement:
     with ExitStack() as stack:
         sessions: list[Session] = []
-        ms = _ms(lambda: sessions.append(stack.enter_context(cloche.Sandbox()).session()))
+        ms = _ms(lambda: sessions.append(stack.enter_context(cloche.Sandbox(live=False)).session()))
         result = sessions[0].run("print(1)")
         return Measurement(ms, result.stdout_bytes, str(result.meta.get("start", "")))
 

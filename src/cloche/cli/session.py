@@ -86,7 +86,8 @@ def _session(
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
         with showing_progress():
-            sandbox = stack.enter_context(Sandbox(env=variables, files=files, **rules))
+            # Nothing else works in it, so it need not live: then each session has checkpoints and forks.
+            sandbox = stack.enter_context(Sandbox(env=variables, files=files, live=False, **rules))
             say_fallback(sandbox.notes)
             session = sandbox.session(language, idle_timeout=idle_timeout)
         if not is_prompt:

@@ -97,8 +97,9 @@ class Result:
     `value_is_repr`; it is the guest's word. `files` may lack some: `meta["files_skipped"]` counts what was left out,
     links and the like among it, and `meta["files_partial"]` says why files may be missing: `time` (looking takes half
     of the run's time-out at most, one to five seconds), `entries` (200,000), `files` (10,000), `bytes` (the disk
-    limit), `paths` (8 million characters together), `depth` (64 folders), `access`. `fix` says what auto-fix did,
-    where it was asked for.
+    limit), `paths` (8 million characters together), `depth` (64 folders), `access`. In a sandbox that lives they are
+    those that were to be collected, and `meta["files_shared"]` says that others may have changed them, too. `fix` says
+    what auto-fix did, where it was asked for.
     """
 
     stdout: str

@@ -174,7 +174,7 @@ class AsyncSession:
         findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         patterns = _collected(collect, out)
-        async with self._sandbox.slot():
+        async with self._sandbox._slot():
             self._running += 1
             try:
                 result = await self._sandbox.run_cell(
@@ -509,10 +509,10 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
     ) -> Result:
-        async with contextlib.nullcontext() if self._is_live else self._run_lock, self.slot():
+        async with contextlib.nullcontext() if self._is_live else self._run_lock, self._slot():
             return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
 
-    def slot(self) -> AbstractAsyncContextManager[None]:
+    def _slot(self) -> AbstractAsyncContextManager[None]:
         """Return what bounds how many runs go on at once in this process: nothing, where the sandbox itself does."""
         return contextlib.nullcontext() if self._is_live else shared_slots().hold()
 

@@ -97,16 +97,21 @@ def create_server(
     if interpreters:
         Room(most=interpreters, idle_s=idle_s)  # raises for what is no number now, and not when it serves
 
-    def make(live: bool | Share) -> Toolbox:
+    def make(kept: bool | Share, *, lives: bool = True) -> Toolbox:
         approver = answered if approve is None else approve
-        return Toolbox(approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, live=live, **options)
+        return Toolbox(
+            approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, interpreters=kept,
+            live=None if lives else False, **options,
+        )  # fmt: skip
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Serving]) -> AsyncIterator[Serving]:
         pool = Room(most=interpreters, idle_s=idle_s) if interpreters else None
 
         def make_for(owner: str | None, is_kept: bool) -> Toolbox:
-            return make(pool.share_of(owner) if pool is not None and is_kept else False)
+            if not is_kept:  # one call, for which no machine need be started
+                return make(False, lives=False)
+            return make(pool.share_of(owner) if pool is not None else False)
 
         most_each = quota(most_sessions, len(set(tokens)))
         async with Sessions(make_for, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:

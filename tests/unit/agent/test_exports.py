@@ -150,7 +150,7 @@ def test_plain_functions_tell_frameworks_what_they_take() -> None:
     assert inspect.signature(run).parameters["language"].default == "python"
     assert get_type_hints(run)["timeout"] is float
     assert "    language: The language." in (run.__doc__ or "")
-    live = plain_functions(Toolbox(live=True))["run_code"]
+    live = plain_functions(Toolbox(interpreters=True))["run_code"]
     assert get_type_hints(live)["restart"] is bool
     assert inspect.signature(live).parameters["restart"].default is False
 
