@@ -325,7 +325,7 @@ class LiveSandbox(LiveFiles):
 
     def __init__(self, limits: Limits, enforcement: Enforcement | None = None, *, has_users: bool = False):
         super().__init__()
-        self._limits, self._enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
+        self.limits, self.enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -362,10 +362,10 @@ class LiveSandbox(LiveFiles):
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
             remove=self.take_leftover(),
         )  # fmt: skip
-        return await self._begun(self._process(channel, sink, request.timeout_s))
+        return await self.begun(self._process(channel, sink, request.timeout_s))
 
     def _process(self, channel: Channel, sink: Sink | None, timeout_s: float | None = None) -> LiveProcess:
-        return LiveProcess(channel, self._limits, sink, timeout_s=timeout_s, make_result=self._result)
+        return LiveProcess(channel, self.limits, sink, timeout_s=timeout_s, make_result=self._result)
 
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
         """Return what came of a command."""
@@ -381,17 +381,18 @@ class LiveSandbox(LiveFiles):
             value_is_repr=False,
             outputs=(),
             usage=usage,
-            enforcement=self._enforcement,
+            enforcement=self.enforcement,
             found=Changes(),
             meta={
-                **run_notes(None, "", self._limits, self._enforcement, usage.wall_s),
+                **run_notes(None, "", self.limits, self.enforcement, usage.wall_s),
                 "backend": self.backend,
                 "process": process.id,
                 **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
             },
         )
 
-    async def _begun(self, process: LiveProcess) -> LiveProcess:
+    async def begun(self, process: LiveProcess) -> LiveProcess:
+        """Wait until a process has started, and return it; what does not is given up."""
         try:
             await process.begin()
         except BaseException:
@@ -403,7 +404,7 @@ class LiveSandbox(LiveFiles):
         """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest."""
         link = await self.connected()
         try:
-            return await self._begun(self._process(link.open("attach", id=name), sink))
+            return await self.begun(self._process(link.open("attach", id=name), sink))
         except StartFailed as error:
             raise InvalidRequest(f"process: {error}") from error
 

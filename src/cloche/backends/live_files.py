@@ -27,6 +27,7 @@ from cloche.core.errors import (
     SandboxNotDirectoryError,
 )
 from cloche.core.languages import is_program_file
+from cloche.core.loops import become_task
 from cloche.core.processes import FileChange, FileInfo
 from cloche.init import wire
 from cloche.init.names import pack_text, unpack_text
@@ -323,6 +324,7 @@ class LiveFiles:
         """
         if not patterns:
             return Changes()
+        await become_task()
         from .archive import MAX_FILES, Spool, collected
 
         spool, seconds = Spool(max_bytes), time_for_files(timeout_s)

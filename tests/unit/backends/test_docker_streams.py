@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.archive import Spool, pack, unpack
+from cloche.backends.archive import Spool, collected, pack, unpack
 from cloche.backends.containers.container import MAX_FRAME_BYTES, Splitter
 from cloche.backends.containers.inside import files
 from cloche.backends.docker.container import AttachedWire, Demultiplexer
@@ -87,6 +87,14 @@ def test_a_program_in_an_archive_is_no_file_of_the_users() -> None:
     given = (*files, InputFile(path="d/cloche-main.py", data=b""))
     places, left_out = unpack(spooled(pack(given)), Until(60))
     assert (list(places), left_out) == (["d/cloche-main.py"], 0)
+
+
+def test_files_that_do_not_match_are_not_collected() -> None:
+    """What a sandbox says of its own accord is no file that was asked for, nor is a program, or what was given."""
+    files = [InputFile(path=path, data=b"x") for path in ("a.csv", "Makefile", "b/c.csv", "cloche-main-7.py", "in.csv")]
+    found = collected(spooled(pack(files)), ("*.csv", "*.py"), {"in.csv": b"x"}, {"partial": ["bytes", "x"]}, Until(60))
+    assert [record.path for record in found.records] == ["a.csv"]
+    assert (found.is_shared, found.partial) == (True, {"bytes"})
 
 
 def test_a_hostile_archive_names_nothing_outside() -> None:

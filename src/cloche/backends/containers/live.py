@@ -7,12 +7,10 @@ which threads read and write, and an event loop. How a container is made each ba
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import logging
 import os
-import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,18 +20,18 @@ from typing import Any, Generic, TypeVar
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Sink, discard
-from cloche.core.frames import GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import KillCause, Result
+from cloche.core.result import Result
 from cloche.init import wire as init_wire
 
 from ..init_link import InitLink
-from ..live import LiveProcess, LiveSandbox, usage_of
+from ..live import LiveProcess, LiveSandbox
+from ..live_runs import LiveRun, argv_of, run_to_end, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
-from ..results import make_result, run_notes
+from ..results import run_notes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
 from .program import NOFILE, WORKSPACE, Program, SessionProgram
 
@@ -41,7 +39,6 @@ log = logging.getLogger("cloche.containers")
 MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes that wait for a container: when writers pause, and go on
 MOST_UNREAD = 1 << 20  # bytes that a container sent, and the loop has yet to take
 PIECE_BYTES = 1 << 18  # sent at once
-MOST_INLINE_BYTES = 1 << 18  # of a program's files, that go with its order
 HOME = "/home/sandbox"
 TEMPORARY = ("/tmp", "/dev/shm")
 
@@ -216,7 +213,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def live_settings(self) -> dict[str, Any]:
         """Return what the first process must know."""
-        limits, places = self._limits, (WORKSPACE, *TEMPORARY, *self._homes())
+        limits, places = self.limits, (WORKSPACE, *TEMPORARY, *self._homes())
         settings = {"memory_bytes": limits.memory_bytes, "in_memory": list(self._in_memory()), "places": list(places)}
         return {**settings, "nofile": NOFILE}
 
@@ -302,57 +299,24 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        timeout_s = request.timeout_s or self._limits.timeout_s
-        link = await self.connected()
+        timeout_s = request.timeout_s or self.limits.timeout_s
+        await self.connected()
         program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
-        order = await self._order(program, request, timeout_s)
-        since = self.clock_ns()
-        process = LiveProcess(link.open("start", **order), self._limits, sink, timeout_s=timeout_s)
-        reader = GuestReportReader()
-        process.on_report = lambda data: _read_report(reader, process, data)
-        await self._begun(process)
+
+        async def notes(wall_s: float) -> Mapping[str, Any]:
+            found = run_notes(program.engine, program.version, self.limits, self.enforcement, wall_s)
+            return {**found, **self._notes(), "start": "cold", "writable": list(self.writable)}
+
+        given = {file.path: file.data for file in request.files}
+        run = LiveRun(order=await self._order(program, request, timeout_s), given=given, notes=notes)
         try:
-            ended = await self._attend(process, request.stdin)
+            return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:
             self._leftover += [f"{WORKSPACE}/{program.own_file}"] if program.own_file else []
-        given = {file.path: file.data for file in request.files}
-        found = await self.collect_files(
-            request.collect, since=since, timeout_s=timeout_s, max_bytes=self._limits.disk_bytes, given=given
-        )
-        report = reader.report()
-        usage = usage_of(ended)
-        notes = run_notes(program.engine, program.version, self._limits, self._enforcement, usage.wall_s)
-        return make_result(
-            process.verdict(ended, report.refused),
-            stdout=process.kept[init_wire.STDOUT].joined(),
-            stderr=process.kept[init_wire.STDERR].joined(),
-            is_truncated=any(one.is_truncated for one in process.kept.values()),
-            value=report.value,
-            value_is_repr=report.is_repr,
-            outputs=report.outputs,
-            usage=usage,
-            enforcement=self._enforcement,
-            found=found,
-            meta={**notes, **self._notes(), "start": "cold", "writable": list(self.writable), **report.notes()},
-        )
 
-    async def _attend(self, process: LiveProcess, stdin: bytes) -> dict[str, Any]:
-        """Send a process its input, and wait for its end; return how that was reported."""
-        sending = asyncio.create_task(_send_stdin(process, stdin)) if stdin else None
-        if sending is None:
-            process.close_stdin()
-        try:
-            return await process.end()
-        except asyncio.CancelledError:
-            await finish(process.close())
-            raise
-        finally:
-            if sending is not None:
-                sending.cancel()
-
-    async def _begun(self, process: LiveProcess) -> LiveProcess:
+    async def begun(self, process: LiveProcess) -> LiveProcess:
         process.on_loss = self._end_by_guest
-        return await super()._begun(process)
+        return await super().begun(process)
 
     async def _end_by_guest(self) -> dict[str, Any] | None:
         """Say what the container died of, where that was the guest's doing, as the end of one of its processes."""
@@ -372,18 +336,13 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         order["streams"] = [0, 1, 2] if program.python is None else [0, 1, 2, init_wire.REPORT]
         files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
         if program.python is None:
-            order["argv"] = _argv(program.commands)
+            order["argv"] = argv_of(program.commands)
         else:
             source = next((data for path, _, data in files if path == program.python["path"]), None)
             text = {"source": source.decode("utf-8", "surrogateescape")} if source is not None else {}
             order["python"] = {**program.python, **text}
-        files += [(path, 0o644, text.encode()) for path, text in program.generated.items()]
-        if sum(len(data) for *_, data in files) <= MOST_INLINE_BYTES:
-            order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in files]
-        else:
-            for path, mode, data in files:
-                await self.write_path(path, data, mode=mode)
-        return order
+        generated = [(path, 0o644, text.encode()) for path, text in program.generated.items()]
+        return await with_files(self, order, [*files, *generated])
 
     # Sessions.
 
@@ -397,35 +356,15 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         if program.python is not None:
             order["python"] = {**program.python, "is_session": True}
         else:
-            order["argv"] = _argv(program.commands)
+            order["argv"] = argv_of(program.commands)
         started = LiveProgram(
             language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,
             why_no_forks=f"backend {self.backend!r} has no checkpoints and no forks; Python sessions of backend "
             '"local" have, at level jail',
         )  # fmt: skip
         return await open_live_session(
-            self, link, started, self._limits, enforcement=self._enforcement, notes={**self._notes(), "start": "cold"}
+            self, link, started, self.limits, enforcement=self.enforcement, notes={**self._notes(), "start": "cold"}
         )
 
 
 _OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
-
-
-def _argv(commands: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return one command for all: compilers first, whose output is no output of the program."""
-    if len(commands) == 1:
-        return list(commands[0])
-    steps = [f"{shlex.join(words)} >&2" for words in commands[:-1]]
-    return ["sh", "-c", " && ".join([*steps, f"exec {shlex.join(commands[-1])}"])]
-
-
-def _read_report(reader: GuestReportReader, process: LiveProcess, data: bytes) -> None:
-    was_refused = bool(reader.refused)
-    reader.feed(data)
-    if reader.refused and not was_refused:
-        process.kill(KillCause.OUTPUT_LIMIT)
-
-
-async def _send_stdin(process: LiveProcess, data: bytes) -> None:
-    if await process.write(data):
-        process.close_stdin()

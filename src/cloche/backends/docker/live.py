@@ -77,7 +77,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     def _plan(self, image: Image) -> Plan:
         plan = plan_container(
             self._policy,
-            self._limits,
+            self.limits,
             image=image.id,
             command=COMMAND,
             user=any_id(),

@@ -48,7 +48,7 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
             raise
 
     def _plan(self) -> Plan:
-        plan = plan_container(self._policy, self._limits, engine=self._engine, shown=live_rootfs())
+        plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs())
         return replace(plan, homes=self._homes())
 
     def _homes(self) -> tuple[str, ...]:

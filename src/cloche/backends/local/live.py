@@ -7,12 +7,10 @@ are made into processes of it.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import logging
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Mapping
@@ -28,7 +26,6 @@ from cloche.core.errors import (
     StartFailed,
 )
 from cloche.core.events import Sink, discard
-from cloche.core.frames import GuestReportReader
 from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
@@ -46,8 +43,9 @@ from .. import layout
 from ..enforcement import with_users
 from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
-from ..live import LiveProcess, LiveSandbox, check_port, connection_error, usage_of
-from ..results import make_result, run_notes
+from ..live import LiveSandbox, check_port, connection_error
+from ..live_runs import LiveRun, argv_of, run_to_end, with_files
+from ..results import run_notes
 from ..toolchain import python_toolchain
 from .helper_link import Connection, until_readable
 from .plan import (
@@ -86,7 +84,6 @@ BLOCKS, FIRST_BLOCK, BLOCK_IDS, IDS = 1000, 2_000_100_000, 70_000, 65_537
 FEWER_IDS = 8_192  # of each, where the range is an ordinary user's
 LOCKS_OF_BLOCKS = 1 << 40  # in the file of locks, far behind those of single ids
 MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
-MOST_INLINE_BYTES = 1 << 18
 MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the files that a session begins with which can be cloned
 UNPACKS = """
 import os, sys, tarfile
@@ -204,7 +201,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._end = None
         with connection.release() as helper, ours:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {})}
-            client = await keeping.take(ours, held, connection.groups, {"enforcement": self._enforcement.as_dict()})
+            client = await keeping.take(ours, held, connection.groups, {"enforcement": self.enforcement.as_dict()})
         if self._claim is not None:
             self._claim.forget()
             self._claim = None
@@ -240,7 +237,7 @@ class LocalLiveSandbox(LiveSandbox):
         await _raise_failure(self._end)
 
     def _spec(self) -> Spec:
-        spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._paths)
+        spec = build_spec(self.enforcement.level, self._policy, self.limits, self._host, self._paths)
         if self._policy.users:
             self._claim_block(spec)
         elif spec.outside is not None:
@@ -248,7 +245,7 @@ class LocalLiveSandbox(LiveSandbox):
             spec.outside = (self._claim.outside_id, 1)
         owners = {ROOT: ROOT, SANDBOX: spec.inside_id} if spec.users else {}
         folders = [(name, _mode(name, mode), owners.get(owner, spec.inside_id)) for name, mode, owner in self._rows]
-        upper = ("upper", self._limits.disk_bytes, self._limits.inodes, folders)
+        upper = ("upper", self.limits.disk_bytes, self.limits.inodes, folders)
         home = self.environment({}).get("HOME", "/workspace")
         spec.mounts = [
             upper,
@@ -356,58 +353,23 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        timeout_s = request.timeout_s or self._limits.timeout_s
+        timeout_s = request.timeout_s or self.limits.timeout_s
         made = (request, self._paths, timeout_s, next(self._numbers))
         is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
         program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
-        link = await self.connected()
-        order = await self._order(program, request.env, timeout_s)
-        since = self.clock_ns()
-        process = LiveProcess(link.open("start", **order), self._limits, sink, timeout_s=timeout_s)
-        reader = GuestReportReader()
+        await self.connected()
 
-        def read(data: bytes) -> None:
-            was_refused = bool(reader.refused)
-            reader.feed(data)
-            if reader.refused and not was_refused:
-                process.kill(KillCause.OUTPUT_LIMIT)
+        async def notes(wall_s: float) -> Mapping[str, Any]:
+            engine = program.toolchain.engine if program.toolchain else None
+            runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
+            return {**run_notes(engine, runtime, self.limits, self.enforcement, wall_s), "start": self.start}
 
-        process.on_report = read
-        await self._begun(process)
-        sending = asyncio.create_task(_send_stdin(process, request.stdin)) if request.stdin else None
-        if sending is None:
-            process.close_stdin()
+        run = LiveRun(order=await self._order(program, request.env, timeout_s), given=program.given, notes=notes)
         try:
-            ended = await process.end()
-        except asyncio.CancelledError:
-            await finish(process.close())
-            raise
+            return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:
-            if sending is not None:
-                sending.cancel()
             if request.code is not None and request.source_path is None:
                 self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
-        found = await self.collect_files(
-            request.collect, since=since, timeout_s=timeout_s, max_bytes=self._limits.disk_bytes, given=program.given
-        )
-        report = reader.report()
-        engine = program.toolchain.engine if program.toolchain else None
-        runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
-        usage = usage_of(ended)
-        notes = run_notes(engine, runtime, self._limits, self._enforcement, usage.wall_s)
-        return make_result(
-            process.verdict(ended, report.refused),
-            stdout=process.kept[wire.STDOUT].joined(),
-            stderr=process.kept[wire.STDERR].joined(),
-            is_truncated=any(one.is_truncated for one in process.kept.values()),
-            value=report.value,
-            value_is_repr=report.is_repr,
-            outputs=report.outputs,
-            usage=usage,
-            enforcement=self._enforcement,
-            found=found,
-            meta={**notes, "backend": "local", "start": self.start, **report.notes()},
-        )
 
     async def _order(self, program: Program, given: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
@@ -416,24 +378,14 @@ class LocalLiveSandbox(LiveSandbox):
             "env": self._at_home(run.env, given),
             "timeout_s": timeout_s,
             "remove": self.take_leftover(),
+            "folders": run.folders,
+            "streams": [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2],
         }
-        order["folders"] = run.folders
-        order["streams"] = [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2]
-        if run.python is not None:
-            order["python"] = _as_json(run.python)
-        elif len(run.commands) == 1:
-            order["argv"] = run.commands[0]
-        else:  # what compiles prints no output of the program's
-            *compile_steps, last = (shlex.join(command) for command in run.commands)
-            order["argv"] = ["/bin/sh", "-c", " && ".join([*(f"{one} 1>&2" for one in compile_steps), f"exec {last}"])]
+        order |= {"python": _as_json(run.python)} if run.python is not None else {"argv": argv_of(run.commands)}
         files = [(f"{self._paths.workspace}/{path}", mode, data) for path, mode, data in run.files]
-        files += [(path, 0o644, text.encode()) for path, text in run.generated.items()]
-        if sum(len(data) for *_, data in files) <= MOST_INLINE_BYTES:
-            order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in files]
-        else:
-            for path, mode, data in files:
-                await self.write_path(path, data, mode=mode)
-        return order
+        return await with_files(
+            self, order, [*files, *((path, 0o644, text.encode()) for path, text in run.generated.items())]
+        )
 
     def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
@@ -461,8 +413,8 @@ class LocalLiveSandbox(LiveSandbox):
             why_no_forks=program.why_no_forks() or SHARES,
         )  # fmt: skip
         return await open_live_session(
-            self, link, started, self._limits,
-            enforcement=self._enforcement, notes={"backend": self.backend, "start": self.start},
+            self, link, started, self.limits,
+            enforcement=self.enforcement, notes={"backend": self.backend, "start": self.start},
         )  # fmt: skip
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
@@ -474,7 +426,7 @@ class LocalLiveSandbox(LiveSandbox):
             raise InvalidRequest("this sandbox is closed; open another one")
         policy = self._policy.with_changes(users=False)
         apart = LocalOpenSandbox(
-            policy=policy, limits=self._limits, enforcement=self._enforcement_apart, host=self._host
+            policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host
         )
         self._apart = [*(one for one in self._apart if not one.is_closed), apart]
         try:
@@ -514,11 +466,6 @@ async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
     if end.done():
         end.result()  # which raises what the helper says
     raise StartFailed("the first process of the sandbox does not answer", step="init")
-
-
-async def _send_stdin(process: LiveProcess, data: bytes) -> None:
-    if await process.write(data):
-        process.close_stdin()
 
 
 def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,11 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from cloche.core.errors import (
     InvalidRequest,
@@ -19,9 +22,16 @@ from cloche.core.errors import (
     SandboxFileRefused,
     SandboxFileTooLarge,
 )
+from cloche.core.events import discard
 from cloche.core.limits import KIB, MIB
 from cloche.core.processes import FileChange
-from cloche.core.protocols import OpenLiveSandbox, SupportsFileStreams, SupportsWatch
+from cloche.core.protocols import (
+    OpenLiveSandbox,
+    SupportsCollecting,
+    SupportsFileStreams,
+    SupportsSessions,
+    SupportsWatch,
+)
 
 from .files import ODD_NAMES
 from .live import PATIENCE_S, opened_live, refuses, shell
@@ -228,6 +238,42 @@ async def _watch(subject: Subject) -> None:
         expect_that(not missing, f"a watch told {told}")
 
 
+def _text_of(folder: str, path: str) -> str:
+    return Path(folder, path).read_text()
+
+
+async def _collected(subject: Subject) -> None:
+    code = """if True:
+        import os
+        os.makedirs("out/deep")
+        for name in ("a.csv", "notes.txt", "out/deep/f", "out/other.csv", "changed.csv"):
+            open(name, "w").write(name)
+        os.symlink("/etc/passwd", "out/link")
+        os.mkfifo("out/fifo")
+    """
+    async with opened_live(subject) as sandbox:
+        for name in ("before.csv", "changed.csv"):
+            await sandbox.write_path(name, b"before")
+        request = replace(python(code, files={"given.csv": b"given"}), collect=("*.csv", "out/**"))
+        result = expect_ok(await sandbox.run(request))
+        found = ["a.csv", "changed.csv", "out/deep/f", "out/other.csv"]
+        expect("what is collected", [record.path for record in result.files], found)
+        expect("their mark", result.meta.get("files_shared"), True)
+        expect_ok(await shell(sandbox, "rm -r *"))
+        with tempfile.TemporaryDirectory() as folder:
+            result.save(folder)
+            saved = {path: _text_of(folder, path) for path in found}
+        expect("what is saved, later", saved, {path: path for path in found})
+        expect("what was not asked for", expect_ok(await sandbox.run(python(code))).files, ())
+        if isinstance(sandbox, SupportsSessions):
+            session = await sandbox.open_session("python", {})
+            if isinstance(session, SupportsCollecting):
+                cell = await session.run_collecting(
+                    "open('cell.csv', 'w').close()", timeout_s=PATIENCE_S, sink=discard, collect=("*.csv",)
+                )
+                expect("files of a cell", [record.path for record in cell.files], ["cell.csv"])
+
+
 async def _watched(sandbox: SupportsWatch, path: str) -> None:
     async with sandbox.watch_path(path):
         raise Broken(f"{path} can be watched")
@@ -249,5 +295,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     _check(name="live files: streams", claim="files pass piece by piece; half a file is none", attempt=_streams),
     _check(name="live files: many", claim="many operations at once are each done", attempt=_many),
+    _check(
+        name="live files: collected",
+        claim="a result has the files that it was to collect, if they changed, and keeps them",
+        attempt=_collected,
+    ),
     _check(name="live files: watch", claim="changes are told, in folders that come, too", attempt=_watch),
 )

@@ -1,0 +1,113 @@
+"""Runs in a sandbox that lives, whatever backend it is of: code or a command as one more process, and its `Result`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.events import Sink
+from cloche.core.frames import GuestReportReader
+from cloche.core.loops import finish
+from cloche.core.request import Request
+from cloche.core.result import KillCause, Result
+from cloche.init import wire
+
+from .live import LiveProcess, usage_of
+from .results import make_result
+
+if TYPE_CHECKING:
+    from .live import LiveSandbox
+
+MOST_INLINE_BYTES = 1 << 18  # of a program's files, that go with its order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """Say how a request is run: the arguments of `start`, and the files that it was `given`, by their paths.
+
+    `notes` returns what the result's meta says of it, for a run of so many seconds.
+    """
+
+    order: Mapping[str, Any]
+    given: Mapping[str, bytes]
+    notes: Callable[[float], Awaitable[Mapping[str, Any]]]
+
+
+def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Return one command for all: compilers first, whose output is none of the program's."""
+    if len(commands) == 1:
+        return list(commands[0])
+    *compile_steps, last = map(shlex.join, commands)
+    return ["sh", "-c", " && ".join([*(f"{one} 1>&2" for one in compile_steps), f"exec {last}"])]
+
+
+async def with_files(
+    sandbox: LiveSandbox, order: dict[str, Any], files: Iterable[tuple[str, int, bytes]]
+) -> dict[str, Any]:
+    """Return an order that brings files, by path and mode; where there are many bytes, they are written first."""
+    rows = list(files)
+    if sum(len(data) for *_, data in rows) <= MOST_INLINE_BYTES:
+        order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in rows]
+    else:
+        for path, mode, data in rows:
+            await sandbox.write_path(path, data, mode=mode)
+    return order
+
+
+async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink: Sink, *, timeout_s: float) -> Result:
+    """Start a program, wait for its end, and return what came of it. When cancelled, it is killed first."""
+    link, limits = await sandbox.connected(), sandbox.limits
+    since = sandbox.clock_ns()
+    process = LiveProcess(link.open("start", **run.order), limits, sink, timeout_s=timeout_s)
+    reader = GuestReportReader()
+    process.on_report = lambda data: _read_report(reader, process, data)
+    await sandbox.begun(process)
+    ended = await _attend(process, request.stdin)
+    found = await sandbox.collect_files(
+        request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, given=run.given
+    )
+    report, usage = reader.report(), usage_of(ended)
+    return make_result(
+        process.verdict(ended, report.refused),
+        stdout=process.kept[wire.STDOUT].joined(),
+        stderr=process.kept[wire.STDERR].joined(),
+        is_truncated=any(one.is_truncated for one in process.kept.values()),
+        value=report.value,
+        value_is_repr=report.is_repr,
+        outputs=report.outputs,
+        usage=usage,
+        enforcement=sandbox.enforcement,
+        found=found,
+        meta={**await run.notes(usage.wall_s), "backend": sandbox.backend, **report.notes()},
+    )
+
+
+def _read_report(reader: GuestReportReader, process: LiveProcess, data: bytes) -> None:
+    was_refused = bool(reader.refused)
+    reader.feed(data)
+    if reader.refused and not was_refused:
+        process.kill(KillCause.OUTPUT_LIMIT)
+
+
+async def _attend(process: LiveProcess, stdin: bytes) -> Mapping[str, Any]:
+    """Send a process its input, and wait for its end; return how that was reported."""
+    sending = asyncio.create_task(_send_stdin(process, stdin)) if stdin else None
+    if sending is None:
+        process.close_stdin()
+    try:
+        return await process.end()
+    except asyncio.CancelledError:
+        await finish(process.close())
+        raise
+    finally:
+        if sending is not None:
+            sending.cancel()
+
+
+async def _send_stdin(process: LiveProcess, data: bytes) -> None:
+    if await process.write(data):
+        process.close_stdin()
