@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import cloche as library
 from tests.harness.processes import children, wait_for_word
 from tests.harness.terminals import Terminal
 
@@ -62,7 +64,8 @@ def test_what_stops_a_command_is_said() -> None:
     done = cloche("exec", "-it", "--", "sh")
     assert (done.returncode, b"-t" in done.stderr) == (2, True)
     done = cloche("exec", "box", "--", "sh")
-    assert (done.returncode, b"'box'" in done.stderr) == (2, True)
+    assert (done.returncode, b"'box'" in done.stderr, b"cloche sandbox list" in done.stderr) == (2, True, True)
+    assert b"cloche exec -- box -- ..." in done.stderr
 
 
 def test_a_signal_ends_the_command_first() -> None:
@@ -80,6 +83,48 @@ def test_a_signal_ends_the_command_first() -> None:
 def test_a_command_may_have_another_user() -> None:
     """With --user the sandbox has several, and the command is the one that was named."""
     assert cloche("exec", "--user", "root", "--", "id", "-un").stdout == b"root\n"
+
+
+# With a name.
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[library.Sandbox]:
+    """Give a sandbox that is kept under the name `box`, in a place of this test's own."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with library.Sandbox(name="box", keep="10m") as sandbox:
+        yield sandbox
+        sandbox.kill()
+
+
+def test_a_command_runs_in_the_sandbox_of_a_name(box: library.Sandbox) -> None:
+    """It finds what is there, what it leaves behind goes on, and only a word before `--` is a name."""
+    script = 'echo "$X" > note; pwd; sleep 91006 >/dev/null 2>&1 & exit 7'
+    done = cloche("exec", "--env", "X=y", "--cwd", "/tmp", "box", "--", "sh", "-c", script)
+    assert (done.stdout, done.stderr, done.returncode) == (b"/tmp\n", b"", 7)
+    assert box.exec(["cat", "/tmp/note"]).stdout == "y\n"
+    assert cloche("exec", "-i", "box", "--", "tr", "a-z", "A-Z", stdin=b"data").stdout == b"DATA"
+    assert cloche("shell", "box", stdin=b"cat /tmp/note; exit 6\n").stdout == b"y\n"
+    assert cloche("exec", "--timeout", "300ms", "box", "--", "sleep", "91007").returncode == 124
+    assert cloche("exec", "-i", "--timeout", "300ms", "box", "--", "sleep", "91007").returncode == 124
+    assert [one.command[-1] for one in box.processes() if one.status is None] == []
+    wait_for_word("91006")
+    assert cloche("exec", "--", "cat", "/tmp/note").returncode == 1
+    assert cloche("exec", "--", "box", "--", "true").returncode == 127
+
+
+def test_what_is_said_of_a_sandbox_is_refused_with_a_name(box: library.Sandbox) -> None:
+    """The option is named, with what to do; so is a name that nobody has, and a user in a sandbox with one."""
+    for words in (("exec", "--memory", "64m", "box", "--", "true"), ("shell", "--memory", "64m", box.name or "")):
+        done = cloche(*words)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr.startswith(b"cloche: --memory is for a sandbox that is opened")
+    done = cloche("shell", "other")
+    assert (done.returncode, b"'other'" in done.stderr, b"cloche sandbox list" in done.stderr) == (2, True, True)
+    done = cloche("exec", "--user", "root", "box", "--", "id")
+    assert (done.returncode, b"one user" in done.stderr) == (2, True)
 
 
 # With a terminal.
@@ -133,6 +178,26 @@ def test_a_terminal_that_goes_takes_the_command_along() -> None:
         terminal.type("sleep 91005\r")
         wait_for_word("91005")
     wait_for_word("91005", is_there=False)
+
+
+def test_a_terminal_in_the_sandbox_of_a_name(box: library.Sandbox) -> None:
+    """It is left with what it wrote there, and with a shell of its own; a terminal that goes ends its own command."""
+    box.write_file("note", "before\n")
+    with Terminal("-it", "--env", f"PS1={PROMPT}", "box", "--", "sh", verb="exec") as terminal:
+        terminal.see(PROMPT)
+        with Terminal("box", "--env", f"PS1={PROMPT}", verb="shell") as other:
+            other.see(PROMPT)
+            other.type("cat note; tty; sleep 91008\r")
+            other.see("before\n/dev/pts/")
+            wait_for_word("91008")
+            terminal.type("stty size; echo after > note; pgrep -f '[s]leep 91008' >/dev/null && echo to''gether\r")
+            terminal.see("50 200\n")
+            terminal.see("together\n")
+        wait_for_word("91008", is_there=False)
+        terminal.type("sleep 91009 >/dev/null 2>&1 & exit 7\r")
+        assert terminal.leave() == 7
+    assert box.read_file("note") == b"after\n"
+    assert box.exec(["pgrep", "-f", "[s]leep 91009"]).ok
 
 
 def test_both_commands_are_listed() -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import argument, debug_option, flag, json_option, option, program_options, sandbox_options
+from .options import Command, argument, debug_option, flag, json_option, option, program_options, sandbox_options
 from .output import exit_code_of, log_to_stderr
 from .run import conclude, read_files, read_pairs, run_and_report
 
@@ -19,11 +21,31 @@ if TYPE_CHECKING:
 
 # Options end where the command begins, so that its own need no `--`.
 COMMAND_SETTINGS = {"allow_interspersed_args": False}
-USER_HELP = "Work as this user inside, root for example: the sandbox then has several (`users`)."
+USER_HELP = "Work as this user inside, root for example. A throwaway sandbox then has several (`users`)."
 
 
-@root.command("exec", no_args_is_help=True, context_settings=COMMAND_SETTINGS)
-@argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
+class _Exec(Command):
+    """Take the word before `--` for a name: the first one after the options, when `--` follows it at once.
+
+    Of a `--` right after the options click leaves no trace. Options end there, so what follows is a command as it is.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the parameter `name`, None where there is none, and `words`, which then begin with `--`."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = list(ctx.params.get("words") or ())
+        has_name = words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]
+        ctx.params["name"] = words.pop(0) if has_name else None
+        ctx.params["words"] = tuple(words)
+        return rest
+
+
+@root.command("exec", cls=_Exec, no_args_is_help=True, context_settings=COMMAND_SETTINGS)
+@argument(
+    "words", nargs=-1, required=True, metavar="[NAME --] COMMAND",
+    help="The program to run, and its arguments; before -- a sandbox that is kept under a name.",
+)  # fmt: skip
 @flag("-i", "--interactive", help="Pass standard input on as it comes.")
 @flag("-t", "--tty", help="Pass this terminal on: -it for a shell or an editor.")
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
@@ -33,6 +55,7 @@ USER_HELP = "Work as this user inside, root for example: the sandbox then has se
 @json_option()
 @debug_option()
 def _exec(
+    name: str | None,
     words: tuple[str, ...],
     interactive: bool,
     tty: bool,
@@ -44,24 +67,48 @@ def _exec(
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
-    """Run a command in a throwaway sandbox.
+    """Run a command in a throwaway sandbox, or in one with a name.
 
     Its output and its exit code pass through, as with `cloche run`. With -i or -t it has no time-out unless --timeout
-    gives one.
+    gives one. One word before -- is always a NAME; write -- first where a command has -- as its first argument.
     """
     if sandbox_debug:
         log_to_stderr()
-    if len(words) > 1 and words[1] == "--":
-        raise InvalidRequest(f"{words[0]!r} is no sandbox; leave it out, and the command runs in a throwaway one")
     if as_json and (interactive or tty):
         raise InvalidRequest("--json prints what came of a command at its end; leave out -i and -t")
+    if name is not None:
+        words = without_dashes(words)
+        _check_name(name)
     return run_command(
-        words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
+        name, words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
         as_json=as_json,
     )  # fmt: skip
 
 
+def without_dashes(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command, before which `--` may stand."""
+    if words[0] != "--":
+        return words
+    if not words[1:]:
+        raise InvalidRequest("give a COMMAND after --")
+    return words[1:]
+
+
+def _check_name(name: str) -> None:
+    """Say what a word before `--` was taken for, where no sandbox has that name."""
+    from cloche.keeper import registry
+
+    try:
+        registry.find(name)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{error}. The word before -- is the name of a sandbox; for a command, write -- first: "
+            f"cloche exec -- {name} -- ..."
+        ) from error
+
+
 def run_command(
+    name: str | None,
     words: Sequence[str] | None,
     *,
     reads: bool,
@@ -73,18 +120,19 @@ def run_command(
     options: SandboxOptions,
     as_json: bool = False,
 ) -> int:
-    """Run a command, or a shell, in a sandbox of its own; return its exit code."""
+    """Run a command, or a shell, in the sandbox of a name, else in one of its own; return its exit code."""
+    if name is not None:
+        _refuse_options(name, file, options)
     settings: dict[str, Any] = {"live": True, "files": read_files(file), "warm": False, **options}
     if user is not None:
         settings["users"] = True
-    variables = read_pairs(env)
+    variables, timeout = read_pairs(env), options.get("timeout")
     if not reads and not has_terminal:
         from cloche.sync import Sandbox
 
-        with Sandbox(**settings) as sandbox:
-            return run_and_report(
-                partial(sandbox.exec, words, cwd=cwd, user=user, env=variables), as_json=as_json, debug=False
-            )
+        with Sandbox(**settings) if name is None else Sandbox.attach(name) as sandbox:
+            start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
+            return run_and_report(start, as_json=as_json, debug=False)
     import asyncio
 
     from cloche.execution.sandbox import AsyncSandbox
@@ -95,12 +143,23 @@ def run_command(
         check_terminal()
     result = asyncio.run(
         run_attached(
-            AsyncSandbox(**settings), words, cwd=cwd, user=user, env=variables, timeout=options.get("timeout"),
-            reads=reads, has_terminal=has_terminal,
+            AsyncSandbox(**settings) if name is None else AsyncSandbox.attach(name), words, cwd=cwd, user=user,
+            env=variables, timeout=timeout, reads=reads, has_terminal=has_terminal,
         )
     )  # fmt: skip
     conclude(result, as_json=False)
     return exit_code_of(result)
+
+
+def _refuse_options(name: str, file: Sequence[str], options: SandboxOptions) -> None:
+    """Refuse what is said of a sandbox when it is opened; only the time-out is each command's own."""
+    given = {**options, "timeout": None, "file": tuple(file)}
+    for option_name, value in given.items():
+        if value not in (None, ()):
+            raise InvalidRequest(
+                f"--{option_name.replace('_', '-')} is for a sandbox that is opened, and {name!r} lives already; leave "
+                "it out, or open another one with it (cloche sandbox create)"
+            )
 
 
 def has_own_terminal() -> bool:

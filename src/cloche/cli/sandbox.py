@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +14,10 @@ from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.escape import escape_line
 
 from .app import root
+from .exec import run_command, without_dashes
 from .options import Group, argument, flag, json_option, option, sandbox_options
 from .output import Writer, show, showing_progress
-from .run import read_files, read_pairs, run_and_report
+from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
     from cloche.config.keys import SandboxOptions
@@ -121,11 +121,10 @@ def _exec(
 
     Its output and its exit code pass through, as with `cloche run`. What it leaves behind lives on.
     """
-    from cloche.sync import Sandbox
-
-    with Sandbox.attach(name) as sandbox:
-        start = partial(sandbox.exec, _command(words), cwd=cwd, env=read_pairs(env), timeout=timeout)
-        return run_and_report(start, as_json=as_json, debug=False)
+    return run_command(
+        name, without_dashes(words), reads=False, has_terminal=False, cwd=cwd, user=None, env=env, file=(),
+        options={"timeout": timeout}, as_json=as_json,
+    )  # fmt: skip
 
 
 @sandboxes.command("start", context_settings=COMMAND)
@@ -140,19 +139,10 @@ def _start(name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, .
 
     with (
         Sandbox.attach(name) as sandbox,
-        sandbox.start(_command(words), cwd=cwd, env=read_pairs(env), timeout=timeout, keep=True) as process,
+        sandbox.start(without_dashes(words), cwd=cwd, env=read_pairs(env), timeout=timeout, keep=True) as process,
     ):
         print(process.id)
     return 0
-
-
-def _command(words: tuple[str, ...]) -> list[str]:
-    """Return a command, before which `--` may stand."""
-    if words[0] != "--":
-        return list(words)
-    if not words[1:]:
-        raise InvalidRequest("give a COMMAND after --")
-    return list(words[1:])
 
 
 @sandboxes.command("ps")

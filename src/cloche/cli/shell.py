@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .app import root
 from .exec import USER_HELP, has_own_terminal, run_command
-from .options import debug_option, option, program_options, sandbox_options
+from .options import argument, debug_option, option, program_options, sandbox_options
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 @root.command("shell")
+@argument("name", required=False, metavar="NAME", help="A sandbox that is kept under this name. Default: a throwaway.")
 @option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @program_options()
 @debug_option()
 def _shell(
+    name: str | None,
     cwd: str | None,
     user: str | None,
     env: tuple[str, ...],
@@ -27,7 +29,7 @@ def _shell(
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
-    """Open a shell in a throwaway sandbox.
+    """Open a shell in a throwaway sandbox, or in one with a name.
 
     It has this terminal, or reads what is piped in. Its exit code passes through. It has no time-out unless --timeout
     gives one.
@@ -35,5 +37,5 @@ def _shell(
     if sandbox_debug:
         log_to_stderr()
     return run_command(
-        None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, user=user, env=env, file=file, options=options
+        name, None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, user=user, env=env, file=file, options=options
     )
