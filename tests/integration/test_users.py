@@ -4,8 +4,10 @@ Root on the host gives each sandbox a block of ids, an ordinary user a part of t
 """
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +104,17 @@ def test_root_gives_each_sandbox_a_block_of_ids() -> None:
 def test_an_ordinary_user_gives_each_sandbox_a_part_of_the_range() -> None:
     """Of its upper half: the lower one is for sandboxes with one user."""
     check(run_as_user(PROGRAM), first=range(FIRST + COUNT // 2, FIRST + COUNT), count=8_192)
+
+
+def test_a_ceiling_gives_every_sandbox_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens as without `users`, and who asks for another user is told of the ceiling and its file."""
+    own = tmp_path / "own.yaml"
+    own.write_text("ceilings: {users: false}")
+    monkeypatch.setenv("CLOCHE_CONFIG", str(own))
+    with cloche.Sandbox(live=True, users=True) as sandbox:
+        assert sandbox.exec(["id", "-un"]).stdout == "sandbox\n"
+        with pytest.raises(cloche.InvalidRequest, match=re.escape(f"lift ceilings.users (ceiling in {own} (asked by")):
+            sandbox.exec(["id"], user="root")
 
 
 def test_a_user_is_refused_in_a_sandbox_with_one() -> None:

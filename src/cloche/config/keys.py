@@ -196,8 +196,8 @@ def _is_openai(base_url: str) -> bool:
 class Settings:
     """Hold what was configured.
 
-    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
-    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    `ceilings` is keyed by the fields of `Limits` and by `users`, `images` by language (`*` is any other), `roots` by
+    those of `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
     platform's. `audit` None leaves it to the front end. `origins` says for every key, as one writes it in a file, which
     source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
     SANDBOX_TYPE" or "argument".
@@ -236,9 +236,9 @@ class Settings:
                 parts.setdefault(key.label, []).extend(texts)
                 empty_texts[key.label] = key.text_if_empty
         rows = {label: ", ".join(texts) or empty_texts[label] for label, texts in parts.items()}
-        limits = {where: name for name, where in LIMIT_FIELDS.items()}
-        ceilings = {limits[where]: amount for where, amount in self.ceilings.items()}
-        rows |= {f"ceilings.{limit}": format_limit(limit, amount) for limit, amount in ceilings.items()}
+        names = {where: name for name, where in CEILING_FIELDS.items()}
+        ceilings = {names[where]: most for where, most in self.ceilings.items()}
+        rows |= {f"ceilings.{name}": BY_NAME[name].render(most, self) for name, most in ceilings.items()}
         return [(label, text, self.origins.get(label, DEFAULT)) for label, text in rows.items()]
 
 
@@ -265,6 +265,7 @@ class Key:
     - `is_looser(new, old)`: whether an untrusted file would get more by the new value. None refuses every value there.
       `join(one, other)` combines the values of two such files; without it the tighter one holds. With `is_added` a
       value is joined with what holds already instead of replacing it.
+    - `has_ceiling`: the owner's `ceilings` may name the most that holds of it, by the order of its values.
     - `listed_as`: the key in `cloche config show`, if not the name; keys with the same one are listed as one line.
       `render` writes a value there; `text_if_empty` stands for None, empty text and an empty list.
     """
@@ -282,6 +283,7 @@ class Key:
     is_looser: Callable[[Any, Any], bool] | None = None
     join: Callable[[ConfiguredValue, ConfiguredValue], ConfiguredValue] | None = None
     is_added: bool = False
+    has_ceiling: bool = False
     listed_as: str = ""
     is_listed: bool = True
     render: Callable[[Any, Settings], str] = _render_value
@@ -354,7 +356,7 @@ def with_value(configured: ConfiguredValue, value: object) -> ConfiguredValue:
 def _limit(name: str, where: str, parse: Parser, *aliases: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
     return Key(
         name=name, aliases=(*aliases, *((where,) if where != name else ())), parse=parse,
-        settings_field=f"limits.{where}",
+        settings_field=f"limits.{where}", has_ceiling=True,
         is_looser=operator.gt, render=lambda amount, _: format_limit(name, amount), **more,
     )  # fmt: skip
 
@@ -386,8 +388,8 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
 
 
 def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
-    known = {spelling: by_name[spelling] for limit in LIMIT_FIELDS for spelling in BY_NAME[limit].readers()}
-    return readers.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
+    known = {spelling: by_name[spelling] for limit in CEILING_FIELDS for spelling in BY_NAME[limit].readers()}
+    return readers.read_ceilings(value, name=name, readers=known, limits=CEILING_FIELDS)
 
 
 def format_limit(limit: str, value: float) -> str:
@@ -513,7 +515,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         name="users", variable="CLOCHE_USERS", parse=readers.parse_switch, settings_field="policy.users",
-        is_looser=lambda new, old: new and not old,
+        is_looser=lambda new, old: new and not old, has_ceiling=True,
     ),
     Key(name="seccomp", settings_field="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
     Key(
@@ -551,6 +553,9 @@ BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 LIMIT_FIELDS: Mapping[str, str] = {
     key.name: key.settings_field.removeprefix("limits.") for key in KEYS if key.settings_field.startswith("limits.")
 }
+
+# What may have a ceiling, in the same way: every limit, and `users`, where false is the lower value.
+CEILING_FIELDS: Mapping[str, str] = {key.name: key.settings_field.rpartition(".")[2] for key in KEYS if key.has_ceiling}
 
 
 def _file_readers(*, is_json: bool) -> dict[str, dict[str, Reader]]:

@@ -26,6 +26,7 @@ from cloche.core.policy import BACKEND_ROWS, check_backend, preset_named, tier_n
 from .keys import (
     AUTO,
     BY_NAME,
+    CEILING_FIELDS,
     DEFAULT,
     DEFAULTS,
     LIMIT_FIELDS,
@@ -192,7 +193,7 @@ def _render(name: str, value: object) -> str:
 def resolve_settings(
     arguments: Mapping[str, Any], config_paths: ConfigPaths
 ) -> tuple[Layer, Mapping[str, ConfiguredValue]]:
-    """Return each key's value, and the ceilings by the limit's key. Raises InvalidRequest naming source and key."""
+    """Return each key's value, and the ceilings by key. Raises InvalidRequest naming source and key."""
     files = operator_layers(config_paths)
     above = (env_file_layer(config_paths), variable_layer(config_paths.environ), argument_layer(arguments))
     resolved = _resolve(files, above)
@@ -280,10 +281,10 @@ def _screen_process(resolved: dict[str, ConfiguredValue], between: Layer) -> Non
 
 
 def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, ConfiguredValue]:
-    """Return the lowest ceiling of each limit; a ceiling does not yield to a later file."""
+    """Return the lowest ceiling of each key; a ceiling does not yield to a later file."""
     lowest: dict[str, ConfiguredValue] = {}
     for layer in files:
-        for name in LIMIT_FIELDS:
+        for name in CEILING_FIELDS:
             configured = layer.get(f"ceiling.{name}")
             if configured is not None and (name not in lowest or configured.value < lowest[name].value):
                 lowest[name] = configured

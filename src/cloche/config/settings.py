@@ -18,8 +18,8 @@ from cloche.core.policy import TIERS, Policy
 
 from .keys import (
     ARGUMENT,
+    CEILING_FIELDS,
     KEYS,
-    LIMIT_FIELDS,
     AutoFixSettings,
     ConfiguredValue,
     Layer,
@@ -96,7 +96,7 @@ def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Se
         limits=Limits(**parts["limits"]),
         policy=Policy(**policy),
         autofix=AutoFixSettings(**parts["autofix"]),
-        ceilings=MappingProxyType({LIMIT_FIELDS[limit]: most.value for limit, most in ceilings.items()}),
+        ceilings=MappingProxyType({CEILING_FIELDS[name]: most.value for name, most in ceilings.items()}),
         images=MappingProxyType(parts["images"]),
         roots=MappingProxyType({root: folder for root, folder in parts["roots"].items() if folder}),
         origins=MappingProxyType(_origins(resolved, ceilings)),
@@ -119,7 +119,7 @@ def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[s
     origins = {label: Origin.joined(found) for label, found in parts.items()}
     if resolved["level"].value is None:
         origins["level"] = resolved[_implied_level(resolved)[1]].origin
-    return origins | {f"ceilings.{limit}": configured.origin for limit, configured in ceilings.items()}
+    return origins | {f"ceilings.{name}": configured.origin for name, configured in ceilings.items()}
 
 
 def check_runnable(settings: Settings) -> None:

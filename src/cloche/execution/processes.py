@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from cloche.audit.recording import Execution, is_wanted, recorded, refusals
+from cloche.config.keys import DEFAULT
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, parse_duration
@@ -253,8 +254,10 @@ class ProcessOperations(LiveOperations):
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
         if user is not None and not self._prepared.policy.users:
+            asked = self._prepared.settings.origins.get("users", DEFAULT)
+            remedy = f"lift ceilings.users ({asked})" if asked.kind == "ceiling" else "open it with users=True"
             raise InvalidRequest(
-                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or open it with users=True"
+                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or {remedy}"
             )
         with refusals(self._prepared.settings, language=COMMAND_LANGUAGE, code=shell):
             name = check_language(self._prepared.policy, COMMAND_LANGUAGE)

@@ -69,6 +69,8 @@ def checkout(tmp_path: Path) -> Checkout:
         ("image: 'evil:1'", "image"),
         ("images: {python: 'evil:1'}", "images"),
         ("ceilings: {memory: 1g}", "ceilings"),
+        ("ceilings: {users: true}", "ceilings"),
+        ("users: true", "users"),
         ("preset: standard", "preset"),
         ("preset: network-open", "preset"),
         ("audit_keep_age: 1d", "audit_keep_age"),

@@ -405,6 +405,36 @@ def test_ceilings_of_several_files_join(host: Host) -> None:
     assert (settings.limits.memory_bytes, settings.limits.timeout_s) == (128 * MIB, 5)
 
 
+@pytest.mark.parametrize(
+    ("own", "named", "asked", "holds"),
+    [
+        ("", "", True, True),
+        ("ceilings: {users: true}", "", True, True),
+        ("ceilings: {users: true}", "", None, False),
+        ("users: true\nceilings: {users: false}", "", None, False),
+        ("ceilings: {users: false}", "ceilings: {users: on}\nusers: on", True, False),
+        ("ceilings: {users: on}", "ceilings: {users: off}", True, False),
+        ("ceilings: {memory: 1g}", "", True, True),
+    ],
+)
+def test_a_ceiling_of_users(host: Host, own: str, named: str, asked: bool | None, holds: bool) -> None:
+    """False lowers what any source asks for, whichever file says so; true, and none, let everybody choose."""
+    host.own_yaml.write_text(own)
+    mine = host.home / "mine.yaml"
+    mine.write_text(named)
+    assert host.load({"users": asked}, CLOCHE_CONFIG=str(mine)).policy.users is holds
+
+
+def test_a_ceiling_of_users_is_shown(host: Host) -> None:
+    """With its file, and as the origin of what it lowered."""
+    host.own_json.write_text('{"sandbox": {"ceilings": {"users": false}}}')
+    settings = host.load(CLOCHE_USERS="true")
+    rows = {key: (value, origin) for key, value, origin in settings.as_rows()}
+    assert rows["ceilings.users"] == ("false", str(host.own_json))
+    assert rows["users"] == ("false", f"ceiling in {host.own_json} (asked by environment CLOCHE_USERS)")
+    assert host.load().origins["users"] == "default"
+
+
 def test_images_by_language(host: Host) -> None:
     """An image for one language stands beside the others; an argument's image takes the place of all."""
     host.own_yaml.write_text("images: {python: 'a:1', go: 'b:1'}")

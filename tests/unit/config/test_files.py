@@ -56,6 +56,7 @@ def refusal(home: Path) -> str:
         ("images: [a]", "images: a list is not a mapping"),
         ("images: {cobol: a}", "images: unknown language 'cobol'"),
         ("ceilings: {speed: 3}", "ceilings: unknown limit 'speed'"),
+        ("ceilings: {users: 3}", "ceilings.users: 3 is neither true nor false"),
         ("ceilings: {memory: fast}", "ceilings.memory: 'fast' is not a size"),
         ("preset: huge", "preset: unknown preset 'huge'"),
         ("tier: three", "tier: unknown tier 'three'"),
