@@ -43,7 +43,10 @@ def test_no_session_stops_its_callers_loop() -> None:
     """Nothing that its guest can write to carries descriptors, so another session's cells go on, and it is closed."""
 
     async def main() -> tuple[float, cloche.Result]:
-        async with cloche.AsyncSandbox(timeout=20) as hostile, cloche.AsyncSandbox(timeout=20) as other:
+        async with (
+            cloche.AsyncSandbox(live=False, timeout=20) as hostile,
+            cloche.AsyncSandbox(live=False, timeout=20) as other,
+        ):
             attacker, session = await hostile.session(), await other.session()
             attack, worst = asyncio.ensure_future(attacker.run(f"{SEND}\ntold", timeout=2)), 0.0
             while not attack.done():
@@ -63,7 +66,7 @@ def test_no_session_stops_its_callers_loop() -> None:
 @pytest.mark.both_users
 def test_no_fork_and_no_run_has_a_way_either() -> None:
     """A clone's link is as its parent's; a run has pipes alone."""
-    with cloche.Sandbox(timeout=20) as sandbox:
+    with cloche.Sandbox(live=False, timeout=20) as sandbox:
         session = sandbox.session()
         (fork,) = session.fork()
         assert fork.run(f"{SEND}\ntold", timeout=2).value == NOBODY_TOOK_IT
@@ -73,6 +76,6 @@ def test_no_fork_and_no_run_has_a_way_either() -> None:
 
 def test_no_socket_can_linger_and_other_options_are_as_ever() -> None:
     """The filter compares what the kernel will read, in a session and in a run."""
-    with cloche.Sandbox(timeout=20) as sandbox:
+    with cloche.Sandbox(live=False, timeout=20) as sandbox:
         assert sandbox.session().run(f"{LINGERING}{OPTIONS}\nsettings").value == [[0, 0], True, True]
     assert cloche.run(f"{LINGERING}{OPTIONS}\nsettings", timeout=20).value == [[0, 0], True, True]

@@ -93,7 +93,7 @@ def test_who_is_told_of_one_end_is_outlived_by_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BESIDE)
 def test_nobody_works_on_when_the_end_is_told(name: str) -> None:
     """What a run wrote is whole when its result is there: nothing of it grows afterwards."""
-    with cloche.Sandbox(timeout=60) as sandbox:
+    with cloche.Sandbox(live=False, timeout=60) as sandbox:
         sandbox.run("print(1)")
         ended = sandbox.run(SAY + BEAT + BESIDE[name], files={"say": SAY})
         assert ended.exit_code == 3, ended.stderr
@@ -179,7 +179,7 @@ def test_what_was_used_is_told() -> None:
 def test_the_next_run_has_its_memory() -> None:
     """What takes long to be taken apart is gone before the next guest begins, and is not counted as its."""
     work = "x = bytearray(200_000_000)\nx[::4096] = b'y' * len(x[::4096])\nprint(len(x))"
-    with cloche.Sandbox(memory="256m") as sandbox:
+    with cloche.Sandbox(live=False, memory="256m") as sandbox:
         for _ in range(8):
             result = sandbox.run(work)
             assert result.stdout == "200000000\n", (result.status, result.stderr)
@@ -188,7 +188,7 @@ def test_the_next_run_has_its_memory() -> None:
 def test_locks_of_who_has_ended_are_gone() -> None:
     """A later run of the same sandbox can lock what the last one had locked."""
     code = "import fcntl; file = open('lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('mine')"
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         for _ in range(20):
             assert sandbox.run(code).stdout == "mine\n"
 
@@ -200,7 +200,7 @@ def test_what_the_kernel_writes_for_the_dead_is_in_the_result(ending: str) -> No
     An interpreter's own end has no such list, so there the word stays as it is.
     """
     is_marked = "keeps" in ending
-    with cloche.Sandbox(timeout=60) as sandbox:
+    with cloche.Sandbox(live=False, timeout=60) as sandbox:
         for _ in range(10):
             result = sandbox.run(f"{SAY}{FUTEXES}\n{ending}")
             assert result.exit_code == 0, result.stderr
@@ -230,7 +230,7 @@ gone.write(bytes(20 << 20))
 gone.flush()
 memory = bytearray(100 << 20)
 """
-    with cloche.Sandbox(cpus=2, memory="1g", timeout=60) as sandbox:
+    with cloche.Sandbox(live=False, cpus=2, memory="1g", timeout=60) as sandbox:
         session = sandbox.session()
         session.run(look)
         for ending in ("", "say(0)"):
@@ -272,7 +272,7 @@ try:
 except OSError as error:
     print(error.errno)
 """
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         for _ in range(10):
             result = sandbox.run(leave)
             assert result.ok, result.stderr

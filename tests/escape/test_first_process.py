@@ -119,7 +119,7 @@ def test_pid_1_is_not_the_guests_to_change() -> None:
     code = all_that_is_refused()
     assert cloche.run(code, warm=False).stdout == "[]\n"
     assert run_pooled(code).stdout == "[]\n"
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         assert sandbox.run(code).stdout == "[]\n"
         with sandbox.session() as session:
             assert session.run(code).stdout == "[]\n"

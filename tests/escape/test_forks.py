@@ -45,7 +45,7 @@ KEEPS = {
 @pytest.fixture
 def sandbox() -> cloche.Sandbox:
     """Return a sandbox whose cells have half a minute."""
-    return cloche.Sandbox(timeout=30, cpus=2)
+    return cloche.Sandbox(live=False, timeout=30, cpus=2)
 
 
 def _refuses_to_fork(session: Session) -> str:
@@ -168,7 +168,7 @@ def test_a_child_wakes_its_stopped_parent() -> None:
 def test_no_parent_is_awake_beside_its_fork() -> None:
     """However a clone times it: a parent that runs could write to the files of its fork, and read its memory."""
     for _ in range(30):
-        with cloche.Sandbox(timeout=60, cpus=2) as sandbox, sandbox.session() as session:
+        with cloche.Sandbox(live=False, timeout=60, cpus=2) as sandbox, sandbox.session() as session:
             session.run(TAKE_OVER + WAKE)
             try:
                 (fork,) = session.fork(1)

@@ -311,7 +311,7 @@ def digest(image: Path) -> str:
 def machine(controls: Controls, rooted: Path) -> Iterator[Rooted]:
     """Run everything in one machine."""
     running, before = monitors(), digest(rooted)
-    with cloche.Sandbox(**MACHINE) as sandbox:
+    with cloche.Sandbox(live=False, **MACHINE) as sandbox:
         assert sandbox.run(LOOK).stdout == "0 True\n", "the guest is not root, so nothing would be tried"
         (monitor,) = monitors() - running
         verdicts = Batch(sandbox, controls.canaries, slowness=SLOWNESS).verdicts(attempts())
@@ -376,7 +376,7 @@ def test_forged_words_end_their_own_machine(machine: Rooted) -> None:
 @pytest.mark.parametrize("what", ["its end", "no number", "no end"])
 def test_other_forgeries_do_no_more(rooted: Path, what: str) -> None:
     """However it is done, what is lost is that machine's."""
-    with cloche.Sandbox(**MACHINE) as sandbox:
+    with cloche.Sandbox(live=False, **MACHINE) as sandbox:
         assert forge(sandbox, what) in LOST
 
 
@@ -404,7 +404,7 @@ def test_a_write_to_the_disk_would_be_seen(
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(image))
     monkeypatch.setattr(qemu, "arguments", writable_arguments)
     monkeypatch.setattr(qemu, "opened", opened_for_writing)
-    with cloche.Sandbox(**MACHINE) as sandbox:
+    with cloche.Sandbox(live=False, **MACHINE) as sandbox:
         Batch(sandbox, controls.canaries, slowness=SLOWNESS).run_all(OWN[:2], lambda *_: None)
     assert digest(image) != before
 

@@ -123,7 +123,7 @@ class Machines:
 
     def run(self) -> None:
         """Open the machines, one or two at a time, and run."""
-        with cloche.Sandbox(**MACHINE) as sandbox:
+        with cloche.Sandbox(live=False, **MACHINE) as sandbox:
             wide = Batch(sandbox, self.canaries, slowness=SLOWNESS)
             self.verdicts |= wide.verdicts(of_kind("plain"), believed=tuple(NOT_HELD))
             self._prepared(wide, of_kind("outlives"))
@@ -131,13 +131,13 @@ class Machines:
             for kind in ("saved_over", "races", "captures_at_most", "returns_by"):
                 for attempt in of_kind(kind):
                     self._alone(wide, attempt)
-            with cloche.Sandbox(**MACHINE, **SMALL) as other:
+            with cloche.Sandbox(live=False, **MACHINE, **SMALL) as other:
                 small = Batch(other, self.canaries, slowness=SLOWNESS)
                 self.verdicts |= small.verdicts(of_kind("small"), believed=tuple(NOT_HELD))
                 for attempt in of_kind("small alone"):
                     self._alone(small, attempt)
             self._residue(wide)
-        with cloche.Sandbox(**{**MACHINE, "cpus": 0.25}) as sandbox:
+        with cloche.Sandbox(live=False, **{**MACHINE, "cpus": 0.25}) as sandbox:
             self.verdicts |= Batch(sandbox, self.canaries, slowness=SLOWNESS).verdicts(of_kind("slow"))
         self._typed(of_kind("typed"))
         self._shown(of_kind("shown"))
@@ -169,7 +169,7 @@ class Machines:
                 sandbox.run(program.code, timeout=600, on_output=receive)
             all_done.set()
 
-        with cloche.Sandbox(**MACHINE) as sandbox:
+        with cloche.Sandbox(live=False, **MACHINE) as sandbox:
             thread = threading.Thread(target=live, args=(sandbox,))
             thread.start()
             assert all_done.wait(120), "the first programs take too long"

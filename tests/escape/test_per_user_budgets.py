@@ -285,7 +285,7 @@ def test_limits_hold_wherever_a_guest_lives() -> None:
     alone = [str(share), "0"]
     assert cloche.run(code, warm=False).stdout.split() == alone
     assert run_pooled(code).stdout.split() == alone
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         assert sandbox.run(code).stdout.split() == alone
         with sandbox.session() as session:
             assert session.run(code).stdout.split()[0] == str(share)

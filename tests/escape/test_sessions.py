@@ -49,7 +49,7 @@ TOLERATED = {
 @pytest.mark.parametrize("name", SAID)
 def test_what_nobody_understands_ends_the_session(name: str) -> None:
     """What cannot be read ends the session at once, and neither hangs nor crashes the caller."""
-    with cloche.Sandbox(timeout=90) as sandbox:
+    with cloche.Sandbox(live=False, timeout=90) as sandbox:
         session = sandbox.session()
         assert session.run(TAKE_OVER + SEND).ok
         began = time.monotonic()
@@ -61,7 +61,7 @@ def test_what_nobody_understands_ends_the_session(name: str) -> None:
 @pytest.mark.parametrize("name", TOLERATED)
 def test_words_out_of_turn_change_nothing(name: str) -> None:
     """A frame that belongs to another run, or to none, is left out."""
-    with cloche.Sandbox(timeout=10) as sandbox:
+    with cloche.Sandbox(live=False, timeout=10) as sandbox:
         session = sandbox.session()
         assert session.run(TAKE_OVER + SEND).ok
         assert session.run("1").value == 1
@@ -74,7 +74,7 @@ def test_a_flood_between_runs_ends(name: str) -> None:
     """A session that talks without end while nobody asked is ended; the caller's loop goes on meanwhile."""
 
     async def main() -> tuple[float, float, bool]:
-        async with cloche.AsyncSandbox(timeout=30, cpus=2) as sandbox:
+        async with cloche.AsyncSandbox(live=False, timeout=30, cpus=2) as sandbox:
             session = await sandbox.session()
             await session.run(TAKE_OVER + SEND)
             flood = f"def flood():\n    while True:\n        {FLOODS[name]}\n"
@@ -96,7 +96,7 @@ def test_what_is_shown_with_an_output_counts() -> None:
     """Metadata are bounded like what they belong to."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     frame = 'b\'{"op":"display","data":{"text/plain":"x"},"metadata":{"a":"\' + b\'A\' * (7 << 20) + b\'"}}\''
-    with cloche.Sandbox(timeout=20) as sandbox:
+    with cloche.Sandbox(live=False, timeout=20) as sandbox:
         session = sandbox.session()
         session.run(TAKE_OVER + SEND)
         result = session.run(f"for _ in range(40): send({frame})")
@@ -106,7 +106,7 @@ def test_what_is_shown_with_an_output_counts() -> None:
 
 def test_a_writer_that_never_stops_does_not_keep_the_caller() -> None:
     """A thread that fills the pipe faster than it is read does not keep a cell's result back."""
-    with cloche.Sandbox(timeout=10, cpus=2) as sandbox:
+    with cloche.Sandbox(live=False, timeout=10, cpus=2) as sandbox:
         session = sandbox.session()
         began = time.monotonic()
         writer = "import os, threading\ndef write():\n    while True: os.write(1, bytes(65536))\n"
@@ -117,7 +117,7 @@ def test_a_writer_that_never_stops_does_not_keep_the_caller() -> None:
 
 def test_a_session_that_closed_its_answers_still_counts() -> None:
     """Its processes may be at work in the files: no other session's checkpoint is made beside them."""
-    with cloche.Sandbox(timeout=10) as sandbox:
+    with cloche.Sandbox(live=False, timeout=10) as sandbox:
         other, session = sandbox.session(), sandbox.session()
         other.run(TAKE_OVER)
         leave = "lambda: (time.sleep(0.5), os.close(SESSION.answers), time.sleep(30))"
@@ -152,7 +152,7 @@ def leave(*_):
 signal.signal(signal.SIGALRM, leave)
 _ = signal.setitimer(signal.ITIMER_REAL, 0.05)
 """
-    with cloche.Sandbox(timeout=10) as sandbox:
+    with cloche.Sandbox(live=False, timeout=10) as sandbox:
         session = sandbox.session()
         assert session.run(TAKE_OVER + leave).ok
         while "begun" not in sandbox.list_files():
@@ -174,7 +174,7 @@ ENDINGS = {
 @pytest.mark.parametrize("code", ENDINGS)
 def test_signals_are_what_they_are_outside(code: str, *, is_fork: bool) -> None:
     """Who aborts or kills itself has ended by that signal, in a session as in a fork."""
-    with cloche.Sandbox(timeout=10) as sandbox:
+    with cloche.Sandbox(live=False, timeout=10) as sandbox:
         session = sandbox.session()
         one = session.fork(1)[0] if is_fork else session
         result = one.run(code)
@@ -204,7 +204,7 @@ def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
     names = {way: f"deaf-{secrets.token_hex(4)}" for way in DEAF}
 
     def end(way: str, *, is_fork: bool) -> float:
-        with cloche.Sandbox() as sandbox:
+        with cloche.Sandbox(live=False) as sandbox:
             session = sandbox.session()
             one = session.fork(1)[0] if is_fork else session
             began = time.monotonic()

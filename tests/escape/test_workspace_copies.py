@@ -28,7 +28,7 @@ RACE_S, MOST_S = 0.8, 30.0
 @pytest.fixture
 def session() -> Iterator[Session]:
     """Return a session whose cells have half a minute."""
-    with cloche.Sandbox(timeout=30) as sandbox:
+    with cloche.Sandbox(live=False, timeout=30) as sandbox:
         yield sandbox.session()
 
 
@@ -330,7 +330,7 @@ while len(hoard) < 400 and time.monotonic() - began < 5:
 
 def test_limits_hold_while_another_is_cloned() -> None:
     """A fork that runs is kept to its memory while its parent, whose workspace is full of files, is forked again."""
-    with cloche.Sandbox(memory="64m", timeout=30, cpus=2) as sandbox:
+    with cloche.Sandbox(live=False, memory="64m", timeout=30, cpus=2) as sandbox:
         session = sandbox.session()
         (fork,) = session.fork(1)
         assert session.run(FILL).ok

@@ -43,7 +43,7 @@ def settings_of_nobody_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def session() -> Iterator[Session]:
     """Return a session in a sandbox of its own."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         yield sandbox.session()
 
 

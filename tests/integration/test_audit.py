@@ -100,7 +100,7 @@ def test_a_word_that_no_event_has_is_an_error(folder: Path, capsys: pytest.Captu
 
 def test_cells_of_sessions_are_executions(folder: Path) -> None:
     """Each with its own hash; forks', too."""
-    with cloche.Sandbox(audit=folder) as sandbox:
+    with cloche.Sandbox(live=False, audit=folder) as sandbox:
         session = sandbox.session()
         session.run("x = 1")
         session.run("1 / 0")
@@ -118,7 +118,7 @@ def test_what_the_rules_refuse_is_a_denial(folder: Path) -> None:
         cloche.run("import os", screen="block", audit=folder)
     with pytest.raises(cloche.PolicyDenied):
         cloche.run("1", tier=1, audit=folder)
-    with cloche.Sandbox(screen="block", languages=["python"], audit=folder) as sandbox:
+    with cloche.Sandbox(live=False, screen="block", languages=["python"], audit=folder) as sandbox:
         with pytest.raises(cloche.PolicyDenied):
             sandbox.session("bash")
         with pytest.raises(cloche.PolicyDenied):
@@ -202,7 +202,7 @@ def test_nothing_runs_where_the_log_cannot_be_written(tmp_path: Path) -> None:
     target = tmp_path / "done"
     with pytest.raises(AuditFailed, match=r"audit\.jsonl.*symbolic link.*CLOCHE_AUDIT=off"):
         cloche.run(["nothing"][0], audit=place, warm=False)
-    with cloche.Sandbox(audit=place) as sandbox, pytest.raises(AuditFailed):
+    with cloche.Sandbox(live=False, audit=place) as sandbox, pytest.raises(AuditFailed):
         sandbox.session().run(f"open({str(target)!r}, 'w')")
     with Toolbox(approve=auto("high"), audit=place) as tools:
         answer = tools.call_and_wait("run_code", {"code": "print(1)"})

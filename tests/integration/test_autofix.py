@@ -467,7 +467,7 @@ def test_a_cell_is_repaired_in_the_state_it_left() -> None:
         prompts.append(prompt)
         return block("total += sum(values)\ntotal\n")
 
-    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
         session.run("values = [1, 2]")
         result = session.run("total = 10\ntotal += sum(value)\ntotal\n", autofix=AutoFix(model))
         assert result.fix is not None

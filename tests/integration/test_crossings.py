@@ -62,7 +62,7 @@ async def cut(work: Coroutine[Any, Any, object], *, after_s: float = 0.0, after_
 async def sandbox_in_use(**options: Any) -> AsyncIterator[cloche.AsyncSandbox]:
     """Open a sandbox in which a file lies, and where the next guest waits if guests wait at all."""
     run_warm("1")
-    async with cloche.AsyncSandbox(**options) as sandbox:
+    async with cloche.AsyncSandbox(live=False, **options) as sandbox:
         for _ in range(2):
             await promptly(sandbox.run(KEEP))
         yield sandbox
@@ -338,7 +338,7 @@ def test_a_sandbox_closes_under_a_run(after_s: float) -> None:
     """The run ends with an error that says whether it had begun, nothing is left, and the sandbox is closed."""
 
     async def close() -> None:
-        sandbox = cloche.AsyncSandbox()
+        sandbox = cloche.AsyncSandbox(live=False)
         await sandbox.__aenter__()
         await promptly(sandbox.run("1"))
         inner = opened(sandbox)
@@ -374,7 +374,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
         monkeypatch.setattr(f"cloche.backends.local.{module}.CLOSE_TIMEOUT_S", 0.2)
 
     async def close_unheard() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await opened(sandbox).open_session("python", {})
             with held_up([family_of(session).connection.helper_pid], for_s=60.0):
                 await promptly(session.close())
@@ -387,7 +387,7 @@ def test_the_end_of_a_sandbox_that_is_cancelled_ends_all_of_it() -> None:
     """Not only the session that is just being waited for: the other one, the runs' helper and the workspace too."""
 
     async def cancel_the_end() -> None:
-        async with cloche.AsyncSandbox(warm=False) as sandbox:
+        async with cloche.AsyncSandbox(live=False, warm=False) as sandbox:
             await sandbox.run("1")
             inner = opened(sandbox)
             sessions = [await inner.open_session("python", {}) for _ in range(2)]

@@ -72,7 +72,7 @@ def test_who_does_without_is_well(level: str) -> None:
 
 def test_a_session_judges_its_cells_by_themselves() -> None:
     """What was blocked in a cell before is not the last one's fault."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session()
         session.run(BLOCKED["a connection"])
         assert session.run("import os; os._exit(3)").status == "error"
@@ -83,7 +83,7 @@ def test_a_session_judges_its_cells_by_themselves() -> None:
 def test_a_container_tells_of_the_network(docker: Daemon, name: str) -> None:
     """Its first process reads what the kernel counts for the container; of system calls it knows nothing."""
     asked: dict[str, Any] = {"backend": "docker", "image": docker.image("cloche-test:python"), "warm": False}
-    with cloche.Sandbox(**asked) as sandbox:
+    with cloche.Sandbox(live=False, **asked) as sandbox:
         result = sandbox.run(BLOCKED[name])
         assert (result.status, result.exit_code) == ("denied", 7), result.stderr
         assert sandbox.run(HARMLESS["loopback"]).status == "error"

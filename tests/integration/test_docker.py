@@ -234,7 +234,7 @@ def test_the_second_run_is_warm(docker: Daemon, python_image: str) -> None:
 def test_one_workspace_for_images_of_two_kinds(docker: Daemon, python_image: str, small_image: str) -> None:
     """A sandbox keeps its files from run to run, whichever image runs."""
     backend = DockerBackend({"python": python_image, "ruby": small_image})
-    with cloche.Sandbox(backend=backend) as sandbox:
+    with cloche.Sandbox(live=False, backend=backend) as sandbox:
         assert sandbox.run("open('f', 'w').write('from python')").ok
         result = sandbox.run("puts File.read('f'); File.write('g', 'from ruby')", language="ruby")
         assert (result.stdout, [record.path for record in result.files]) == ("from python\n", ["g"])
@@ -245,7 +245,7 @@ def test_one_workspace_for_images_of_two_kinds(docker: Daemon, python_image: str
 
 def test_a_workspace_that_was_killed_is_said_to_be_gone(docker: Daemon, python_image: str) -> None:
     """Its files went with the last container that had them; no run goes on without them as if nothing were."""
-    with cloche.Sandbox(backend="docker", image=python_image) as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image=python_image) as sandbox:
         for number in range(2):
             assert sandbox.run(f"open('f{number}', 'w')").ok
         held, deadline = sandbox._sandbox._opened, time.monotonic() + 60
@@ -267,7 +267,7 @@ def test_a_reading_that_was_cancelled_answers_nobody_else(docker: Daemon, python
     """What it would have been told is not taken for the answer to the next question."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox(backend="docker", image=python_image, warm=False) as sandbox:
+        async with cloche.AsyncSandbox(live=False, backend="docker", image=python_image, warm=False) as sandbox:
             await sandbox.write_file("big", bytes(100 << 20))
             reading = asyncio.ensure_future(sandbox.read_file("big", max_bytes=200 << 20))
             await asyncio.sleep(0.05)
@@ -281,7 +281,7 @@ def test_a_reading_that_was_cancelled_answers_nobody_else(docker: Daemon, python
 
 def test_an_image_without_python_needs_but_a_shell(docker: Daemon, small_image: str) -> None:
     """Files in and out, standard input, exit codes, signals, and what is left behind dies."""
-    with cloche.Sandbox(backend="docker", image=small_image) as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image=small_image) as sandbox:
         sandbox.write_file("d/in", b"given")
         code = "cat d/in -; echo err >&2; (sleep 300 &); echo new > out; exit 3"
         result = sandbox.run(code, language="bash", stdin=b" and piped\n")

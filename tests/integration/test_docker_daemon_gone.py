@@ -62,7 +62,7 @@ def wait_until_warm() -> None:
 def test_what_waits_warm_is_not_waited_for(own: Daemon) -> None:
     """Stopped while containers wait, a sandbox is open and a session lives: each call says so; a new start is found."""
     wait_until_warm()
-    with cloche.Sandbox(backend="docker", image="cloche-test:python") as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image="cloche-test:python") as sandbox:
         sandbox.run("open('f', 'w')")
         session = sandbox.session()
         session.run("x = 1")
@@ -119,7 +119,7 @@ def test_a_daemon_that_stands_still_is_given_up(own: Daemon) -> None:
     with standing_still(own) as stand_still, within(60), pytest.raises(cloche.OutcomeUnknown, match="still be running"):
         run(LONG, timeout=5, warm=False, on_output=lambda *_: stand_still())
     assert run(warm=False).stdout == "1\n"
-    with cloche.Sandbox(backend="docker", image="cloche-test:python", warm=False) as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image="cloche-test:python", warm=False) as sandbox:
         session = sandbox.session()
         with standing_still(own) as stand_still, within(60):
             result = session.run(LONG, timeout=5, on_output=lambda *_: stand_still())

@@ -95,7 +95,7 @@ def test_a_run_over_tls(named: Remote) -> None:
     result = cloche.run(code, backend="docker", image=PYTHON, files={"in": data}, require="jail")
     assert result.stdout == f"{len(data)}\n{'x' * 50_000}\n"
     assert [record.sha256 for record in result.files] == [hashlib.sha256(data[::-1]).hexdigest()]
-    with cloche.Sandbox(backend="docker", image=PYTHON) as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image=PYTHON) as sandbox:
         sandbox.write_file("f", data)
         assert sandbox.run("print(len(open('f', 'rb').read()))").stdout == f"{len(data)}\n"
         assert sandbox.read_file("f", max_bytes=1 << 23) == data
@@ -112,7 +112,7 @@ def test_limits_hold_over_tls(named: Remote) -> None:
 
 def test_a_session_over_tls(named: Remote) -> None:
     """Its cells, its values, its output as it comes, and an interrupt that keeps its state."""
-    with cloche.Sandbox(backend="docker", image=PYTHON) as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image=PYTHON) as sandbox:
         session = sandbox.session()
         session.run("x = 41")
         assert session.run("x + 1").value == 42
@@ -125,7 +125,7 @@ def test_a_session_over_tls(named: Remote) -> None:
 
 def test_an_image_with_a_shell_alone_over_tls(named: Remote) -> None:
     """There standard input and files have an end as well, though the connection's one direction cannot be closed."""
-    with cloche.Sandbox(backend="docker", image="cloche-test:small") as sandbox:
+    with cloche.Sandbox(live=False, backend="docker", image="cloche-test:small") as sandbox:
         sandbox.write_file("in", b"given\n" * 50_000)
         result = sandbox.run("cat in - | wc -l; echo new > out; (sleep 300 &); exit 3", language="bash", stdin="one\n")
         assert (result.stdout.strip(), result.exit_code) == ("50001", 3), result

@@ -38,7 +38,7 @@ def image(docker: Daemon) -> str:
 @pytest.fixture
 def sandbox(image: str) -> Iterator[Sandbox]:
     """Open a sandbox whose sessions are in containers."""
-    with Sandbox(backend="docker", image=image, level="jail") as opened:
+    with Sandbox(live=False, backend="docker", image=image, level="jail") as opened:
         yield opened
 
 
@@ -51,7 +51,7 @@ def session(sandbox: Sandbox) -> Session:
 @pytest.fixture
 def gvisor_sandbox(gvisor: Daemon) -> Iterator[Sandbox]:
     """The same on gVisor."""
-    with Sandbox(backend="gvisor", image=gvisor.image("cloche-test:sessions")) as opened:
+    with Sandbox(live=False, backend="gvisor", image=gvisor.image("cloche-test:sessions")) as opened:
         yield opened
 
 
@@ -134,11 +134,11 @@ def test_no_checkpoints_and_no_forks(session: Session) -> None:
 def test_what_cannot_hold_a_session_says_so(docker: Daemon, sandbox: Sandbox) -> None:
     """A language without sessions, and an image without what a session needs: with what to do."""
     with (
-        Sandbox(backend="docker", languages=["ruby"]) as other,
+        Sandbox(live=False, backend="docker", languages=["ruby"]) as other,
         pytest.raises(cloche.BackendUnavailable, match=r"no sessions of ruby.*use run"),
     ):
         other.session("ruby")
-    with Sandbox(backend="docker", image=docker.image("cloche-test:small"), level="jail") as small:
+    with Sandbox(live=False, backend="docker", image=docker.image("cloche-test:small"), level="jail") as small:
         for language in ("python", "bash"):
             with pytest.raises(cloche.BackendUnavailable, match=r"no Python 3\.11.*Dockerfile\.sandbox"):
                 small.session(language)
@@ -258,7 +258,7 @@ def test_files_that_change_while_they_are_looked_at(session: Session) -> None:
 
 ENDS_BY_ITSELF = """
 import cloche, sys
-sandbox = cloche.Sandbox(backend="docker", image=sys.argv[1], level="jail").__enter__()
+sandbox = cloche.Sandbox(live=False, backend="docker", image=sys.argv[1], level="jail").__enter__()
 sessions = [sandbox.session(language) for language in ("python", "bash")]
 sessions[0].run("open('f', 'w')")
 """
@@ -281,7 +281,7 @@ def test_a_cancelled_cell_is_interrupted(image: str, docker: Daemon) -> None:
     """Cancelling the call ends the cell and keeps the session; cancelling its start leaves nothing."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox(backend="docker", image=image, level="jail") as sandbox:
+        async with cloche.AsyncSandbox(live=False, backend="docker", image=image, level="jail") as sandbox:
             starting = asyncio.ensure_future(sandbox.session())
             await asyncio.sleep(0.1)
             starting.cancel()
@@ -306,7 +306,7 @@ def test_a_daemon_that_goes_away_ends_the_session(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = (
         "import cloche, json, sys\n"
-        "with cloche.Sandbox(backend='docker', image=sys.argv[1], level='jail') as sandbox:\n"
+        "with cloche.Sandbox(live=False, backend='docker', image=sys.argv[1], level='jail') as sandbox:\n"
         "    session = sandbox.session()\n"
         "    result = session.run('import time; print(1, flush=True); time.sleep(99)', "
         "on_output=lambda *_: print('up', flush=True))\n"
@@ -349,6 +349,8 @@ def test_sessions_on_gvisor(gvisor_sandbox: Sandbox) -> None:
 @pytest.mark.soak  # for its length
 def test_a_backend_object_has_sessions_too(image: str) -> None:
     """Images by language hold for sessions: each runs in its language's own."""
-    with Sandbox(backend=DockerBackend({"python": image, "bash": image}), level="jail", warm=False) as sandbox:
+    with Sandbox(
+        live=False, backend=DockerBackend({"python": image, "bash": image}), level="jail", warm=False
+    ) as sandbox:
         result = sandbox.session("bash").run("echo $BASH_VERSION")
         assert (result.ok, result.meta["start"], result.meta["image"]) == (True, "cold", image)

@@ -161,7 +161,7 @@ def test_sessions_have_checkpoints_and_forks(there: There) -> None:
         """
 import json, cloche
 LOOK = "import importlib, inner, os; importlib.reload(inner); [x, inner.WORD, sorted(os.listdir('/tmp/mine'))]"
-with cloche.Sandbox() as sandbox:
+with cloche.Sandbox(live=False) as sandbox:
     session = sandbox.session()
     assert session.run("import os; x = 1; os.makedirs('/tmp/mine'); open('/tmp/mine/a', 'w').close()").ok
     session.checkpoint("first")
@@ -194,7 +194,7 @@ except OSError as error:
 '''
 values = []
 for other in ("os.makedirs(f'{top}/of/mine')", "os.symlink(f'{top}/old', f'{top}/of')"):
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session()
         assert session.run(f"import os; top = {TOP!r}; os.rename(f'{{top}}/of', f'{{top}}/old')\\n{other}").ok
         first, second = session.fork(2)
@@ -219,7 +219,7 @@ def test_a_link_that_a_guest_left_is_not_followed_to_what_is_mounted(tmp_path: P
 import json, cloche
 said = []
 for warm in (True, False):
-    with cloche.Sandbox(warm=warm) as sandbox:
+    with cloche.Sandbox(live=False, warm=warm) as sandbox:
         assert sandbox.run("import os; os.rename('of', 'old'); os.symlink({str(target)!r}, 'of')").ok
         try:
             said.append(sandbox.run("1").status)

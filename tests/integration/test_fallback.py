@@ -65,7 +65,7 @@ def test_trusted_code_runs_in_the_local_jail_first() -> None:
     assert result.enforcement.level >= cloche.Level.CONFINED
     assert (told["asked"], told["used"], told["level"]) == ("docker", "local", str(result.enforcement.level))
     assert "nobody answers" in told["reason"]
-    with cloche.Sandbox(**TRUSTED) as sandbox:
+    with cloche.Sandbox(live=False, **TRUSTED) as sandbox:
         assert sandbox.notes["fallback"] == told
         assert sandbox.run("print(1)").meta["fallback"] == told
         assert sandbox.session().run("1").meta["fallback"] == told

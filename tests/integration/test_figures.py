@@ -41,7 +41,7 @@ def test_fonts_are_looked_for_once_in_an_environment(cache: Path) -> None:
     (kept,) = cache.glob("*.list")
     assert not kept.stat().st_mode & 0o077
     before = kept.stat().st_mtime_ns
-    with cloche.Sandbox(**QUICK) as sandbox:
+    with cloche.Sandbox(live=False, **QUICK) as sandbox:
         sandbox.write_file("drawing.py", LOOK)
         results = [
             sandbox.run("import drawing"),
@@ -61,7 +61,7 @@ def test_a_guest_changes_only_its_own_copy(cache: Path) -> None:
         LOOK
         + "open(path, 'w').write('{}'); open(os.path.dirname(path) + '/more', 'w').close(); os.listdir('/tmp/.cache')"
     )
-    with cloche.Sandbox(**QUICK) as sandbox:
+    with cloche.Sandbox(live=False, **QUICK) as sandbox:
         assert sandbox.run(changing).value == ["matplotlib"]
         (kept,) = cache.glob("*.list")
         content, names = kept.read_bytes(), sorted(os.listdir(cache))

@@ -72,7 +72,7 @@ def test_a_first_run_imports_little() -> None:
 async def test_a_session_that_comes_first_has_the_pool_begin() -> None:
     """It is itself no run that could end."""
     pool = pool_for(Policy(), measure_host())
-    async with cloche.AsyncSandbox() as sandbox, await sandbox.session() as session:
+    async with cloche.AsyncSandbox(live=False) as sandbox, await sandbox.session() as session:
         assert (await session.run("1 + 1")).value == 2
         await _wait_until_ready(pool)
 
@@ -119,7 +119,7 @@ def test_a_fork_in_the_midst_of_a_start_does_not_hold_it(monkeypatch: pytest.Mon
 def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sandbox that began cold moves on, and the template ends, while children have copies of their sockets."""
     monkeypatch.setattr(helper_link, "CLOSE_TIMEOUT_S", FOREVER_S)  # else a helper that does not hear is killed at last
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         sandbox.write_file("kept", b"x")
         with _forked():
             started = time.monotonic()
@@ -135,7 +135,7 @@ def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytes
 
 def test_a_forked_child_that_leaves_a_sandbox_leaves_it_to_its_parent() -> None:
     """Leaving the blocks in the child, a session's too, closes nothing, and waits for nothing."""
-    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
         sandbox.write_file("kept", b"x")
         session.run("x = 5")
         child = os.fork()

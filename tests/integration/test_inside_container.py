@@ -28,7 +28,7 @@ print(json.dumps(report))
 """
 LIVE = """
 import cloche
-with cloche.Sandbox() as sandbox:
+with cloche.Sandbox(live=False) as sandbox:
     sandbox.write_file("in", b"given")
     result = sandbox.run("open('out', 'w').write(open('in').read() + ' back')")
     assert result.ok and str(result.enforcement.level) == "confined", result

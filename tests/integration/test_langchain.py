@@ -154,7 +154,7 @@ def test_what_a_call_defined_is_there_in_the_next_where_the_toolbox_is_told_so()
     """The tool then has `restart` besides, in its schema, too."""
 
     async def main() -> list[Any]:
-        async with Toolbox(approve=auto("high"), live=True) as tools:
+        async with Toolbox(approve=auto("high"), interpreters=True) as tools:
             tool = run_code_tool(tools)
             assert tool.args["restart"]["type"] == "boolean"
             calls: list[dict[str, Any]] = [{"code": "x = 20"}, {"code": "x + 1"}]

@@ -45,7 +45,7 @@ def test_a_small_share_of_the_processor_delays_no_end(is_warm: bool) -> None:
 
 def test_a_quota_that_was_lifted_holds_for_the_next_run() -> None:
     """In the group of the one that was killed, too; without groups there is none."""
-    with cloche.Sandbox(cpus=0.1, timeout=1) as sandbox:
+    with cloche.Sandbox(live=False, cpus=0.1, timeout=1) as sandbox:
         assert sandbox.run(BUSY).status == "timeout"
         spun = sandbox.run("import time\nuntil = time.monotonic() + 0.6\nwhile time.monotonic() < until: pass")
         assert spun.usage.cpu_user_s + spun.usage.cpu_system_s < 0.4 or not measure_host().cgroup_version

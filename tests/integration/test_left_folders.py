@@ -20,7 +20,7 @@ from tests.harness.processes import descendants, kill_and_wait, tell
 pytestmark = pytest.mark.both_users
 CALLER = """
 import sys, cloche
-with cloche.Sandbox(level=sys.argv[1], screen="off") as sandbox:
+with cloche.Sandbox(live=False, level=sys.argv[1], screen="off") as sandbox:
     sandbox.write_file("a/b", b"c")
     sandbox.run("import os, time; os.symlink('/etc', 'link'); os.mkdir('shut', 0)\\n"
                 "if os.fork(): print('up', flush=True)\\ntime.sleep(600)", on_output=lambda *_: print("up", flush=True))
@@ -83,7 +83,7 @@ def test_gc_removes_the_folder_of_the_dead_alone(place: Path, level: str) -> Non
     finally:
         kill_and_wait(guests)
     assert (folder / "workspace" / "a" / "b").read_bytes() == b"c"
-    with cloche.Sandbox(level=level, screen="off") as sandbox:
+    with cloche.Sandbox(live=False, level=level, screen="off") as sandbox:
         sandbox.write_file("a", b"1")
         done = subprocess.run([sys.executable, "-m", "cloche", "gc"], capture_output=True, text=True, check=True)
         assert f"local: removed folder {folder}\n" in done.stdout

@@ -15,9 +15,13 @@ from tests.harness.processes import descendants, kill_and_wait, tell
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 CALLERS = {
-    "cold": "with cloche.Sandbox(warm=False) as sandbox:\n    sandbox.run(SLEEPS, on_output=say)",
-    "session": "with cloche.Sandbox() as sandbox:\n    sandbox.session().run('1')\n    say()\n    time.sleep(60)",
-    "warm": "with cloche.Sandbox() as sandbox:\n    wait_until_warm(sandbox)\n    say()\n    time.sleep(60)",
+    "cold": "with cloche.Sandbox(live=False, warm=False) as sandbox:\n    sandbox.run(SLEEPS, on_output=say)",
+    "session": (
+        "with cloche.Sandbox(live=False) as sandbox:\n    sandbox.session().run('1')\n    say()\n    time.sleep(60)"
+    ),
+    "warm": (
+        "with cloche.Sandbox(live=False) as sandbox:\n    wait_until_warm(sandbox)\n    say()\n    time.sleep(60)"
+    ),
 }
 BEGIN = """
 import time, cloche

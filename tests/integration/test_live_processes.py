@@ -351,7 +351,7 @@ def test_rules_hold_for_commands(opened: cloche.Sandbox) -> None:
 
 def test_a_sandbox_that_does_not_live_says_how_to_have_one() -> None:
     """What only one that lives can do is an error that names the keyword."""
-    with cloche.Sandbox() as sandbox, pytest.raises(cloche.InvalidRequest, match="live=True"):
+    with cloche.Sandbox(live=False) as sandbox, pytest.raises(cloche.InvalidRequest, match="live=True"):
         sandbox.exec(["true"])
 
 

@@ -81,7 +81,7 @@ def test_folders_that_are_moved_ahead_keep_nobody() -> None:
     """A process of a cell that moves what is walked delays neither the cell, nor the next, nor a list of the files."""
 
     async def look() -> None:
-        async with cloche.AsyncSandbox(cpus=1) as sandbox:
+        async with cloche.AsyncSandbox(live=False, cpus=1) as sandbox:
             session = await sandbox.session()
             async with asyncio.timeout(30):
                 assert (await session.run(MOVER, timeout=10)).ok
@@ -98,7 +98,7 @@ def test_folders_that_are_moved_ahead_keep_nobody() -> None:
 def test_many_processes_of_a_cell_do_not_keep_the_helper(caplog: pytest.LogCaptureFixture) -> None:
     """Where there are too many to be stopped, it says so soon: it watches nothing meanwhile, and wakes nobody."""
     many = "import os, time\nfor _ in range(400):\n    if os.fork() == 0: time.sleep(600)"
-    with cloche.Sandbox(pids=500, memory="2g") as sandbox, sandbox.session() as session:
+    with cloche.Sandbox(live=False, pids=500, memory="2g") as sandbox, sandbox.session() as session:
         assert session.run(many, timeout=60).ok
         with caplog.at_level("DEBUG", "cloche.local"):  # which tells when that took longer than a second
             files = session.run("for n in range(200): _ = open(f'f{n}', 'w').write(str(n))", timeout=10)
@@ -122,7 +122,7 @@ def test_forks_stand_still_each_by_itself() -> None:
     """A look at one's files neither begins nor ends with that at another's, though one helper stops both."""
 
     async def look() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             first, second = await session.fork(2)
             for fork in (first, second):
@@ -170,7 +170,7 @@ def test_the_loop_goes_on_while_a_file_without_content_is_read() -> None:
                 beats.append(loop.time())
                 await asyncio.sleep(0.005)
 
-        async with cloche.AsyncSandbox(disk="1g") as sandbox:
+        async with cloche.AsyncSandbox(live=False, disk="1g") as sandbox:
             session = await sandbox.session()
             beating = asyncio.create_task(beat())
             result = await session.run("import os; open('x', 'w').truncate(1 << 30)", timeout=2)

@@ -44,7 +44,7 @@ def image(microvm_image: Path) -> Iterator[Path]:
 def sandbox(image: Path) -> Iterator[cloche.Sandbox]:
     """Have one machine for all that needs no other; afterwards it is gone."""
     before = monitors()
-    with cloche.Sandbox(backend="microvm", memory="96m", disk="16m", pids=32, timeout=120) as one:
+    with cloche.Sandbox(live=False, backend="microvm", memory="96m", disk="16m", pids=32, timeout=120) as one:
         yield one
     assert monitors() <= before
 

@@ -64,7 +64,9 @@ def machines_of(caller: int) -> set[int]:
 def sandbox(image: Path) -> Iterator[Sandbox]:
     """Have one machine; closed with a session that is open, it is gone."""
     before = machines_of(os.getpid())
-    with Sandbox(backend="microvm", memory="96m", disk="16m", pids=32, timeout=120, output_limit="2k") as one:
+    with Sandbox(
+        live=False, backend="microvm", memory="96m", disk="16m", pids=32, timeout=120, output_limit="2k"
+    ) as one:
         yield one
         one.session("bash").run("sleep 600 &")
         machine = machines_of(os.getpid()) - before
@@ -160,7 +162,7 @@ def test_an_unused_session_expires_and_leaves_the_files(sandbox: Sandbox) -> Non
 @pytest.mark.usefixtures("image")
 def test_a_machine_has_places_for_so_many_and_gets_them_back() -> None:
     """One session more is refused, and a run has a place all the same; those that are closed make room."""
-    with Sandbox(backend="microvm", memory="96m", disk="16m", timeout=120) as sandbox:
+    with Sandbox(live=False, backend="microvm", memory="96m", disk="16m", timeout=120) as sandbox:
         for _ in range(2):
             several = [sandbox.session("bash") for _ in range(MOST_SESSIONS)]
             with pytest.raises(cloche.InvalidRequest, match=f"holds {MOST_SESSIONS} sessions at once; close one"):
@@ -189,7 +191,7 @@ def test_what_cannot_be_had_is_refused(sandbox: Sandbox, session: Session) -> No
 def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> None:
     """In the middle of a cell and between two; and what was in the workspace is gone, which is said as well."""
     before = machines_of(os.getpid())
-    with Sandbox(backend="microvm", timeout=120) as sandbox:
+    with Sandbox(live=False, backend="microvm", timeout=120) as sandbox:
         first, second = sandbox.session(), sandbox.session("bash")
         watch = jail.Watch()
         wait = jail.in_a_thread(lambda: first.run(jail.FOR_EVER, on_output=watch))
@@ -219,7 +221,7 @@ def test_a_start_that_nobody_waits_for_leaves_nothing(image: Path) -> None:
             await (await starting).close()
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox(backend="microvm", timeout=120) as sandbox:
+        async with cloche.AsyncSandbox(live=False, backend="microvm", timeout=120) as sandbox:
             await cancelled_after(sandbox, 1)
             assert machines_of(os.getpid()) <= before
             assert (await sandbox.run("print(1)")).stdout == "1\n"

@@ -93,7 +93,7 @@ def test_e2b_says_what_is_missing() -> None:
 def test_what_is_no_text_goes_in_and_is_told_as_python_tells_it() -> None:
     """Arguments are bytes, as file names are; code with half a character in it is the program's own mistake."""
     assert cloche.run("import os, sys; print(os.fsencode(sys.argv[1]))", argv=["\udcff"]).stdout == "b'\\xff'\n"
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         for result in (sandbox.run("x = '\ud800'"), sandbox.session().run("x = '\ud800'")):
             assert (result.status, "Error" in result.stderr) == ("error", True)
 
@@ -197,7 +197,7 @@ def test_fifty_threads_get_their_own_answers() -> None:
 
 def test_a_sandbox_keeps_its_workspace_and_nothing_else() -> None:
     """Files outlive a run; processes and variables do not; another sandbox sees none of it."""
-    with cloche.Sandbox(timeout=20) as sandbox:
+    with cloche.Sandbox(live=False, timeout=20) as sandbox:
         sandbox.write_file("in.txt", "data")
         assert sandbox.run("print(open('in.txt').read()); open('out.txt', 'w').write('x')").stdout == "data\n"
         assert sandbox.read_file("out.txt", max_bytes=10) == b"x"
@@ -212,7 +212,7 @@ def test_a_stream_yields_events_in_order() -> None:
     """Start, output as it comes, and the result at the end."""
 
     async def scenario() -> list[object]:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             return [event async for event in sandbox.stream("print('a')")]
 
     events = asyncio.run(scenario())
@@ -225,7 +225,7 @@ def test_a_stream_left_early_kills_its_run(marker: str) -> None:
     """Closing the iterator ends the program."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             stream = sandbox.stream(_sleeper(marker))
             await anext(stream)
             await asyncio.to_thread(_wait_for, marker)

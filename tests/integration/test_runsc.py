@@ -76,7 +76,7 @@ def test_the_same_request_as_anywhere(tmp_path: Path) -> None:
 @pytest.mark.soak  # for its length
 def test_a_workspace_lives_for_several_runs() -> None:
     """Every run is a new kernel in the same workspace."""
-    with cloche.Sandbox(backend="gvisor") as sandbox:
+    with cloche.Sandbox(live=False, backend="gvisor") as sandbox:
         sandbox.write_file("a.txt", b"1")
         assert sandbox.run("open('b.txt', 'w').write(open('a.txt').read() + '2'); open('/tmp/c', 'w')").ok
         assert sandbox.read_file("b.txt", max_bytes=100) == b"12"
@@ -87,7 +87,7 @@ def test_a_workspace_lives_for_several_runs() -> None:
 
 def test_a_workspace_outlives_a_container_that_died(tmp_path: Path) -> None:
     """One that ran out of memory takes nothing with it but itself."""
-    with cloche.Sandbox(backend="gvisor", memory="64m", disk="16m") as sandbox:
+    with cloche.Sandbox(live=False, backend="gvisor", memory="64m", disk="16m") as sandbox:
         sandbox.write_file("kept.txt", b"kept")
         result = sandbox.run("data = [b'x' * (1 << 20) * 8 for _ in range(200)]")
         assert result.status == "out_of_memory", result

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 @pytest.fixture
 def sandbox(gvisor_alone: None) -> Iterator[Sandbox]:
     """Open a sandbox whose sessions are on gVisor."""
-    with Sandbox(backend="gvisor") as opened:
+    with Sandbox(live=False, backend="gvisor") as opened:
         yield opened
 
 

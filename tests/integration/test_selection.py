@@ -113,7 +113,7 @@ def test_a_required_level_is_found(gvisor: Daemon, image: str) -> None:
     """Who requires gVisor and names no backend gets it from the daemon that has it."""
     result = cloche.run("print(1)", require="gvisor", warm=False)
     assert (result.stdout, result.enforcement.level) == ("1\n", Level.GVISOR)
-    assert cloche.Sandbox(require="gvisor", prefer="fastest").notes["choice"]["backend"] == "gvisor"
+    assert cloche.Sandbox(live=False, require="gvisor", prefer="fastest").notes["choice"]["backend"] == "gvisor"
 
 
 @pytest.mark.root
@@ -146,7 +146,7 @@ def test_auto_takes_a_container_where_there_is_no_jail(docker: Daemon, plain_ima
 @pytest.mark.root
 def test_an_open_network_leaves_the_containers(docker: Daemon, plain_image: str) -> None:
     """The policy decides on who can be chosen."""
-    with cloche.Sandbox(prefer="fastest", network="open") as sandbox:
+    with cloche.Sandbox(live=False, prefer="fastest", network="open") as sandbox:
         assert (sandbox.backend, sandbox.policy.level) == ("docker", Level.JAIL)
         assert "has off only" in sandbox.notes["choice"]["passed_over"]["local"]
 
@@ -246,7 +246,7 @@ def test_a_daemon_that_has_gone_is_passed_over(tmp_path: Path, monkeypatch: pyte
     with open_daemon("runsc") as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.url)
         monkeypatch.setenv("CLOCHE_IMAGE_PYTHON", daemon.image("cloche-test:python"))
-        assert cloche.Sandbox(backend="auto").notes["choice"]["backend"] == "gvisor"
+        assert cloche.Sandbox(live=False, backend="auto").notes["choice"]["backend"] == "gvisor"
         daemon.stop()
         result = cloche.run("print(1)", backend="auto")
         assert (result.stdout, result.meta["backend"]) == ("1\n", "local")

@@ -24,7 +24,7 @@ def test_an_interrupt_that_comes_late_is_not_for_the_next_cell(monkeypatch: pyte
     monkeypatch.setattr("cloche.backends.session.INTERRUPT_TIMEOUT_S", 60.0)
 
     async def cross() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             await session.run("import time")
             inner = inner_of(session)
@@ -42,7 +42,7 @@ def test_a_cell_that_answers_in_time_is_in_time() -> None:
     """Also where its caller was kept from reading the answer until after that; and the next one is left alone."""
 
     async def stall() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             await session.run("import time")
             asyncio.get_running_loop().call_later(0.05, time.sleep, 7)

@@ -179,7 +179,7 @@ def test_an_open_fork_blocks_the_rollback_before_it(session: Session) -> None:
 def test_forks_end_with_the_sandbox() -> None:
     """They are closed with the first session's sandbox at the latest: forks of forks, and sessions beside them, too."""
     before = Snapshot.take()
-    with cloche.Sandbox(warm=False) as sandbox:
+    with cloche.Sandbox(live=False, warm=False) as sandbox:
         (fork,) = sandbox.session().fork()
         (inner,) = fork.fork()
         beside = fork.sandbox.session()
@@ -346,7 +346,7 @@ def test_a_restart_forgets_checkpoints(session: Session) -> None:
 def test_what_a_closed_fork_keeps_goes_with_the_first_sandbox() -> None:
     """Its files can be read until then, which takes at most two descriptors of each; nothing is kept afterwards."""
     before = len(os.listdir("/proc/self/fd"))
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session()
         session.run("open('f', 'w').write('here')")
         session.fork()[0].close()

@@ -26,7 +26,7 @@ def test_what_a_cell_said_that_is_cancelled_twice_is_not_the_next_one_s() -> Non
     """Who is cancelled once more while the cell is being interrupted leaves nothing of its output behind."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             begun = asyncio.Event()
             running = asyncio.ensure_future(session.run(FOR_EVER, on_output=lambda *_: begun.set()))
@@ -44,6 +44,6 @@ def test_what_a_cell_said_that_is_cancelled_twice_is_not_the_next_one_s() -> Non
 
 def test_a_value_that_changes_while_it_is_told_is_told_as_it_was() -> None:
     """A program's thread, say, may change it into what cannot be told: that ends no session."""
-    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
         assert session.run(CHANGING).value == [0]
         assert session.run("sys.setprofile(None)\nlen(kept)").value == 1

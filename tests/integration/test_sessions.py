@@ -57,7 +57,7 @@ def mimes(result: cloche.Result) -> list[list[str]]:
 @pytest.mark.parametrize("level", ["jail", "confined", "process"])
 def test_a_session_does_not_find_the_program_of_the_run_before(level: str) -> None:
     """A run leaves its own files to a session, and nothing of what it was started with."""
-    with cloche.Sandbox(level=level, screen="off") as sandbox:
+    with cloche.Sandbox(live=False, level=level, screen="off") as sandbox:
         assert sandbox.run("open('made', 'w')").ok
         assert sandbox.session().run("import os; os.listdir()").value == ["made"]
 
@@ -91,7 +91,7 @@ def test_a_cell_can_be_iterated_over() -> None:
     """`stream` yields what happens and at last the result; leaving it early ends the cell."""
 
     async def scenario() -> list[str]:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             kinds = [type(event) async for event in session.stream("print(1); display(2); 3")]
             assert (kinds[0], kinds[-1]) == (Started, Ended)
@@ -114,7 +114,7 @@ def test_tracebacks_are_those_of_a_script(session: Session) -> None:
 
 def test_long_output_is_cut_and_a_flood_ends_the_cell() -> None:
     """Head and tail are kept of what is long; what never ends is interrupted, and the state kept."""
-    with cloche.Sandbox(output_limit="2k") as sandbox:
+    with cloche.Sandbox(live=False, output_limit="2k") as sandbox:
         session = sandbox.session()
         result = session.run("print('A' * 100_000 + 'Z' * 100_000)")
         assert (result.truncated, result.status) == (True, "ok")
@@ -139,7 +139,7 @@ IN_OTHERS = {  # a loop that starts one program after the other; what sets, and 
 def test_interrupts_keep_the_state_of_any_language(language: str, level: str) -> None:
     """Time-outs and interrupts, early and late, cost a cell and never the state."""
     loop, begin, count = IN_OTHERS[language]
-    with cloche.Sandbox(level=level, screen="off") as sandbox:
+    with cloche.Sandbox(live=False, level=level, screen="off") as sandbox:
         session = sandbox.session(language)
         session.run(begin)
         for number in range(1, 6):
@@ -165,7 +165,7 @@ def test_interrupts_keep_the_state_of_any_language(language: str, level: str) ->
 )
 def test_programs_inherit_no_link(language: str, code: str) -> None:
     """A program that a cell starts has the three streams, and the folder that it lists."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         assert sandbox.session(language).run(code).stdout.split() == ["0", "1", "2", "3"]
 
 
@@ -209,7 +209,7 @@ def test_an_interrupt_before_its_cell_began_is_for_that_cell(language: str, way:
     """An interpreter that is slow to hear of it, or has heard a part, ends it as it begins, and runs the next one."""
     code = f"{TRACED[language]}\n{ENDLESS[language]}\n" + " " * (300_000 if is_long else 0)
     status, timeout = ("signaled", 60) if way == "interrupt" else ("timeout", 0.2)
-    with cloche.Sandbox(level="process", screen="off") as sandbox:
+    with cloche.Sandbox(live=False, level="process", screen="off") as sandbox:
         session = sandbox.session(language)
         said = session.run(IDENTIFIED[language])
         interpreter = int(said.value or said.stdout)
@@ -257,7 +257,7 @@ def test_interrupted_and_cancelled_from_another_task() -> None:
     """A task can interrupt a cell; cancelling the call ends what it runs, and a restart goes on."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             for is_cancelled in (False, True):
                 begun = asyncio.Event()
@@ -289,7 +289,7 @@ def test_a_cell_that_is_cancelled_as_it_begins_keeps_the_state(language: str, fi
     """An interrupt that comes before the interpreter has heard of the cell is not lost."""
 
     async def scenario() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session(language)
             await session.run(first)
             for _ in range(10):
@@ -306,7 +306,7 @@ def test_a_cell_that_is_cancelled_as_it_begins_keeps_the_state(language: str, fi
 
 def test_the_limit_of_processes_holds() -> None:
     """A cell cannot make more than its sandbox may have, and the session lives."""
-    with cloche.Sandbox(pids=16) as sandbox:
+    with cloche.Sandbox(live=False, pids=16) as sandbox:
         session = sandbox.session()
         code = "import os, time\nfor n in range(100):\n if os.fork() == 0:\n  time.sleep(60)\n  os._exit(0)"
         result = session.run(code)
@@ -363,7 +363,7 @@ def test_an_interpreter_can_be_ended_and_begun_again(session: Session) -> None:
 
 def test_an_unused_session_expires() -> None:
     """It ends by itself, says why, and can be begun anew; a cell that runs is use."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session(idle_timeout="3s")
         assert session.run("import time; time.sleep(4); 1").value == 1
         deadline = time.monotonic() + 60
@@ -392,7 +392,7 @@ def test_runs_and_sessions_share_files(session: Session, tmp_path: Path) -> None
 
 def test_rules_hold_for_cells() -> None:
     """What screening blocks does not run, and a language that is not allowed has no session."""
-    with cloche.Sandbox(screen="block", languages=["python"]) as sandbox:
+    with cloche.Sandbox(live=False, screen="block", languages=["python"]) as sandbox:
         session = sandbox.session()
         with pytest.raises(cloche.PolicyDenied):
             session.run("import os; os.system('true')")
@@ -405,7 +405,7 @@ def test_rules_hold_for_cells() -> None:
 
 def test_what_is_closed_says_so() -> None:
     """A closed session refuses; a session does not outlive its sandbox."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session, other = sandbox.session(), sandbox.session()
         session.close()
         session.close()
@@ -422,7 +422,7 @@ def test_what_is_closed_says_so() -> None:
 
 def test_two_sessions_in_one_sandbox() -> None:
     """They share files and nothing else."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         first, second = sandbox.session(), sandbox.session(env={"NAME": "second"})
         first.run("x = 1; open('f', 'w').write('f')")
         assert second.run("import os; ['x' in globals(), open('f').read(), os.environ['NAME']]").value == [
@@ -445,7 +445,7 @@ def test_twenty_at_once() -> None:
     """Twenty sessions of twenty sandboxes live side by side."""
 
     async def one(number: int) -> Any:
-        async with cloche.AsyncSandbox(memory="64m") as sandbox:
+        async with cloche.AsyncSandbox(live=False, memory="64m") as sandbox:
             session = await sandbox.session()
             await session.run(f"x = {number}")
             await asyncio.sleep(0.2)
@@ -460,7 +460,7 @@ def test_twenty_at_once() -> None:
 @pytest.mark.parametrize("level", ["confined", "process"])
 def test_below_jail_there_are_sessions_without_checkpoints(level: str) -> None:
     """State, interrupts and restarts work without namespaces; memory cannot be copied there, and that is said."""
-    with cloche.Sandbox(level=level, screen="off") as sandbox:
+    with cloche.Sandbox(live=False, level=level, screen="off") as sandbox:
         session = sandbox.session()
         session.run("x = 1")
         assert session.run("import time; time.sleep(60)", timeout=5).meta["state"] == "kept"
@@ -474,7 +474,7 @@ def test_below_jail_there_are_sessions_without_checkpoints(level: str) -> None:
 
 def test_without_warm_starts() -> None:
     """A session that starts afresh is a session like any other."""
-    with cloche.Sandbox(warm=False) as sandbox:
+    with cloche.Sandbox(live=False, warm=False) as sandbox:
         session = sandbox.session()
         session.run("x = 1")
         session.checkpoint("c")

@@ -59,7 +59,7 @@ def test_an_open_sandbox_reads_and_writes_what_is_its_guests() -> None:
         HEAD
         + """
 seen = []
-with cloche.Sandbox() as sandbox, cloche.Sandbox() as other:
+with cloche.Sandbox(live=False) as sandbox, cloche.Sandbox(live=False) as other:
     seen.append([ids(sandbox.run(CODE).value), ids(other.run(CODE).value)])
     sandbox.write_file("given/file", b"from outside")
     for _ in range(3):
@@ -129,7 +129,7 @@ os.wait()
 outside += json.loads(os.read(reading, 99))
 tried = f"[become(one) for one in (0, {os.getuid()}, {host.ids.first}, {host.ids.first + 1})]"
 inside = [cloche.run(ATTEMPT + tried, warm=False).value, cloche.run(ATTEMPT + tried).value]
-with cloche.Sandbox() as sandbox, sandbox.session() as session:
+with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
     inside.append(session.run(ATTEMPT + tried).value)
 print(json.dumps([outside, inside]))
 """
@@ -339,7 +339,7 @@ def test_a_guests_set_user_id_file_is_no_program_of_the_callers() -> None:
         HEAD
         + """
 MINE = "import os; open('program', 'w').write('x'); os.chmod('program', 0o6755)"
-with cloche.Sandbox() as sandbox:
+with cloche.Sandbox(live=False) as sandbox:
     result = sandbox.run(MINE)
     seen = []
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -374,7 +374,7 @@ def tried(run):
 def is_file_seen(result):
     return [file.path for file in result.files]
 def open_one():
-    with cloche.Sandbox(warm=False) as sandbox:
+    with cloche.Sandbox(live=False, warm=False) as sandbox:
         return sandbox.run(CODE)
 held, seen = measure_host().ids, []
 for run in (lambda: cloche.run(CODE, warm=False), open_one):

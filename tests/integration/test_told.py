@@ -62,7 +62,7 @@ def with_watch(work: Coroutine[Any, Any, cloche.Result]) -> tuple[cloche.Result,
 
 
 async def _cell(code: str) -> cloche.Result:
-    async with cloche.AsyncSandbox(memory="512m", cpus=1, timeout=60) as sandbox:
+    async with cloche.AsyncSandbox(live=False, memory="512m", cpus=1, timeout=60) as sandbox:
         session = await sandbox.session()
         return await session.run(code)
 
@@ -161,7 +161,7 @@ def test_deep_metadata_of_a_value() -> None:
 )
 def test_metadata_of_javascript(code: str) -> None:
     """What the caller would not read is left out, and the session goes on."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session("javascript")
         result = session.run(code)
         assert (result.ok, result.value, [one.metadata for one in result.outputs]) == (True, 1, [{}, {}])
@@ -180,7 +180,7 @@ def test_metadata_of_javascript(code: str) -> None:
 )
 def test_long_words_of_javascript(code: str, is_ok: bool) -> None:
     """However long an error, a text, a value or metadata: what the caller would not read is cut before."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session("javascript")
         result = session.run(code)
         assert (result.ok, result.meta["state"], len(result.outputs)) == (is_ok, "kept", int(is_ok))

@@ -208,7 +208,7 @@ def test_what_was_not_used_for_long_is_said_with_the_next_call() -> None:
         room = Room(idle_s=3)
         async with Toolbox(approve=auto("high"), interpreters=room.share_of(None)) as tools:
             await ask(tools, "x = 1")
-            one = tools._live._by_language["python"]  # type: ignore[union-attr]
+            one = tools._interpreters._by_language["python"]  # type: ignore[union-attr]
             while one.is_alive:  # noqa: ASYNC110 - it is what is waited for
                 await asyncio.sleep(0.02)
             assert "is gone: it was not used for 3 s" in (await ask(tools, "'x' in globals()")).text

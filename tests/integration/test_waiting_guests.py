@@ -152,7 +152,7 @@ def test_what_a_waiting_guest_cannot_run_starts_anew(options: dict[str, Any]) ->
     code, env = "print(hash('a'))", {"PYTHONHASHSEED": "0"}
     outside = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert awaited(code, env=env, **options).stdout == outside.stdout
-    with cloche.Sandbox(**options) as sandbox:
+    with cloche.Sandbox(live=False, **options) as sandbox:
         sandbox.run("open('f', 'w').write('1')")
         for pause_s in (2, 4, 8, 16):  # its next container comes in the background
             time.sleep(pause_s)

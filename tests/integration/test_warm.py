@@ -236,7 +236,7 @@ def test_a_session_and_runs_whose_warm_start_fails_share_their_files(monkeypatch
     """The first run after a session starts afresh, in the files that are there."""
 
     async def share() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             session = await sandbox.session()
             await session.run("open('kept', 'w').write('1')")
             killed = _kill_what_is_taken(monkeypatch)
@@ -252,7 +252,7 @@ def test_files_outlive_a_failed_move_to_a_warm_helper(monkeypatch: pytest.Monkey
     """A sandbox that began before there was a template moves to one; where that fails it goes on by itself."""
 
     async def move() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
+        async with cloche.AsyncSandbox(live=False) as sandbox:
             first = await sandbox.run("open('kept', 'w').write('1')")
             assert first.meta["start"] == "cold"
             await asyncio.to_thread(run_pooled, "1")
@@ -406,7 +406,7 @@ def test_own_names_are_free() -> None:
 def test_objects_of_ipc_end_the_jail_of_a_sandbox() -> None:
     """Whoever makes one has it, and the next run has another namespace."""
     call = "import ctypes; print(ctypes.CDLL(None).semget(4713, 1, {}))"
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         run_warm("1")
         sandbox.run("1")
         assert sandbox.run(call.format("0o1600")).stdout == "0\n"
@@ -487,7 +487,7 @@ def test_a_program_gives_an_early_exit_notice_only_where_pid_1_waits_for_one() -
     """No run has it that a reaper waits for, or that runs beside a session in the same files."""
     assert cloche.run(PRIVILEGES, warm=False).stdout == "False\n"
     assert run_pooled(PRIVILEGES).stdout == "True\n"
-    with cloche.Sandbox() as sandbox, sandbox.session():
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session():
         assert sandbox.run(PRIVILEGES).stdout == "False\n"
 
 
@@ -514,7 +514,7 @@ print(look()[0] - before[0] < 4, look()[1])
 @pytest.mark.root
 def test_further_runs_of_a_sandbox_wait_in_its_workspace() -> None:
     """A jail is built ahead around the workspace, and goes on whatever came between."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         run_warm("1")
         sandbox.write_file("given", "a")
         starts = [sandbox.run(f"open('{number}', 'w').write('x')").meta["start"] for number in range(6)]
@@ -556,7 +556,7 @@ def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
     """The first sandbox of a process waits for no template, and is not left behind by those that come later."""
     close_pools()
     before = Snapshot.take()
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Template, "is_ready", lambda _: False)  # however late we are
             first = sandbox.run("import os; open('kept', 'w').write('x'); print(os.getuid())")
@@ -578,7 +578,7 @@ def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
 @pytest.mark.root
 def test_a_run_of_a_sandbox_finds_nothing_but_its_files() -> None:
     """What an earlier run left in other places, in memory or running is gone, although the jail stays."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         run_warm("1")
         sandbox.run("1")
         expected = sandbox.run(LOOK)

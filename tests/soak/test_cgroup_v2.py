@@ -92,16 +92,16 @@ if os.geteuid() == 0:
 said["runs"] = []
 kinds = ({}, {"warm": False}, {"level": "confined"}) if os.geteuid() == 0 else ({},)
 for options in kinds:
-    with cloche.Sandbox(backend="local", memory="64m", **options) as sandbox:
+    with cloche.Sandbox(live=False, backend="local", memory="64m", **options) as sandbox:
         for code in ("print(open('/proc/self/cgroup').read())", "b = bytearray(b'x') * (256 << 20)"):
             result = sandbox.run(code, timeout=60)
             said["runs"].append([str(result.status), result.stdout.strip(), str(result.enforcement.level)])
-with cloche.Sandbox(backend="local", pids=8) as sandbox:
+with cloche.Sandbox(live=False, backend="local", pids=8) as sandbox:
     result = sandbox.run("import os, time\\nwhile os.fork(): pass\\ntime.sleep(60)", timeout=60)
     said["pids"] = str(result.status)
 if os.geteuid() == 0:
     said["moved"] = moved()
-with cloche.Sandbox(backend="local", memory="64m") as sandbox:
+with cloche.Sandbox(live=False, backend="local", memory="64m") as sandbox:
     session = sandbox.session()
     session.run("x = 1")
     (fork,) = session.fork(1)
@@ -118,7 +118,7 @@ def sandbox(microvm_image: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         image = with_root(microvm_image, tmp_path_factory.mktemp("rooted"))
         patch.setenv("CLOCHE_MICROVM_IMAGE", str(image))
         patch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
-        with cloche.Sandbox(**MACHINE) as one:
+        with cloche.Sandbox(live=False, **MACHINE) as one:
             one.write_file("kit.tar", pack())
             unpacked = one.run(UNPACK)
             assert unpacked.ok, unpacked.stderr

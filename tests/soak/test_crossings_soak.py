@@ -97,7 +97,7 @@ def test_two_hundred_sandboxes_whose_work_is_cancelled(draw: random.Random) -> N
 
     async def cancel() -> None:
         for _ in range(200):
-            async with Sandbox() as sandbox:
+            async with Sandbox(live=False) as sandbox:
                 await promptly(sandbox.run("open('f', 'w').write('kept')"))
                 for number in range(draw.randrange(1, 9)):
                     if draw.random() < 0.2:
@@ -136,7 +136,7 @@ def test_two_hundred_sandboxes_close_under_a_run(draw: random.Random) -> None:
 
     async def close() -> None:
         for _ in range(200):
-            sandbox = Sandbox()
+            sandbox = Sandbox(live=False)
             await sandbox.__aenter__()
             for _ in range(draw.randrange(3)):
                 await promptly(sandbox.run("1"))

@@ -29,7 +29,7 @@ def test_many_clients_share_few_interpreters() -> None:
     dice = random.Random(5)
 
     async def client(room: Room, number: int, calls: int) -> None:
-        async with Toolbox(approve=auto("high"), live=room.share_of(str(number % OWNERS))) as tools:
+        async with Toolbox(approve=auto("high"), interpreters=room.share_of(str(number % OWNERS))) as tools:
             held = ""
             for call in range(calls):
                 word = f"{number}-{call}"

@@ -27,11 +27,11 @@ def _descriptors() -> int:
 
 def test_a_hundred_sessions_leave_nothing() -> None:
     """Each is opened, used, forked and closed; descriptors and processes are those of before."""
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         sandbox.session().close()  # what is kept ready from here on is there
     before, descriptors = Snapshot.take(), _descriptors()
     for number in range(SESSIONS):
-        with cloche.Sandbox() as sandbox:
+        with cloche.Sandbox(live=False) as sandbox:
             session = sandbox.session()
             assert session.run(f"x = {number}; x").value == number
             if number % 5 == 0:
@@ -46,7 +46,7 @@ def test_a_hundred_sessions_leave_nothing() -> None:
 def test_two_hundred_rollbacks() -> None:
     """Memory and files come back each time; nothing of what was rolled back stays."""
     before = Snapshot.take()
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session()
         session.run("x = 'early'; f = open('f', 'w'); _ = f.write(x); f.close()")
         session.checkpoint("c")
@@ -63,7 +63,7 @@ def test_two_hundred_rollbacks() -> None:
 def test_two_hundred_forks() -> None:
     """Fork and close nest no deeper; with the sandbox all that they held is given back."""
     before, descriptors = Snapshot.take(), _descriptors()
-    with cloche.Sandbox() as sandbox:
+    with cloche.Sandbox(live=False) as sandbox:
         session = sandbox.session()
         for number in range(ROLLBACKS):
             session.run(f"x = {number}")

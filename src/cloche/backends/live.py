@@ -16,6 +16,7 @@ from typing import Any
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import (
     BackendUnavailable,
+    ClocheError,
     InternalError,
     InvalidRequest,
     OutcomeUnknown,
@@ -70,6 +71,7 @@ class LiveProcess:
         self.on_report: Callable[[bytes], None] = lambda _: None
         # Where a sandbox that ends of itself may say what of: returns that as an event `exit` would, or None.
         self.on_loss: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
+        self.paused_s: Callable[[], Awaitable[float]] | None = None  # how long its clock may have stood still
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
@@ -184,13 +186,18 @@ class LiveProcess:
 
     async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:
         """Wait for its end, and close the sandbox where that is late. What nobody has read holds the report up."""
-        await asyncio.wait([end], timeout=self._started_at + timeout_s - monotonic())
+        ends_at = self._started_at + timeout_s
+        await asyncio.wait([end], timeout=ends_at - monotonic())
         rounds = 0
-        while not end.done() and rounds < LATE_ROUNDS:  # rounds: this loop itself may have stood still
+        while not end.done():
             await asyncio.wait([end], timeout=LATE_S / LATE_ROUNDS)
             rounds = rounds + 1 if self.stdout.is_empty and self.stderr.is_empty else 0
-        if not end.done():
-            self._channel.abandon("it did not end a process whose time-out was over")
+            if rounds >= LATE_ROUNDS and not end.done():  # rounds: this loop itself may have stood still
+                paused_s = await self.paused_s() if self.paused_s is not None else 0.0
+                if monotonic() >= ends_at + paused_s + LATE_S:
+                    self._channel.abandon("it did not end a process whose time-out was over")
+                    return
+                rounds = 0
 
     async def result(self, *, takes_output: bool = True) -> Result:
         """Wait for its end and return what came of it; see core.protocols.OpenProcess."""
@@ -327,6 +334,16 @@ class LiveSandbox(LiveFiles):
         super().__init__()
         self.limits, self.enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
+        self.is_kept = False  # by a keeper: closing lets go of it
+        self._paused_s, self._paused_at = 0.0, 0.0  # in all before the last pause; when that began, 0.0 for none
+
+    async def paused_s(self) -> float:
+        """Return how many seconds it was paused in all: by what its keeper says, who is no guest, or what we did."""
+        if not self.is_kept:
+            return self._paused_s + (monotonic() - self._paused_at if self._paused_at else 0.0)
+        with contextlib.suppress(ClocheError):
+            return _number((await self.ask("info")).get("paused_s"))
+        return 0.0
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
@@ -339,11 +356,16 @@ class LiveSandbox(LiveFiles):
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do an operation that answers with one event, or none; see core.protocols.OpenLiveSandbox."""
         try:
-            return await (await self.connected()).ask(op, **arguments)
+            found = await (await self.connected()).ask(op, **arguments)
         except OperationFailed as error:
             if error.kind == "unknown":
                 raise InvalidRequest(f"{op} is for a sandbox with a name, which is kept: {error}") from error
             raise InvalidRequest(f"{op}: {error}") from error
+        if op == "pause" and not self._paused_at:
+            self._paused_at = monotonic()
+        elif op == "resume":
+            self._paused_s, self._paused_at = await self.paused_s(), 0.0
+        return found
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
         """Start a process; see core.protocols.SupportsProcesses."""
@@ -393,6 +415,7 @@ class LiveSandbox(LiveFiles):
 
     async def begun(self, process: LiveProcess) -> LiveProcess:
         """Wait until a process has started, and return it; what does not is given up."""
+        process.paused_s = self.paused_s
         try:
             await process.begin()
         except BaseException:

@@ -212,6 +212,7 @@ class LiveSession(Session):
 
     async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
         """Run a cell; see core.protocols.SupportsCollecting."""
+        await self._opened_in.note_cell(code)
         async with self._cells:
             self._patterns, self._since = collect, self._opened_in.clock_ns() if collect else 0
             return await super().run(code, timeout_s=timeout_s, sink=sink)

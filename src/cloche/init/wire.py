@@ -46,8 +46,8 @@ HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the
 client may say `"is_visit": true`: it does not count as one for whose sake the sandbox is kept. When a client goes, its
 channels are closed. The keeper answers some operations itself, in whose OPEN `op` is the first member, without spaces,
 and which are short: `pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a
-client after which all ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `age_s`, `keep_s`,
-`lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
+client after which all ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in all),
+`age_s`, `keep_s`, `lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
 
 What a sandbox sends is a guest's word where a guest could have said it. Clients read it with `decode_object`, bounded.
 """

@@ -89,6 +89,7 @@ class Keeper:
         self.idle_s: float | None = order["idle_s"]
         self.began_at = self.left_at = now()
         self.is_paused = False
+        self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
         self.ending: tuple[Client, int] | None = None  # who has asked for the end
         self.had_clients = False
         self.opener = 0  # the number of the first client
@@ -159,15 +160,24 @@ class Keeper:
         def take(said: dict[str, Any]) -> None:
             error = said.get("error")
             if not error:
-                self.is_paused = op == "pause"
+                self._note_pause(is_paused=op == "pause")
             self.relay.close(client, channel, **(error if isinstance(error, dict) else {}))
 
         self.relay.ask_init(take, op)
 
+    def _note_pause(self, *, is_paused: bool) -> None:
+        if is_paused and not self.is_paused:
+            self.paused_at = now()
+        elif self.is_paused and not is_paused:
+            self.paused_s += now() - self.paused_at
+        self.is_paused = is_paused
+
     def _info(self) -> dict[str, Any]:
         moment = now()
+        paused_s = self.paused_s + (moment - self.paused_at if self.is_paused else 0.0)
         return {
             "name": self.name, "clients": self._clients(), "is_paused": self.is_paused, "pid": os.getpid(),
+            "paused_s": paused_s,
             "age_s": moment - self.began_at, "keep_s": self.keep_s, "lifetime_s": self.lifetime_s,
             "idle_s": self.idle_s, "without_client_s": 0.0 if self.had_clients else moment - self.left_at,
             "left_s": None if self.lifetime_s is None else max(0.0, self.began_at + self.lifetime_s - moment),

@@ -91,7 +91,7 @@ def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[st
 @contextmanager
 def own_session(*, level: str = JAIL, **keywords: Any) -> Iterator[Session]:
     """Hold a session in a sandbox of its own."""
-    with cloche.Sandbox(**{**level_keywords(level), **keywords}) as sandbox:
+    with cloche.Sandbox(live=False, **{**level_keywords(level), **keywords}) as sandbox:
         yield sandbox.session()
 
 
@@ -234,7 +234,7 @@ class Cells:
             with (self._own_origin() if attempt.first else self.origin).fork() as fork:
                 yield fork
             return
-        with cloche.Sandbox(**attempt.limits, **self.keywords) as sandbox:
+        with cloche.Sandbox(live=False, **attempt.limits, **self.keywords) as sandbox:
             session = sandbox.session()
             if self.origin is not None:
                 (session,) = session.fork(1)

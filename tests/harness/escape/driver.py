@@ -32,13 +32,13 @@ def main() -> None:
 
 def run_in_sandbox(keywords: dict[str, Any], request: dict[str, Any]) -> cloche.Result:
     """Run in a sandbox with these keywords."""
-    with cloche.Sandbox(**keywords) as sandbox:
+    with cloche.Sandbox(live=False, **keywords) as sandbox:
         return sandbox.run(**request)
 
 
 def run_cells(cells: list[str], keywords: dict[str, Any], *, is_fork: bool) -> cloche.Result:
     """Run cells one after the other, and return the last one's result."""
-    with cloche.Sandbox(**keywords) as sandbox:
+    with cloche.Sandbox(live=False, **keywords) as sandbox:
         session = sandbox.session()
         if is_fork:
             (session,) = session.fork(1)

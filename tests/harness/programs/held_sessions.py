@@ -13,7 +13,7 @@ def main(seed: str) -> None:
     """Open everything, say that we are ready, then run, go back and fork on and on."""
     random.seed(int(seed))
     with contextlib.ExitStack() as stack:
-        sandboxes = [stack.enter_context(cloche.Sandbox(memory="128m")) for _ in range(5)]
+        sandboxes = [stack.enter_context(cloche.Sandbox(live=False, memory="128m")) for _ in range(5)]
         sessions = [sandbox.session() for sandbox in sandboxes]
         held = [fork for session in sessions for fork in session.fork(2)]
         print("ready", flush=True)

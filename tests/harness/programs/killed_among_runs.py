@@ -36,12 +36,12 @@ async def main(keywords: dict[str, Any], seed: int) -> None:
             print("ready", flush=True)
 
     async def live() -> None:
-        async with cloche.AsyncSandbox(**keywords) as sandbox:
+        async with cloche.AsyncSandbox(live=False, **keywords) as sandbox:
             while True:
                 await sandbox.run(chance.choice(CODES), timeout=5)
 
     async def live_in_sessions() -> None:
-        async with cloche.AsyncSandbox(**keywords) as sandbox:
+        async with cloche.AsyncSandbox(live=False, **keywords) as sandbox:
             sessions = [await sandbox.session(language) for language in CELLS]
             are_open.set()
             await asyncio.gather(*(session.run(CELLS[session.language], timeout=600) for session in sessions))

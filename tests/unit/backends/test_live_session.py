@@ -7,16 +7,16 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
 from cloche.backends.init_link import InitLink
+from cloche.backends.live_files import LiveFiles
 from cloche.backends.live_session import LiveProgram, LiveSession, open_live_session
 from cloche.backends.session_languages import ONCE, JsonCodec
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.events import discard
 from cloche.core.frames import encode
 from cloche.core.limits import Limits
-from cloche.core.protocols import OpenSandbox
 from cloche.core.result import Result
 from cloche.init import wire
 
@@ -84,7 +84,7 @@ def try_session(attempt: Callable[[LiveSession, Inside], Coroutine[Any, Any, Non
         _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
         opening = asyncio.ensure_future(
             open_live_session(
-                cast("OpenSandbox", None), link, PROGRAM, Limits(),
+                LiveFiles(), link, PROGRAM, Limits(),
                 enforcement=Enforcement(level=Level.JAIL, controls={}), notes={},
             )
         )  # fmt: skip

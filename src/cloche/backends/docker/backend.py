@@ -26,7 +26,7 @@ from ..garbage_collection import owner
 from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
 from .images import Image, find_image, image_name, is_here
-from .live import DockerLiveSandbox
+from .live import DockerLiveSandbox, find_live_image
 from .plan import MAPPED_ID, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
 
@@ -203,8 +203,9 @@ class DockerBackend:
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
         daemon, runtime, enforcement = await self._choose(policy, is_live=True)
+        image = await asyncio.to_thread(find_live_image, daemon, self._images)
         sandbox = DockerLiveSandbox(
-            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
+            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, image=image, runtime=runtime
         )
         try:
             yield sandbox

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InternalError
+from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
@@ -31,6 +31,18 @@ HOMES_OF_USERS = ("/etc", "/home", "/root")
 MOST_ETC_BYTES = 32 << 20
 
 
+def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> Image:
+    """Return the image that can hold a sandbox that lives; blocks. Raises BackendUnavailable where none can."""
+    image = find_image(daemon, image_name("python", images))
+    if not image.has_reaper:
+        raise BackendUnavailable(
+            f"image {image.name!r} cannot hold a sandbox that lives: it has no Python 3.11 or later, which serves it.",
+            remedy="Leave live=True out: then runs take turns; or name another image: --image NAME, or "
+            "images: {python: NAME}.",
+        )
+    return image
+
+
 class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     """Hold one container of a daemon open; its image is the one of Python, or the one for all languages."""
 
@@ -43,21 +55,14 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         policy: Policy,
         limits: Limits,
         enforcement: Enforcement,
-        images: Mapping[str, str],
+        image: Image,
         runtime: str = "",
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._daemon, self._images, self._runtime = daemon, images, runtime
-        self._image: Image | None = None
+        self._daemon, self._image, self._runtime = daemon, image, runtime
 
     def _make(self) -> tuple[DockerContainer, Wire]:
-        image = find_image(self._daemon, image_name("python", self._images))
-        if not image.has_reaper:
-            raise BackendUnavailable(
-                f"image {image.name!r} cannot hold a sandbox that lives: it has no Python 3.11 or later, which serves "
-                "it. Use run without live, or name another image: --image NAME, or images: {python: NAME}"
-            )
-        self._image = image
+        image = self._image
         container = DockerContainer(self._daemon, self._plan(image), image)
         return container, container.start_live(lambda: self._boot(container))
 
@@ -98,21 +103,16 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         workspace = () if self._runtime == RUNSC else (WORKSPACE,)  # it is a file system of the host's kernel
         return (*workspace, *TEMPORARY, *self._homes())
 
-    def _found(self) -> Image:
-        if self._image is None:
-            raise InternalError("a container was asked for its image before it was there")
-        return self._image
-
     def _build_program(self, request: Request, number: int) -> Program:
-        return build_program(request, self._found(), number)
+        return build_program(request, self._image, number)
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return build_session_program(language, env, self._found())
+        return build_session_program(language, env, self._image)
 
     def _variables(self) -> Mapping[str, str]:
-        return {**image_variables(self._found()), **ENVIRONMENT}
+        return {**image_variables(self._image), **ENVIRONMENT}
 
     def _notes(self) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": self._found().name, "engine": engine}
+        return {"backend": "docker", "image": self._image.name, "engine": engine}

@@ -44,9 +44,11 @@ from ..enforcement import with_users
 from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
+from ..live_files import Content
 from ..live_runs import LiveRun, argv_of, run_to_end, with_files
 from ..results import run_notes
 from ..toolchain import python_toolchain
+from .font_cache import seems_to_draw
 from .helper_link import Connection, until_readable
 from .plan import (
     FOR_EVER_S,
@@ -131,9 +133,10 @@ class LocalLiveSandbox(LiveSandbox):
         self._numbers = itertools.count(1)
         self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
         self._leftover: list[str] = []  # programs of runs that have ended
+        self._has_fonts = False  # or was found to need none
         self.start = "cold"
         self._keeping = keeping
-        self.is_kept = self._is_owner = False  # by a keeper: closing lets go of it
+        self._is_owner = False
 
     # Its life.
 
@@ -357,7 +360,8 @@ class LocalLiveSandbox(LiveSandbox):
         made = (request, self._paths, timeout_s, next(self._numbers))
         is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
         program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
-        await self.connected()
+        argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
+        await self._give_fonts(*(data for *_, data in program.run.files), *argv)
 
         async def notes(wall_s: float) -> Mapping[str, Any]:
             engine = program.toolchain.engine if program.toolchain else None
@@ -370,6 +374,28 @@ class LocalLiveSandbox(LiveSandbox):
         finally:
             if request.code is not None and request.source_path is None:
                 self._leftover.append(f"{self._paths.workspace}/{program.run.files[-1][0]}")
+
+    async def write_path(
+        self, path: str, data: Content, *, how: str = "replace", mode: int | None = None, parents: bool = True
+    ) -> None:
+        """Write a file; see `LiveFiles.write_path`."""
+        await super().write_path(path, data, how=how, mode=mode, parents=parents)
+        if isinstance(data, bytes):
+            await self._give_fonts(data)
+
+    async def note_cell(self, code: str) -> None:
+        """Take note of a cell that is about to run."""
+        await self._give_fonts(code.encode("utf-8", "surrogatepass"))
+
+    async def _give_fonts(self, *datas: bytes) -> None:
+        """Write the list of fonts that matplotlib would make here, once something that is run or written draws."""
+        if self._has_fonts or not any(map(seems_to_draw, datas)):
+            return
+        self._has_fonts = True
+        found = await self._alone().font_file(self.environment({}))
+        if found is not None:
+            path, text = found
+            await self.write_path(path, text.encode())
 
     async def _order(self, program: Program, given: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
@@ -424,10 +450,7 @@ class LocalLiveSandbox(LiveSandbox):
             raise BackendUnavailable(why)
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
-        policy = self._policy.with_changes(users=False)
-        apart = LocalOpenSandbox(
-            policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host
-        )
+        apart = self._alone()
         self._apart = [*(one for one in self._apart if not one.is_closed), apart]
         try:
             await self._copy_files_to(apart)
@@ -435,6 +458,11 @@ class LocalLiveSandbox(LiveSandbox):
         except BaseException:
             await finish(apart.close())
             raise
+
+    def _alone(self) -> LocalOpenSandbox:
+        """Return a sandbox with the same rules whose runs take turns, and which shares nothing with this one."""
+        policy = self._policy.with_changes(users=False)
+        return LocalOpenSandbox(policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host)
 
     async def _copy_files_to(self, apart: LocalOpenSandbox) -> None:
         """Give a sandbox that shares nothing with this one a copy of the workspace, unpacked by a guest of its own."""
