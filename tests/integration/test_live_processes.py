@@ -306,6 +306,23 @@ def test_an_init_that_is_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(scenario())
 
 
+def test_a_paused_init_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a command stands still with it, and whoever waits for its end waits as long, and longer no more."""
+    monkeypatch.setattr(live_backend, "LATE_S", 0.4)
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox(live=True) as sandbox:
+            process = await sandbox.start(["sleep", "79002"], timeout="300ms")
+            await sandbox.pause()
+            waiting = asyncio.create_task(process.wait())
+            await asyncio.wait([waiting], timeout=3)
+            assert not waiting.done()
+            await sandbox.resume()
+            assert (await waiting).status == "timeout"
+
+    asyncio.run(scenario())
+
+
 def _is_pid_1(pid: int) -> bool:
     try:
         rows = Path(f"/proc/{pid}/status").read_text().splitlines()

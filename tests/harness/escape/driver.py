@@ -32,7 +32,7 @@ def main() -> None:
 
 def run_in_sandbox(keywords: dict[str, Any], request: dict[str, Any]) -> cloche.Result:
     """Run in a sandbox with these keywords."""
-    with cloche.Sandbox(live=False, **keywords) as sandbox:
+    with cloche.Sandbox(**keywords) as sandbox:
         return sandbox.run(**request)
 
 

@@ -241,7 +241,7 @@ class Inside:
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
         """Reach into a live sandbox with its own file operations."""
         runner = self
-        with cloche.Sandbox(live=False, **attempt.limits, **self.keywords) as sandbox:
+        with cloche.Sandbox(**{"live": False, **attempt.limits, **self.keywords}) as sandbox:
 
             class Live:
                 def run(self, code: str) -> Seen:
@@ -282,7 +282,7 @@ class Live(Inside):
         if attempt.terminal:
             keywords = {**attempt.limits, **self.keywords}
             return run_on_terminal({"code": program, **request, "sandbox": keywords}, token)
-        sandbox = self._opened.enter_context(cloche.Sandbox(live=False, **attempt.limits, **self.keywords))
+        sandbox = self._opened.enter_context(cloche.Sandbox(**attempt.limits, **self.keywords))
         seen = as_seen(sandbox.run(program, **request), token)
         self.promises = seen.promises
         return replace(seen, save=lambda directory: sandbox.download("/workspace", directory))
