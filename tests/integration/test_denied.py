@@ -70,6 +70,20 @@ def test_who_does_without_is_well(level: str) -> None:
     assert cloche.run(BLOCKED["mount"], level=level).status == "denied"
 
 
+@pytest.mark.both_users
+def test_a_sandbox_that_lives_counts_the_calls_of_each_command() -> None:
+    """Those of its descendants, too; attempts to reach the network are anybody's there, and count for nobody."""
+    in_a_child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BLOCKED['mount']!r}])\nexit(7)"
+    with cloche.Sandbox(live=True, timeout=60) as sandbox:
+        for code in (BLOCKED["mount"], BLOCKED["namespaces"], in_a_child):
+            result = sandbox.run(code)
+            assert (result.status, result.exit_code) == ("denied", 7), result.stderr
+            assert result.enforcement.hits["denied"] >= 1
+        for code in (HARMLESS["a plain failure"], HARMLESS["a lock on the host's"], BLOCKED["a connection"]):
+            assert sandbox.run(code).status == "error"
+        assert sandbox.exec(shell="unshare --uts true || exit 7").status == "denied"
+
+
 def test_a_session_judges_its_cells_by_themselves() -> None:
     """What was blocked in a cell before is not the last one's fault."""
     with cloche.Sandbox(live=False) as sandbox:

@@ -41,7 +41,7 @@ def test_fonts_are_looked_for_once_in_an_environment(cache: Path) -> None:
     (kept,) = cache.glob("*.list")
     assert not kept.stat().st_mode & 0o077
     before = kept.stat().st_mtime_ns
-    with cloche.Sandbox(live=False, **QUICK) as sandbox:
+    with cloche.Sandbox(**QUICK) as sandbox:
         sandbox.write_file("drawing.py", LOOK)
         results = [
             sandbox.run("import drawing"),

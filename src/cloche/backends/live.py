@@ -260,8 +260,9 @@ def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Ob
         return Observed(cause=cause)
     status &= 0xFFFF
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    code, hits = os.WEXITSTATUS(status) if signal is None else None, ended.get("pids_hits")
-    return Observed(exit_code=code, signal=signal, cause=cause, pids_hits=hits if isinstance(hits, int) else 0)
+    code = os.WEXITSTATUS(status) if signal is None else None
+    pids_hits, denied = (int(_number(ended.get(name))) for name in ("pids_hits", "denied"))
+    return Observed(exit_code=code, signal=signal, cause=cause, pids_hits=pids_hits, denied=denied)
 
 
 def usage_of(ended: Mapping[str, Any]) -> Usage:

@@ -57,10 +57,11 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
     class Forked(Protocol):
-        """Say what was forked: its pid, and the mark of all that will belong to it."""
+        """Say what was forked: its pid, the mark of all that will belong to it, how many calls of these were denied."""
 
         pid: int
         mark: Mark
+        denied: int
 
         def conclude(self) -> dict[str, Any]: ...
 

@@ -563,7 +563,8 @@ class Process:
             one.drain()
         if self.channel:
             if not self.error:
-                self._event("exit", status=self.status, cause=self.cause, usage=self.usage, dropped=self._dropped())
+                said = {"usage": self.usage, "dropped": self._dropped(), "denied": self.forked.denied}
+                self._event("exit", status=self.status, cause=self.cause, **said)
             channel, self.channel = self.channel, 0
             for one in self.outgoing.values():
                 one.forget_sent()

@@ -21,7 +21,8 @@ own streams alone. To send more than the window ends the connection.
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
   `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in base64:
   done first, by the process).
-  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, and `dropped` bytes.
+  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped` bytes, and
+  how many system calls of the tree were `denied`.
   Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
   `is_resting`: nothing is asked of it now, so its memory need not be watched closely. CLOSE by the client kills the

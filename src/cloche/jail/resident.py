@@ -414,6 +414,7 @@ class Forked:
     def __init__(self, host: Resident, pid: int, mark: Mark, link: int):
         self.host, self.pid, self.mark, self.link = host, pid, mark, link
         self.error: dict[str, Any] = {}
+        self.denied = 0  # system calls that the policy blocked, of it and its descendants
         posix.set_blocking(link, False)
         host.server.loop.watch(link, POLLIN, self.receive)
 
@@ -448,7 +449,7 @@ class Forked:
 
         def answer(events: int) -> None:
             if events & POLLIN:
-                load_notify().answer(listener, own_mounts, _may_clone)
+                self.denied += load_notify().answer(listener, own_mounts, _may_clone)
             else:  # the last process behind this filter is gone
                 loop.ignore(listener)
                 posix.close(listener)

@@ -144,6 +144,7 @@ class Forked:
     def __init__(self, host: ContainerHost, pid: int, number: int, asked: int):
         self.host, self.pid, self.mark, self.asked = host, pid, Mark(number, pid), asked
         self.said = bytearray()
+        self.denied = 0  # nobody counts here
         os.set_blocking(asked, False)
         host.server.loop.watch(asked, host.POLLIN, self.receive)
 
