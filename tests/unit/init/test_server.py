@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,14 +147,16 @@ def test_a_process_ends_with_all_that_is_its(client: Client) -> None:
 
 def test_what_is_left_behind_delays_nothing(client: Client) -> None:
     """The end is told with all that the pipe held, while another process holds the pipe and goes on writing to it."""
-    script = "(while :; do echo; sleep 0.01; done) & head -c 50000 /dev/zero; echo end >&2"
+    script = "(while :; do echo; sleep 0.01; done) & echo $! >&2; head -c 50000 /dev/zero"
     channel = client.start("sh", "-c", script)
-    found = 0
+    found, left = 0, b""
     while True:
         kind, body = client.receive(channel)
         if kind == wire.EVENT:
             break
         found += len(body) - 1 if kind == wire.DATA and body[0] == wire.STDOUT else 0
+        left += body[1:] if kind == wire.DATA and body[0] == wire.STDERR else b""
+    os.kill(int(left), signal.SIGKILL)
     assert found >= 50000
     assert client.closed(channel) == {}
 
