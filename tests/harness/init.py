@@ -164,7 +164,7 @@ class Mark:
         Mark.count -= 1
 class Forked:
     def __init__(self, pid):
-        self.pid, self.mark = pid, Mark(pid)
+        self.pid, self.mark, self.denied = pid, Mark(pid), 0
     def conclude(self):
         return {}
 class Host:
