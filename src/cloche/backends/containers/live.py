@@ -170,6 +170,9 @@ class LinkTransport(asyncio.Transport):
 class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     """Hold one container, and everything in it; see core.protocols.OpenLiveSandbox."""
 
+    slowness = 1.0  # how many times longer than usual the time-outs of sessions must be
+    patience_s = START_S  # for the first process to say that it is there
+
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy = policy
@@ -199,6 +202,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     @abstractmethod
     def _notes(self) -> dict[str, Any]:
         """Return what results say of the container in `meta`."""
+
+    def _hasten(self) -> None:
+        """Have `_make` return soon, where that can be done: nobody waits for it any more."""
+        return
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
         """Raise StartFailed where what the first process says of itself is not what was asked for."""
@@ -233,13 +240,13 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     async def _start(self) -> InitLink:
         making = asyncio.ensure_future(asyncio.to_thread(self._make))
         try:
-            container, wire = await finish(making)
+            await asyncio.wait([making])
         except asyncio.CancelledError:
-            if not making.cancelled() and making.exception() is None:
-                made, unread = making.result()
-                unread.close()
-                made.release()
+            making.add_done_callback(_release_unread)
+            self._hasten()
+            await finish(asyncio.wait([making]))
             raise
+        container, wire = making.result()
         link = InitLink()
         transport = LinkTransport(wire, link, container.note_lost)
         container.hold(transport)
@@ -254,7 +261,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return link
 
     async def _await_greeting(self, link: InitLink, container: C) -> None:
-        await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=START_S)
+        await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=self.patience_s)
         if not link.greeting.done() or link.greeting.exception() is not None:
             raise StartFailed(
                 f"the {container.what} of a sandbox did not get ready{container.last_output()}", step="container"
@@ -363,8 +370,19 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             '"local" have, at level jail',
         )  # fmt: skip
         return await open_live_session(
-            self, link, started, self.limits, enforcement=self.enforcement, notes={**self._notes(), "start": "cold"}
-        )
+            self, link, started, self.limits, enforcement=self.enforcement, notes={**self._notes(), "start": "cold"},
+            slowness=self.slowness,
+        )  # fmt: skip
+
+
+def _release_unread(making: asyncio.Future[tuple[C, Wire]]) -> None:
+    """Release a container that was started, and that nobody waits for any more."""
+    if making.cancelled() or making.exception() is not None:
+        return
+    container, wire = making.result()
+    wire.close()
+    container.note_lost()
+    container.release()
 
 
 _OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
