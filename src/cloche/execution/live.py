@@ -111,7 +111,8 @@ class LiveOperations:
             return backend.open(policy, limits)
         raise BackendUnavailable(
             f"backend {backend.name!r} has no sandboxes that live.",
-            remedy='Use backend "local", "docker" or "gvisor", or leave live=True out: then runs take turns.',
+            remedy='Use backend "local", "docker", "gvisor", "microvm" or "firecracker", or leave live=True out: then '
+            "runs take turns.",
         )
 
     @asynccontextmanager

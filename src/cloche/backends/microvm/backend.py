@@ -24,6 +24,7 @@ from ..host import NEEDS_KVM, KeptAnswers, changed_ns, why_no_kvm
 from ..session_languages import DRIVERS
 from .counter import counter_khz
 from .firecracker import find_firecracker
+from .live import MicroVMLiveSandbox
 from .machine import Machine
 from .plan import Acceleration, Found, Image, Monitor, find_image, plan_machine
 from .qemu import find_qemu
@@ -120,9 +121,7 @@ class MicroVMBackend:
 
         Raises BackendUnavailable when monitor or image are missing, or when a machine cannot give what is required.
         """
-        image, monitor, found = await asyncio.to_thread(self._look)
-        enforcement = Enforcement(level=Level.VM, controls=_controls(found, monitor))
-        _check(self.name, policy, enforcement)
+        image, monitor, found, enforcement = await self._choose(policy)
         sandbox = MicroVMOpenSandbox(
             name=self.name, image=image, monitor=monitor, found=found,
             policy=policy, limits=limits, enforcement=enforcement,
@@ -131,6 +130,34 @@ class MicroVMBackend:
             yield sandbox
         finally:
             await sandbox.close()
+
+    @asynccontextmanager
+    async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[MicroVMLiveSandbox]:
+        """Open a sandbox that lives, in one container of one machine, which boots when it is first used.
+
+        Raises BackendUnavailable as `open` does, and for several users.
+        """
+        if policy.users:
+            raise BackendUnavailable(
+                f'backend "{self.name}": a sandbox has one user.',
+                remedy='Leave users out; or use backend "local" or "docker".',
+            )
+        image, monitor, found, enforcement = await self._choose(policy)
+        sandbox = MicroVMLiveSandbox(
+            name=self.name, image=image, monitor=monitor, found=found,
+            policy=policy, limits=limits, enforcement=enforcement,
+        )  # fmt: skip
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def _choose(self, policy: Policy) -> tuple[Image, Monitor, Found, Enforcement]:
+        """Return image, monitor, what it runs on, and what they enforce. Raises BackendUnavailable."""
+        image, monitor, found = await asyncio.to_thread(self._look)
+        enforcement = Enforcement(level=Level.VM, controls=_controls(found, monitor))
+        _check(self.name, policy, enforcement)
+        return image, monitor, found, enforcement
 
     def _find_monitor(self) -> Monitor:
         return find_qemu()

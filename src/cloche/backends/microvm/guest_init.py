@@ -51,7 +51,9 @@ NEWPID, NEWNET = 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 DETACH, REMOUNT, BIND, RECURSIVE, PRIVATE = 2, 1 << 5, 1 << 12, 1 << 14, 1 << 18
 PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LAST_CAPABILITY = 63
+MOST_TERMINALS = 64
 RESTART = 0x1234567
 ADD_ENTROPY = 0x40085203
 SET_FLAGS, IS_UP = 0x8914, 1
@@ -245,10 +247,19 @@ def take_time(settings: dict[str, Any]) -> None:
 
 
 def make_workspace(settings: dict[str, Any]) -> None:
-    """Mount the workspace, once, and set what all containers together may have."""
-    owner = f"uid={settings['user']},gid={settings['user']},mode=0700"
+    """Mount the workspace, once, and set what all containers together may have.
+
+    Where other folders can be written to as well, all are folders of one file system, which the last one covers.
+    """
+    user, homes = settings["user"], settings["homes"]
+    owner = "mode=0755" if homes else f"uid={user},gid={user},mode=0700"
     options = f"size={settings['disk_bytes']},nr_inodes={settings['inodes']},{owner}"
     mount("tmpfs", WORKSPACE, NO_SUID | NO_DEVICES, options)
+    for path in (*homes, WORKSPACE) if homes else ():
+        folder = f"{WORKSPACE}/{path[1:].replace('/', '-')}"
+        os.mkdir(folder, 0o700)
+        os.chown(folder, user, user)
+        call("mount", folder.encode(), path.encode(), None, ctypes.c_ulong(BIND), None)
     write(f"{CONTAINERS}/memory.max", str(settings["all_bytes"]))
 
 
@@ -366,20 +377,25 @@ def live(port: int, group: str, settings: dict[str, Any]) -> None:
 
 
 def take_program(mark: bytes) -> bytes:
-    """Read the program that follows the mark and a length, and send the mark before anything that it will send."""
+    """Read the program that follows the mark and a length, and nothing that follows it: that is for the program.
+
+    The mark is sent before anything that it will send.
+    """
     found = b""
     while mark not in found:
-        found = found[-len(mark) :] + read_some()
-    found = found.partition(mark)[2]
-    while len(found) < LENGTH_DIGITS or len(found) < LENGTH_DIGITS + int(found[:LENGTH_DIGITS]):
-        found += read_some()
+        found = found[-len(mark) :] + read_some(len(mark))
+    found, size = found.partition(mark)[2], LENGTH_DIGITS
+    while len(found) < size:
+        found += read_some(min(CHUNK, size - len(found)))
+        if len(found) >= LENGTH_DIGITS:
+            size = LENGTH_DIGITS + int(found[:LENGTH_DIGITS])
     write_all(1, mark)
     return found[LENGTH_DIGITS:]
 
 
-def read_some() -> bytes:
-    """Read what is there. Raises EOFError when nobody is at the other end."""
-    data = os.read(0, CHUNK)
+def read_some(most: int) -> bytes:
+    """Read what is there, `most` bytes at the most. Raises EOFError when nobody is at the other end."""
+    data = os.read(0, most)
     if not data:
         raise EOFError("the host is gone")
     return data
@@ -403,6 +419,10 @@ def furnish(settings: dict[str, Any]) -> None:
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/shm")
     mount("tmpfs", "/dev/shm", NO_SUID | NO_DEVICES | NO_EXEC, common)
+    if settings["has_terminals"]:
+        os.mkdir("/dev/pts")
+        mount("devpts", "/dev/pts", NO_SUID | NO_EXEC, f"newinstance,ptmxmode=0666,mode=0620,max={MOST_TERMINALS}")
+        os.symlink("pts/ptmx", "/dev/ptmx")
     call("sethostname", b"sandbox", 7)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         fcntl.ioctl(anything, SET_FLAGS, struct.pack("16sh14x", b"lo", IS_UP))
@@ -419,6 +439,11 @@ def give_up(settings: dict[str, Any]) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    program = bytes.fromhex(settings["filter"])
+    if program:
+        instructions = ctypes.create_string_buffer(program, len(program))
+        shape = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+        call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, shape, 0, 0)
 
 
 def main() -> None:

@@ -72,7 +72,9 @@ exec busybox switch_root /root /usr/bin/python3 -I -S -B /usr/lib/cloche/guest.p
 """
 
 # The root disk.
-FOLDERS = ("dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "usr/lib/cloche", "var/tmp")
+FOLDERS = (
+    "dev", "proc", "sys", "run", "tmp", "workspace", "root", "home/sandbox", "opt", "srv", "usr/lib/cloche", "var/tmp",
+)  # fmt: skip
 LINKED_FOLDERS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000:sandbox:/workspace:/bin/sh\n"

@@ -4,7 +4,8 @@ Theory of operation: the jailer (`jailer.py`) is started, which starts the monit
 kills it when this process asks for that or dies. One pipe has the output of its console, socket pairs lead to its
 ports. The first port is the machine's own: there `guest_init.py` is asked to make a container, or to end one, and
 reports when one has ended. Each container has one of the other ports; its first process is that of every container. A
-machine serves one sandbox: a container for each run and each session, and as many at once as there are ports.
+machine serves one sandbox: a container for each run and each session, and as many at once as there are ports; or, for a
+sandbox that lives, one for all.
 """
 
 from __future__ import annotations
@@ -144,10 +145,6 @@ class Beyond:
 class MachineContainer(Protocol):
     """Be a container in a machine: receive what the machine reports about it."""
 
-    def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the container's reading thread."""
-        ...
-
     def leave(self, left: Mapping[str, Any]) -> None:
         """Learn how it ended; in the machine's reading thread."""
         ...
@@ -199,6 +196,11 @@ class Machine:
         return self._link is not None
 
     @property
+    def is_killed(self) -> bool:
+        """Tell whether it was killed, or is not to be started any more."""
+        return self._is_killed
+
+    @property
     def boot_s(self) -> float:
         """Return how long it may take to get ready, in seconds."""
         return self.monitor.boot_s(self.plan)
@@ -230,21 +232,22 @@ class Machine:
         """Return the words that start its monitor."""
         return self.monitor.argv(self.plan)
 
-    def make_container(self, container: MachineContainer) -> tuple[int, Link, bytes]:
-        """Have a container made; return its number, the link to its first process, and the mark to begin with there.
+    def make_container(self, container: MachineContainer) -> tuple[int, PortWire, bytes]:
+        """Have a container made; return its number, the wire to its first process, and the mark to begin with there.
 
-        Raises OSError when the machine is gone, StartFailed when it is full.
+        Whoever reads the wire calls `return_port` at its end. Raises OSError when the machine is gone, StartFailed when
+        it is full.
         """
         mark = os.urandom(MARK_BYTES)
         number, lease = self._lease_port(container, mark)
-        link = Link(lease.wire, container.receive, lambda: self._return_port(number))
         try:
             settings = self.plan.settings(now=time.time(), seed=os.urandom(32))
             self._send("make", number=number, port=FIRST_CONTAINER_PORT + lease.port, mark=mark.hex(), **settings)
         except BaseException:
-            link.close()
+            lease.wire.close()
+            self.return_port(number)
             raise
-        return number, link, mark
+        return number, lease.wire, mark
 
     def end_container(self, number: int) -> None:
         """Have all that is in a container killed; its end is reported as any other."""
@@ -309,7 +312,7 @@ class Machine:
             self._leases[number] = PortLease(container=container, wire=PortWire(self._ports[port], mark), port=port)
             return number, self._leases[number]
 
-    def _return_port(self, number: int) -> None:
+    def return_port(self, number: int) -> None:
         """Take a port back; the machine is killed where the container has lost its link and not ended."""
         with self._change:
             lease = self._leases.pop(number)

@@ -26,6 +26,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
+from cloche.jail.setup.seccomp import first_process_filter
 
 from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS, engine_of
 from ..host import KVM
@@ -51,7 +52,7 @@ KERNEL_ARGUMENTS = (
 EMULATED_ARGUMENTS = ("mitigations=off", "no5lvl", "tsc=reliable")
 
 # Images.
-FORMAT = 4  # of the folder, of what the first process is told, and of what it does
+FORMAT = 5  # of the folder, of what the first process is told, and of what it does
 KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
 VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
@@ -81,6 +82,8 @@ class Plan:
     counter_khz: int = 0
     user: int = GUEST_ID
     is_tmp_writable: bool = True
+    is_live: bool = False  # one container, for the life of a sandbox
+    homes: tuple[str, ...] = ()  # what can be written to besides, within the bound of the workspace
 
     @property
     def processors(self) -> int:
@@ -108,6 +111,9 @@ class Plan:
             "tmp_bytes": self.tmp_bytes,
             "is_tmp_writable": self.is_tmp_writable,
             "ulimits": dict(ULIMITS),
+            "homes": list(self.homes),
+            "has_terminals": self.is_live,
+            "filter": first_process_filter("x86_64").hex() if self.is_live else "",
         }
 
     def kernel_arguments(self) -> str:
@@ -117,10 +123,18 @@ class Plan:
         return " ".join((*KERNEL_ARGUMENTS, *EMULATED_ARGUMENTS, f"tsc_early_khz={self.counter_khz}"))
 
 
-def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, counter_khz: int = 0) -> Plan:
+def plan_machine(
+    policy: Policy,
+    limits: Limits,
+    acceleration: Acceleration,
+    counter_khz: int = 0,
+    *,
+    is_live: bool = False,
+    homes: tuple[str, ...] = (),
+) -> Plan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
-    everything = FULL_CONTAINERS * own + limits.disk_bytes
+    everything = (1 if is_live else FULL_CONTAINERS) * own + limits.disk_bytes
     return Plan(
         acceleration=acceleration,
         machine_bytes=everything + everything // MEMORY_PER_DESCRIPTION + KERNEL_BYTES,
@@ -134,6 +148,8 @@ def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, cou
         counter_khz=counter_khz,
         user=NOBODY if policy.user == "nobody" else GUEST_ID,
         is_tmp_writable="/tmp" in policy.writable_paths,
+        is_live=is_live,
+        homes=homes,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,17 +23,18 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import Container, boot_message
+from ..containers.container import Container, Link, Wire, boot_message
 from ..containers.program import Program, SessionProgram, program_of, session_of
 from ..containers.sandbox import SessionSandbox
 from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
-from .machine import Machine
+from .machine import Machine, PortWire
 from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
 END_S = 8.0  # for the machine to end a container
+KILLED = -signal.SIGKILL & 0xFF  # as a machine reports it; only the kernel inside, or we, can kill a first process
 
 
 class VMContainer(Container[Image]):
@@ -62,12 +64,13 @@ class VMContainer(Container[Image]):
         try:
             if is_first:
                 machine.boot()
-            self._number, self._link, mark = machine.make_container(self)
+            self._number, wire, mark = machine.make_container(self)
+            self._link = Link(wire, self._receive, self.note_lost)
             self._link.send_raw(mark + boot_message(preload))
             is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
             self._fail(is_first)
-            raise StartFailed(f"the virtual machine is gone: {error}{machine.last_output()}", step="boot") from error
+            raise self._gone(error) from error
         except BaseException:
             self._fail(is_first)
             raise
@@ -75,6 +78,29 @@ class VMContainer(Container[Image]):
             what, why = self.what, self._why_not_ready()
             self._fail(is_first)  # where the machine ends with it, all of its output has been read by then
             raise StartFailed(f"the {what} did not get ready{why}{machine.last_output()}", step="boot")
+
+    def start_live(self, boot: bytes) -> Wire:
+        """Boot the machine, make its only container, send it `boot`, and return its streams.
+
+        Raises StartFailed; then nothing of it is left.
+        """
+        wire: PortWire | None = None
+        try:
+            self.machine.boot()
+            self._number, wire, mark = self.machine.make_container(self)
+            wire.send(mark + boot)
+        except BaseException as error:
+            if wire is not None:
+                wire.close()
+                self.note_lost()
+            self._fail(is_first=True)
+            if isinstance(error, OSError):
+                raise self._gone(error) from error
+            raise
+        return wire
+
+    def _gone(self, error: OSError) -> StartFailed:
+        return StartFailed(f"the virtual machine is gone: {error}{self.machine.last_output()}", step="boot")
 
     def _why_not_ready(self) -> str:
         """Return why it did not get ready, as far as that is known, besides the output of the machine."""
@@ -92,9 +118,9 @@ class VMContainer(Container[Image]):
             self.machine.kill()
             self.machine.wait()
 
-    def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the container's reading thread."""
-        self._receive(tag, body)
+    def note_lost(self) -> None:
+        """Give back its port, over which nothing more comes."""
+        self.machine.return_port(self._number)
 
     def leave(self, left: Mapping[str, Any]) -> None:
         """Learn how its first process ended, or nothing where the machine did; in the machine's reading thread."""
@@ -127,7 +153,7 @@ class VMContainer(Container[Image]):
     def end_by_guest(self) -> Observed | None:
         """Say whether the kernel inside killed the first process for want of memory."""
         count = self._left.get("oom_kills")
-        has_run_out = isinstance(count, int) and count > 0
+        has_run_out = isinstance(count, int) and count > 0 and self._left.get("status") == KILLED
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
 
     def release(self) -> None:

@@ -1,0 +1,82 @@
+"""A sandbox of the microvm backend that lives: one container, the only one of its machine; see `containers.live`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+from ..containers.container import Wire, boot_message
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of
+from ..layout import SYSTEM_PATH
+from .machine import Machine
+from .plan import Found, Image, Monitor, plan_machine
+from .sandbox import VMContainer, build_session_program
+
+# What can be written to, one file system with the workspace.
+HOMES = ("/root", "/var", "/opt", "/srv", "/run")
+
+
+class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
+    """Hold one machine with one container in it, which boots when it is first used."""
+
+    def __init__(
+        self, *, name: str, image: Image, monitor: Monitor, found: Found,
+        policy: Policy, limits: Limits, enforcement: Enforcement,
+    ):  # fmt: skip
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self.backend = name
+        self._image, self._monitor, self._found = image, monitor, found
+        self._plan = plan_machine(policy, limits, found.kind, found.counter_khz, is_live=True, homes=self._homes())
+        self.slowness, self.patience_s = monitor.slowness(self._plan), monitor.boot_s(self._plan)
+        self._machine = self._new_machine()
+
+    def _new_machine(self) -> Machine:
+        return Machine(self._plan, self._image, self._monitor)
+
+    def _make(self) -> tuple[VMContainer, Wire]:
+        if self._machine.is_killed:  # nobody waited for that one to the end
+            self._machine.wait()
+            self._machine = self._new_machine()
+        container = VMContainer(self._machine)
+        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+
+    def _hasten(self) -> None:
+        self._machine.kill()
+
+    async def close(self) -> None:
+        """Kill the machine, and wait until it is gone."""
+        if self.link is None:  # it may be booting
+            self._machine.kill()
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            self._machine.kill()
+            await finish(asyncio.to_thread(self._machine.wait))
+
+    def _homes(self) -> tuple[str, ...]:
+        found = super()._homes()
+        return (*found, *HOMES) if found else ()
+
+    def _in_memory(self) -> Sequence[str]:
+        return (WORKSPACE, *TEMPORARY)
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return program_of(request, self._image, {"PATH": SYSTEM_PATH}, has_interpreter=True, number=number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        return build_session_program(language, env, self._image)
+
+    def _variables(self) -> Mapping[str, str]:
+        return {"PATH": SYSTEM_PATH, **ENVIRONMENT}
+
+    def _notes(self) -> dict[str, Any]:
+        engine = f"{self._monitor.engine} ({self._found.kind})"
+        return {"backend": self.backend, "image": self._image.name, "engine": engine}
