@@ -231,6 +231,26 @@ def test_a_machine_holds_it(controls: Controls, verdicts: dict[str, Verdict], at
     assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
 
 
+def test_a_sandbox_that_lives_holds_it(
+    controls: Controls, microvm_image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs no preparation, beside the first process that serves them all; its filter has no 32-bit entry."""
+    before = monitors()
+    monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(microvm_image))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
+    those = of_kind("plain")
+    for attempt in those:
+        controls.control(attempt)
+    with cloche.Sandbox(**MACHINE, live=True) as sandbox:
+        found = Batch(sandbox, controls.canaries, slowness=SLOWNESS).verdicts(those, believed=tuple(NOT_HELD))
+        assert sandbox.exec(["echo", "well"]).stdout == "well\n"
+    not_held = found.keys() & NOT_HELD.keys() - {"system calls/32-bit entry"}
+    assert {key: one.breach for key, one in found.items() if one.breach and key not in not_held} == {}
+    assert {key: one.trace for key, one in found.items() if not one.breach and not one.stopped_by} == {}
+    assert {key for key in not_held if not found[key].breach} == set()
+    assert monitors() <= before
+
+
 def test_what_is_named_is_there() -> None:
     """The table names attempts that exist."""
     known = {key_of(attempt) for attempt in all_attempts()}

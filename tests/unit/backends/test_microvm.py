@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.enforcement import microvm_controls
-from cloche.backends.microvm import machine
+from cloche.backends.microvm import guest_init, machine
 from cloche.backends.microvm.backend import MicroVMBackend
 from cloche.backends.microvm.image_build import ENTRY_NOTES, module_order, pack_archive, unpack_kernel, upstream
 from cloche.backends.microvm.plan import (
@@ -35,6 +36,7 @@ from cloche.core.languages import LANGUAGES
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.execution.registry import build_image, capabilities_of
+from cloche.jail.setup.seccomp import first_process_filter
 
 KEEPER = Path(machine.__file__).with_name("jailer.py")
 GIVEN = Descriptors(kernel=11, initrd=12, disk=13, ports=(14, 15, 16))
@@ -77,6 +79,27 @@ def test_a_machine_has_room_for_what_it_may_store() -> None:
     assert FULL_CONTAINERS * (limits.memory_bytes + 10 * MIB) + 10 * MIB < plan.all_bytes < plan.machine_bytes
     assert plan.settings(now=1.5, seed=b"\1\2")["memory_bytes"] == plan.memory_bytes
     assert json.loads(json.dumps(plan.settings(now=1.5, seed=b"\1\2")))["seed"] == "0102"
+
+
+def test_a_machine_of_a_sandbox_that_lives_has_room_for_one_container() -> None:
+    """Its container may have more folders to write to, has terminals, and cannot limit its first process."""
+    plan = plan_machine(Policy(), Limits(), "kvm", is_live=True, homes=("/var",))
+    assert plan.memory_bytes == plan.all_bytes < plan.machine_bytes < plan_machine(Policy(), Limits(), "kvm").all_bytes
+    said = plan.settings(now=1.5, seed=b"")
+    assert (said["homes"], said["has_terminals"]) == (["/var"], True)
+    assert bytes.fromhex(said["filter"]) == first_process_filter("x86_64")
+    assert not plan_machine(Policy(), Limits(), "kvm").settings(now=1.5, seed=b"")["filter"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_program_is_read_to_its_end_and_no_further(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left in a port is passed over; what follows the program is for the program, however it is cut."""
+    mark, program, sent = b"0123456789abcdef", b"pass" * 50_000, io.BytesIO()
+    port = io.BytesIO(b"stale 0123" + mark + f"{len(program):09d}".encode() + program + b"more")
+    monkeypatch.setattr(guest_init, "read_some", lambda most: port.read(min(most, size)))
+    monkeypatch.setattr(guest_init, "write_all", lambda _, data: sent.write(data))
+    assert guest_init.take_program(mark) == program
+    assert (sent.getvalue(), port.read()) == (mark, b"more")
 
 
 def test_emulation_is_said() -> None:
