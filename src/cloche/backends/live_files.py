@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -37,7 +36,6 @@ from .live_streams import ByteStream
 from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
-CLOCK_REALTIME_COARSE = 5  # of linux/time.h: what file systems take change times from
 FILE_S = 300.0  # for one operation on files whose content is not a stream of the caller's
 MOST_AT_ONCE = 16  # operations; and as many streams that come out
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
@@ -308,9 +306,13 @@ class LiveFiles:
     async def note_cell(self, code: str) -> None:
         """Take note of a cell that is about to run; here nothing need be done."""
 
-    def clock_ns(self) -> int:
-        """Return the time that the sandbox gives to a file which changes now, in ns."""
-        return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    async def clock_ns(self, patterns: Sequence[str]) -> int:
+        """Return the time, in ns, of a file that changes now; 0 where none are to be collected."""
+        if not patterns:
+            return 0
+        await become_task()
+        found = (await (await self.connected()).ask("clock")).get("ns")
+        return found if isinstance(found, int) and 0 <= found < 1 << 62 else 0
 
     async def collect_files(
         self,

@@ -214,7 +214,7 @@ class LiveSession(Session):
         """Run a cell; see core.protocols.SupportsCollecting."""
         await self._opened_in.note_cell(code)
         async with self._cells:
-            self._patterns, self._since = collect, self._opened_in.clock_ns() if collect else 0
+            self._patterns, self._since = collect, await self._opened_in.clock_ns(collect)
             return await super().run(code, timeout_s=timeout_s, sink=sink)
 
     async def _collected(self, timeout_s: float) -> Changes:

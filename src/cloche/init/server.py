@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from . import wire
 from .lifetime import Lifetime
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 WNOHANG = os.WNOHANG
+REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
 class Server:
@@ -171,6 +173,10 @@ class Server:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))
         self.close(number)
 
+    def _clock(self, number: int, _: dict[str, Any]) -> None:
+        self.loop.send(wire.json_frame(wire.EVENT, number, event="clock", ns=time.clock_gettime_ns(REALTIME_COARSE)))
+        self.close(number)
+
     def _output(self, number: int, order: dict[str, Any]) -> None:
         for stream, one in self._found(order).outgoing.items():
             if one.tail:
@@ -246,6 +252,7 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "files": Server._files,
     "connect": Server._connect,
     "ports": Server._ports,
+    "clock": Server._clock,
     "output": Server._output,
     "pause": Server._pause,
     "resume": Server._resume,

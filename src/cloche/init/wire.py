@@ -35,6 +35,7 @@ own streams alone. To send more than the window ends the connection.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
   Where it `hands_out`, and init has another way to the client, the socket itself goes that way, and the channel ends.
 - `ports`: one event `ports` with who listens.
+- `clock`: one event `clock` with `ns`, the time that a file gets which changes now.
 - `output`: the last bytes that nobody has read of a process, by `id`, on its streams 1 and 2; they are kept.
 - `pause`: stop all processes and the clocks of commands; nothing is started until `resume`. Both answer by CLOSE.
 - `limits`: `ends_in_s`, after which all ends, whoever is there; `idle_s`, after which it ends if no process but init
