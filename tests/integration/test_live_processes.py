@@ -331,6 +331,22 @@ def _is_pid_1(pid: int) -> bool:
     return any(row.startswith("NSpid:") and row.split()[-1] == "1" for row in rows)
 
 
+def test_commands_wait_for_a_turn_in_their_own_sandbox_alone() -> None:
+    """More than its processes could be are each done; what goes on for long keeps no other run from starting."""
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox(pids=16) as sandbox:
+            results = await asyncio.gather(*(sandbox.exec(["echo", str(number)]) for number in range(60)))
+            assert [result.stdout for result in results] == [f"{number}\n" for number in range(60)]
+            going = [asyncio.create_task(sandbox.exec(["sleep", "1000"], timeout=600)) for _ in range(40)]
+            assert (await cloche.arun("print(1)")).stdout == "1\n"
+            for command in going:
+                command.cancel()
+            assert (await sandbox.exec(["echo", "over"])).stdout == "over\n"
+
+    asyncio.run(scenario())
+
+
 # Rules.
 
 

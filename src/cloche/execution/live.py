@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -23,6 +24,12 @@ from cloche.core.protocols import (
 from .prepare import Prepared
 
 log = logging.getLogger("cloche.live")
+MOST_AT_ONCE, PLACES_LEFT = 256, 8  # runs and commands in one sandbox; processes that its limit leaves beside them
+
+
+def most_at_once(pids: int) -> int:
+    """Return how many runs and commands go on at once in a sandbox that lives; further ones wait for a turn."""
+    return min(MOST_AT_ONCE, max(1, pids - PLACES_LEFT))
 
 
 class LiveOperations:
@@ -31,6 +38,7 @@ class LiveOperations:
     _prepared: Prepared
     _env: Mapping[str, str]
     _opened: OpenSandbox | None
+    _turns: asyncio.Semaphore
     _is_live: bool | None  # None until it is open, where it shall live if it can
 
     @property

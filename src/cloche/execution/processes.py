@@ -180,7 +180,8 @@ class ProcessOperations(LiveOperations):
         request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout))
         data = _checked_stdin(stdin)
         sink = make_sink(on_output, on_event)
-        return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
+        async with self._turns:
+            return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
 
     async def start(
         self,

@@ -39,6 +39,7 @@ from cloche.keeper.attach import Kept, find_kept
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
+from .live import most_at_once
 from .naming import Duration, NameOperations, read_terms
 from .paths import PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
@@ -400,7 +401,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         self._is_live = True if name is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
-        self._run_lock = asyncio.Lock()
+        self._turns = asyncio.Semaphore(1)  # of runs and commands; more in one that lives
         self._recordings: set[asyncio.Task[Result]] = set()
         self._forwards: set[AsyncForward] = set()
         self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
@@ -433,6 +434,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
+        if self._is_live:
+            self._turns = asyncio.Semaphore(most_at_once(self.limits.pids))
         return self
 
     async def __aexit__(
@@ -509,11 +512,11 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
     ) -> Result:
-        async with contextlib.nullcontext() if self._is_live else self._run_lock, self._slot():
+        async with self._turns, self._slot():
             return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
 
     def _slot(self) -> AbstractAsyncContextManager[None]:
-        """Return what bounds how many runs go on at once in this process: nothing, where the sandbox itself does."""
+        """Return what bounds how many runs go on at once in this process; one that lives is bounded by its turns."""
         return contextlib.nullcontext() if self._is_live else shared_slots().hold()
 
     async def session(
@@ -576,7 +579,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
         """Return a sandbox like this one around another workspace, which it closes when it is closed."""
         sandbox = AsyncSandbox.__new__(AsyncSandbox)
         sandbox.__dict__.update(self.__dict__)
-        sandbox._opened, sandbox._stack, sandbox._run_lock = opened, AsyncExitStack(), asyncio.Lock()
+        sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
         sandbox._connections = weakref.WeakSet()
         closing = getattr(opened, "close", None)
