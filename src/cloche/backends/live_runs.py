@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ async def with_files(
     """Return an order that brings files, by path and mode; where there are many bytes, they are written first."""
     rows = list(files)
     if sum(len(data) for *_, data in rows) <= MOST_INLINE_BYTES:
-        order["files"] = [[path, mode, base64.b64encode(data).decode()] for path, mode, data in rows]
+        order["files"] = [[path, mode, data.hex()] for path, mode, data in rows]
     else:
         for path, mode, data in rows:
             await sandbox.write_path(path, data, mode=mode)

@@ -19,7 +19,7 @@ own streams alone. To send more than the window ends the connection.
 **Operations** (arguments; events; what the streams are):
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
-  `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in base64:
+  `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in hexadecimal:
   done first, by the process).
   Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped` bytes, and
   how many system calls of the tree were `denied`.

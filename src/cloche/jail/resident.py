@@ -55,7 +55,7 @@ MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
-SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, once the one before has begun
+SPARE = "spare"  # the clock by which a guest is forked ahead, once the one before has begun
 PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
@@ -270,7 +270,7 @@ class Resident(Parent):
             call("fchownat", streams[0], b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
         spare, self.spare = self.spare, None
         self.server.loop.cancel(REST)
-        self.server.loop.call_at(SPARE, now() + SPARE_S, self.make_spare)
+        self.server.loop.call_at(SPARE, now(), self.make_spare)
         if spare is not None and not spare.error:
             try:
                 posix.kill(spare.pid, SIGCONT)  # which another guest may have stopped
@@ -561,15 +561,13 @@ class CommandGuest(Guest):
         return body["order"], dict(zip(body["streams"], fds, strict=True))
 
     def _write_files(self, files: Sequence[tuple[str, int, str]]) -> None:
-        """Write files of the program with its own rights: path, mode, and content in base64."""
-        from binascii import a2b_base64
-
+        """Write files of the program with its own rights: path, mode, and content in hexadecimal."""
         for path, mode, text in files:
             try:
                 _make_folders_above(path)
                 fd = posix.open(path, NEW_FILE, mode)
                 try:
-                    perform_calls([make("write", fd, a2b_base64(text))])
+                    perform_calls([make("write", fd, bytes.fromhex(text))])
                 finally:
                     posix.close(fd)
             except OSError as error:

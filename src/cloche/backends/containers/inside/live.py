@@ -385,7 +385,7 @@ class Guest:
         for path in order.get("folders") or ():
             os.makedirs(str(path), exist_ok=True)
         for path, mode, text in order.get("files") or ():
-            write_file(str(path), int(mode), base64.b64decode(text))
+            write_file(str(path), int(mode), bytes.fromhex(text))
         folder = order.get("cwd") or WORKSPACE
         try:
             os.chdir(folder)
