@@ -281,7 +281,7 @@ def test_nothing_is_inherited_but_streams() -> None:
         busy = [await sandbox.start_process(ProcessRequest(argv=("cat",)), discard) for _ in range(2)]
         for _ in range(2):
             assert (await command(sandbox, "python3", "-c", look)).stdout == f"{streams}\n"
-            assert (await python(sandbox, look)).stdout == f"{streams + report}\n"
+            assert (await python(sandbox, look)).stdout == f"{[(0, '/dev/null'), *streams[1:], *report]}\n"
         on_terminal = ProcessRequest(argv=("python3", "-c", look), terminal=(24, 80))
         shown = (await (await sandbox.start_process(on_terminal, discard)).result()).stdout
         assert shown.strip() == str([(number, "/dev/pts/0") for number in range(3)])

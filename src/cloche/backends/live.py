@@ -381,7 +381,7 @@ class LiveSandbox(LiveFiles):
             env.setdefault("TERM", "xterm-256color")
         channel = link.open(
             "start", argv=list(request.argv), env=env, cwd=request.cwd, user=request.user,
-            timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2],
+            timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2][not request.has_input :],
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
             remove=self.take_leftover(),
         )  # fmt: skip

@@ -44,6 +44,12 @@ def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
     return ["sh", "-c", " && ".join([*(f"{one} 1>&2" for one in compile_steps), f"exec {last}"])]
 
 
+def streams_of(request: Request, *, has_report: bool) -> list[int]:
+    """Return the streams of a program; without one for its input, that is empty."""
+    inputs, reports = [wire.STDIN] if request.stdin else [], [wire.REPORT] if has_report else []
+    return [*inputs, wire.STDOUT, wire.STDERR, *reports]
+
+
 async def with_files(
     sandbox: LiveSandbox, order: dict[str, Any], files: Iterable[tuple[str, int, bytes]]
 ) -> dict[str, Any]:
@@ -95,8 +101,6 @@ def _read_report(reader: GuestReportReader, process: LiveProcess, data: bytes) -
 async def _attend(process: LiveProcess, stdin: bytes) -> Mapping[str, Any]:
     """Send a process its input, and wait for its end; return how that was reported."""
     sending = asyncio.create_task(_send_stdin(process, stdin)) if stdin else None
-    if sending is None:
-        process.close_stdin()
     try:
         return await process.end()
     except asyncio.CancelledError:

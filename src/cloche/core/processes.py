@@ -24,7 +24,8 @@ class ProcessRequest:
     """Ask for a process: a command `argv`, in `cwd`, with `env` on top of the sandbox's own.
 
     `user` is None for the sandbox's own. `timeout_s` None is for as long as the sandbox lives. With `terminal`, its
-    rows and columns, it has one in place of pipes. One that is `kept` lives on when its client goes.
+    rows and columns, it has one in place of pipes. One that is `kept` lives on when its client goes. Without
+    `has_input` its standard input is empty.
     """
 
     argv: tuple[str, ...]
@@ -34,6 +35,7 @@ class ProcessRequest:
     timeout_s: float | None = None
     terminal: tuple[int, int] | None = None
     kept: bool = False
+    has_input: bool = True
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -177,8 +177,8 @@ class ProcessOperations(LiveOperations):
         SandboxFileError for a `cwd` that cannot be entered, OutcomeUnknown.
         """
         live = self._require_live("exec")
-        request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout))
         data = _checked_stdin(stdin)
+        request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout), has_input=bool(data))
         sink = make_sink(on_output, on_event)
         async with self._turns:
             return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
@@ -250,6 +250,7 @@ class ProcessOperations(LiveOperations):
         timeout_s: float | None = None,
         terminal: tuple[int, int] | None = None,
         kept: bool = False,
+        has_input: bool = True,
     ) -> ProcessRequest:
         """Check the arguments of a command against the rules."""
         if (argv is None) == (shell is None):
@@ -267,7 +268,7 @@ class ProcessOperations(LiveOperations):
         return ProcessRequest(
             argv=shell_argv(shell) if shell is not None else read_argv(argv or ()),
             cwd=_checked_folder(cwd), env={**self._env, **read_env(env)}, user=user, timeout_s=timeout_s,
-            terminal=terminal, kept=kept,
+            terminal=terminal, kept=kept, has_input=has_input,
         )  # fmt: skip
 
     async def _started(self, kind: str, request: ProcessRequest, shell: str | None) -> AsyncProcess:
@@ -327,18 +328,19 @@ async def _run_command(live: OpenLiveSandbox, request: ProcessRequest, stdin: by
 
 async def _run_to_end(live: OpenLiveSandbox, request: ProcessRequest, stdin: bytes, sink: Sink) -> Result:
     process = await live.start_process(request, sink)
-    sending = asyncio.ensure_future(_send(process, stdin))
+    sending = asyncio.ensure_future(_send(process, stdin)) if stdin else None
     try:
         return await process.result()
     except asyncio.CancelledError:
         await finish(process.close())
         raise
     finally:
-        sending.cancel()
+        if sending is not None:
+            sending.cancel()
 
 
 async def _send(process: OpenProcess, data: bytes) -> None:
-    if not data or await process.write(data):
+    if await process.write(data):
         process.close_stdin()
 
 

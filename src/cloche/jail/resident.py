@@ -2,10 +2,10 @@
 
 Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket that
 the caller has the other end of. Every process that is asked for is a fork of pid 1 that becomes a guest: it takes its
-identity, drops its capabilities, applies Landlock and the filter, and runs. One is forked ahead, and waits for its
-order with all of that done. Pid 1 itself runs no program. It is out of a guest's reach as that of a prefork jail is
-(see `prefork`): another outside id where there are two, all capabilities of its namespace, not dumpable, and no signal
-from inside ends it.
+identity, drops its capabilities, applies Landlock and the filter, and runs. Two are forked ahead, and wait for their
+order with all of that done: one is taken, and another forked when that one has ended. Pid 1 itself runs no program. It
+is out of a guest's reach as that of a prefork jail is (see `prefork`): another outside id where there are two, all
+capabilities of its namespace, not dumpable, and no signal from inside ends it.
 
 What belongs to a process is known by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
 host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one,
@@ -22,12 +22,12 @@ import gc
 import posix
 from time import monotonic
 
-from . import accounts, messages, procfs, user_namespaces
+from . import messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
-from .guest import Guest, forget_helper, load_notify
-from .messages import Building, Order
-from .pid1 import Parent, never_freed
-from .steps import StepFailed, make, perform, perform_calls
+from .command_guest import CommandGuest, CommandParent
+from .guest import forget_helper, load_notify
+from .messages import Building
+from .pid1 import never_freed
 from .supervisor import Supervisor
 from .syscalls import (
     AT_EMPTY_PATH,
@@ -35,7 +35,6 @@ from .syscalls import (
     CLONE_NEWUTS,
     POLLIN,
     call,
-    close_range,
     ppoll,
     socketpair,
     unshare,
@@ -43,11 +42,10 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
     from .sandbox_state import SandboxState
-    from .steps import Step
 
 _signal: Any = __import__("_signal")
 SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
@@ -55,14 +53,11 @@ MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
-SPARE = "spare"  # the clock by which a guest is forked ahead, once the one before has begun
+SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
+SPARES = 2  # guests that wait: the next one is at hand while we fork another
 PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
-NO_FOLDER, FILES, USER = "cwd", "files", "user"
-HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
-REQUESTS = 4  # the stream that a session has, see `init.wire`
-NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
 
 class ResidentSupervisor(Supervisor):
@@ -192,11 +187,11 @@ class Become(BaseException):
         self.guest = guest
 
 
-class Resident(Parent):
+class Resident(CommandParent):
     """Be pid 1, and the host of init's loop; see `init.server.Host`."""
 
     server: Any
-    spare: Forked | None = None
+    is_forking_soon = False
     pace: tuple[bool, bool] = (False, False)  # as the helper knows it
 
     def live(self) -> Callable[[], None]:
@@ -227,6 +222,7 @@ class Resident(Parent):
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str], None]] = []  # who waits to hear why a process was killed
+        self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
         self.oom_kills = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
         try:
@@ -263,14 +259,15 @@ class Resident(Parent):
     # What `init.server` asks of its host.
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
-        """Give the order to the guest that waits, or to a new one."""
+        """Give the order to a guest that waits, or to a new one."""
         if order.get("user") is not None:
             return self._fork((order, streams))
         if order.get("terminal") and self.spec.outside is not None:  # else it is the guest's already
             call("fchownat", streams[0], b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
-        spare, self.spare = self.spare, None
+        spare = self.spares.pop(next(iter(self.spares))) if self.spares else None
         self.server.loop.cancel(REST)
-        self.server.loop.call_at(SPARE, now(), self.make_spare)
+        if not self.is_forking_soon:
+            self._fork_soon(SPARE_S if self.spares else 0.0)
         if spare is not None and not spare.error:
             try:
                 posix.kill(spare.pid, SIGCONT)  # which another guest may have stopped
@@ -279,21 +276,30 @@ class Resident(Parent):
                 pass  # it was ended by another guest
             else:
                 return spare
+        if spare is not None:
+            spare.mark.close()
         return self._fork((order, streams))
 
-    def make_spare(self) -> None:
-        """Fork a guest ahead, which waits for its order with all restrictions applied."""
-        self.server.loop.cancel(SPARE)
-        if self.spare is None:
-            try:
-                self.spare = self._fork(None)
-            except OSError:
-                pass  # there are as many processes as may be; who is asked for says so
+    def _fork_soon(self, delay_s: float) -> None:
+        self.is_forking_soon = True
+        self.server.loop.call_at(SPARE, now() + delay_s, self.make_spare)
 
-    def drop_spare(self) -> None:
-        """End the guest that waits: a sandbox in which nothing has happened for a while holds no memory for it."""
-        if self.spare is not None:
-            posix.kill(self.spare.pid, SIGKILL)
+    def make_spare(self) -> None:
+        """Fork a guest ahead, which waits for its order with all restrictions applied; soon another, if one lacks."""
+        self.is_forking_soon = False
+        try:
+            if len(self.spares) < SPARES:
+                spare = self._fork(None)
+                self.spares[spare.pid] = spare
+        except OSError:
+            return  # there are as many processes as may be; who is asked for says so
+        if len(self.spares) < SPARES:
+            self._fork_soon(SPARE_S if self.server.is_busy else 0.0)
+
+    def drop_spares(self) -> None:
+        """End the guests that wait: a sandbox in which nothing has happened for a while holds no memory for them."""
+        for pid in self.spares:
+            posix.kill(pid, SIGKILL)
 
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         unshare(CLONE_NEWUTS)
@@ -314,16 +320,16 @@ class Resident(Parent):
         return Forked(self, pid, mark, ours)
 
     def note_orphan(self, pid: int) -> None:
-        """Take note of the end of a process that nobody asked for: the guest that waits may have been ended.
+        """Take note of the end of a process that nobody asked for: a guest that waits may have been ended.
 
         Or it was the last that others have left behind.
         """
-        if not self.server.processes and pid != (self.spare and self.spare.pid):
+        spare = self.spares.pop(pid, None)
+        if spare is not None:
+            spare.conclude()
+            spare.mark.close()
+        elif not self.server.processes:
             self._report_pace(is_busy=False)
-        if self.spare is not None and self.spare.pid == pid:
-            self.spare.conclude()
-            self.spare.mark.close()
-            self.spare = None
 
     def members(self, mark: Mark) -> list[int]:
         """Return all that live with this mark, or hide theirs; but us, who have the newest one."""
@@ -335,8 +341,8 @@ class Resident(Parent):
 
     def _mark_of(self, pid: int, depth: int = MOST_PARENTS) -> int:
         """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it."""
-        if self.spare is not None and self.spare.pid == pid:
-            return self.spare.mark.number
+        if pid in self.spares:
+            return self.spares[pid].mark.number
         process = self.server.by_pid.get(pid)
         if process is not None:
             number: int = process.mark.number
@@ -348,9 +354,9 @@ class Resident(Parent):
         return self._mark_of(parent, depth - 1) if parent > 1 else HIDDEN
 
     def others(self) -> list[int]:
-        """Return all that live, but us and the guest that waits."""
-        ours = (1, self.spare.pid if self.spare is not None else 1)
-        return [int(name) for name in posix.listdir("/proc") if name.isdigit() and int(name) not in ours]
+        """Return all that live, but us and the guests that wait."""
+        pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
+        return [pid for pid in pids if pid not in self.spares]
 
     def signal_others(self, number: int) -> None:
         """Send a signal to all at once: as pid 1, to whoever is in this namespace or in one below it."""
@@ -368,8 +374,8 @@ class Resident(Parent):
         else:
             self.server.loop.cancel(PACE)
             self._report_pace(is_busy=False)
-            self.server.loop.call_at(SPARE, now(), self.make_spare)
-            self.server.loop.call_at(REST, now() + REST_S, self.drop_spare)
+            self._fork_soon(0.0)
+            self.server.loop.call_at(REST, now() + REST_S, self.drop_spares)
 
     def hand_out(self, channel: int, fd: int) -> bool:
         """Have the helper pass a descriptor on to the caller."""
@@ -385,8 +391,7 @@ class Resident(Parent):
 
     def _has_left(self) -> bool:
         """Tell whether a process lives that somebody has left behind: it is a child of ours by now."""
-        spare = self.spare.pid if self.spare is not None else 0
-        return any(int(pid) != spare for pid in _read_whole(CHILDREN).split())
+        return any(int(pid) not in self.spares for pid in _read_whole(CHILDREN).split())
 
     def why_killed(self, take: Callable[[str], None]) -> None:
         """Ask the helper whether the kernel has killed for memory."""
@@ -457,150 +462,6 @@ class Forked:
         loop.watch(listener, POLLIN, answer)
 
 
-def _remove(path: str) -> None:
-    """Remove the program of a run that has ended."""
-    try:
-        posix.unlink(path)
-    except OSError:
-        pass  # the run, or another process, has made something else of it
-
-
-def _make_folders_above(path: str) -> None:
-    """Make the folders above a path."""
-    at = path.find("/", 1)
-    while at > 0:
-        try:
-            posix.mkdir(path[:at], 0o755)
-        except OSError:
-            pass  # it is there, or the open that follows says what is wrong
-        at = path.find("/", at + 1)
-
-
 def _may_clone(_pid: int) -> bool:
     """Tell whether a process may clone itself: only one of a session that has its own helper may."""
     return False
-
-
-class CommandGuest(Guest):
-    """Be a process that a client asks for: now, as it is `given` with the streams, or later."""
-
-    def __init__(self, parent: Resident, asking: int, given: tuple[dict[str, Any], dict[int, int]] | None):
-        super().__init__(parent, 0, asking)
-        self.link = asking  # failures are pid 1's to report
-        self.building, self.given = parent.building, given
-        self.terminal, self.serve_files = parent.terminal, parent.serve_files
-        self.root_steps = parent.root_steps
-        self.account: dict[str, str] = {}  # variables of a user that was asked for
-        self.order: dict[str, Any] = {}
-        never_freed.append(self)
-
-    def _build(self) -> None:
-        if self.load_interpreter is not None:
-            self.interpreter = self.load_interpreter("oneshot")
-        self.seconds = perform(self.building.first, self.registers)
-        try:
-            is_root = self._become_user()
-        except OSError as error:
-            raise StepFailed((USER, "become the user", []), 0, 1, error) from error
-        self.seconds += perform(self.root_steps if is_root else self.building.later, self.registers)
-        self._restrict(holds=False)
-
-    def _become_user(self) -> bool:
-        """Become who the order says, or the sandbox's own user; tell whether that is root."""
-        name = self.given[0].get("user") if self.given is not None else None
-        if name is None:
-            number = group = self.spec.inside_id
-            groups = [group]
-        else:
-            account = accounts.find(name)
-            number, group, groups = account.uid, account.gid, account.groups
-            self.account = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
-        if self.given is not None and self.given[0].get("terminal") and name is not None:
-            call("fchownat", self.given[1][0], b"", number, group, AT_EMPTY_PATH)
-        if self.spec.outside is not None:
-            posix.setgroups(groups)
-        posix.setresgid(group, group, group)
-        posix.setresuid(number, number, number)
-        return number == 0
-
-    def _hand_over(self) -> None:
-        """Give pid 1 the descriptor on which our filter asks; until then we may have as many as pid 1."""
-        try:
-            super()._hand_over()
-        except OSError as error:
-            raise StepFailed(HANDING_OVER, 0, 1, error) from error
-        perform(self.building.last, {})
-
-    def _take_order(self) -> tuple[Order, list[int]]:
-        order, streams = self.given or self._await_order()
-        self.order = order
-        python = order.get("python")
-        for path in order.get("remove") or ():
-            _remove(path)
-        for folder in order.get("folders") or ():
-            _make_folders_above(f"{folder}/")
-        self._write_files(order.get("files") or ())
-        self._enter(order.get("cwd"))
-        commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]
-        if python is not None and "source" in python:
-            python["source"] = python["source"].encode("utf-8", "surrogateescape")
-        env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
-        fds = [streams[number] for number in sorted(streams)]
-        return Order(commands=commands, python=python, env=env, is_session=REQUESTS in streams), fds
-
-    def _await_order(self) -> tuple[dict[str, Any], dict[int, int]]:
-        """Wait for an order, and hold nothing meanwhile whose end somebody else waits for."""
-        if self.asking > 3:
-            close_range(3, self.asking - 1)
-        close_range(self.asking + 1)
-        if self._has_time(self.asking):
-            self._warm_up()
-        tag, body, fds = messages.receive(self.asking)
-        if tag != "order":  # pid 1 is gone, and so must we be
-            posix._exit(1)
-        return body["order"], dict(zip(body["streams"], fds, strict=True))
-
-    def _write_files(self, files: Sequence[tuple[str, int, str]]) -> None:
-        """Write files of the program with its own rights: path, mode, and content in hexadecimal."""
-        for path, mode, text in files:
-            try:
-                _make_folders_above(path)
-                fd = posix.open(path, NEW_FILE, mode)
-                try:
-                    perform_calls([make("write", fd, bytes.fromhex(text))])
-                finally:
-                    posix.close(fd)
-            except OSError as error:
-                raise StepFailed((FILES, f"write {path}", []), 0, 1, error) from error
-
-    def _enter(self, folder: str | None) -> None:
-        if folder is None:
-            return
-        try:
-            posix.chdir(folder)
-        except OSError as error:
-            raise StepFailed((NO_FOLDER, f"work in {folder}", []), 0, 1, error) from error
-
-    def _start_program(self, order: Order, fds: list[int]) -> None:
-        if self.order.get("terminal"):
-            self.terminal.take(fds[0])
-        if not _is_own(self.order):
-            if order.python is None:
-                for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
-                    _signal.signal(number, _signal.SIG_DFL)
-            super()._start_program(order, fds)
-            return
-        self._take_streams(fds, is_compiling=False)
-        if fds[3] != 3:
-            call("dup3", fds[3], 3, 0)
-        self._close_descriptors([3])
-        try:
-            self.serve_files(self.order)
-        except OSError:
-            posix._exit(1)
-        posix._exit(0)
-
-
-def _is_own(order: dict[str, Any]) -> bool:
-    """Tell whether what is asked for is a program of ours: an operation on files."""
-    return order.get("op") == "files"

@@ -25,11 +25,10 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Result
-from cloche.init import wire as init_wire
 
 from ..init_link import InitLink
 from ..live import LiveProcess, LiveSandbox
-from ..live_runs import LiveRun, argv_of, run_to_end, with_files
+from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..results import run_notes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
@@ -340,7 +339,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         env = self._variables_of(program.env, request.env)
         order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "cwd": WORKSPACE}
         order["remove"], order["folders"] = self.take_leftover(), [program.build] if program.build else []
-        order["streams"] = [0, 1, 2] if program.python is None else [0, 1, 2, init_wire.REPORT]
+        order["streams"] = streams_of(request, has_report=program.python is not None)
         files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
         if program.python is None:
             order["argv"] = argv_of(program.commands)

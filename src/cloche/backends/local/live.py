@@ -33,7 +33,6 @@ from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
-from cloche.init import wire
 from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.plan import root_steps
 from cloche.jail.setup.privileges import amounts as ucounts
@@ -45,7 +44,7 @@ from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
 from ..live_files import Content
-from ..live_runs import LiveRun, argv_of, run_to_end, with_files
+from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..results import run_notes
 from ..toolchain import python_toolchain
 from .font_cache import seems_to_draw
@@ -368,7 +367,7 @@ class LocalLiveSandbox(LiveSandbox):
             runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
             return {**run_notes(engine, runtime, self.limits, self.enforcement, wall_s), "start": self.start}
 
-        run = LiveRun(order=await self._order(program, request.env, timeout_s), given=program.given, notes=notes)
+        run = LiveRun(order=await self._order(program, request, timeout_s), given=program.given, notes=notes)
         try:
             return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:
@@ -397,15 +396,15 @@ class LocalLiveSandbox(LiveSandbox):
             path, text = found
             await self.write_path(path, text.encode())
 
-    async def _order(self, program: Program, given: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+    async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
         """Return how a program is started; its files, where there are many bytes, are written first."""
         run = program.run
         order: dict[str, Any] = {
-            "env": self._at_home(run.env, given),
+            "env": self._at_home(run.env, request.env),
             "timeout_s": timeout_s,
             "remove": self.take_leftover(),
             "folders": run.folders,
-            "streams": [0, 1, 2, wire.REPORT] if run.python is not None else [0, 1, 2],
+            "streams": streams_of(request, has_report=run.python is not None),
         }
         order |= {"python": _as_json(run.python)} if run.python is not None else {"argv": argv_of(run.commands)}
         files = [(f"{self._paths.workspace}/{path}", mode, data) for path, mode, data in run.files]

@@ -1,0 +1,183 @@
+"""A process of a sandbox that lives, before it is the program: pid 1's fork, which takes an order of the client's.
+
+It is asked for a command, a script, a session, or an operation on files. Its order comes at once, or later, where it
+was forked ahead.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import accounts, messages
+from .guest import Guest
+from .messages import Order
+from .pid1 import Parent, never_freed
+from .steps import StepFailed, make, perform, perform_calls
+from .syscalls import AT_EMPTY_PATH, call, close_range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from .messages import Building
+    from .steps import Step
+
+_signal: Any = __import__("_signal")
+NO_FOLDER, FILES, USER = "cwd", "files", "user"
+HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
+REQUESTS = 4  # the stream that a session has, see `init.wire`
+NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
+
+
+class CommandParent(Parent):
+    """Hold what each process of a client's is made of."""
+
+    building: Building
+    root_steps: Sequence[Step]  # of root inside, in place of the others
+    terminal: Any  # our module `init.terminal`
+    serve_files: Any  # the function `init.files.serve`
+
+
+class CommandGuest(Guest):
+    """Be a process that a client asks for: now, as it is `given` with the streams, or later."""
+
+    def __init__(self, parent: CommandParent, asking: int, given: tuple[dict[str, Any], dict[int, int]] | None):
+        super().__init__(parent, 0, asking)
+        self.link = asking  # failures are pid 1's to report
+        self.building, self.given = parent.building, given
+        self.terminal, self.serve_files = parent.terminal, parent.serve_files
+        self.root_steps = parent.root_steps
+        self.account: dict[str, str] = {}  # variables of a user that was asked for
+        self.order: dict[str, Any] = {}
+        never_freed.append(self)
+
+    def _build(self) -> None:
+        if self.load_interpreter is not None:
+            self.interpreter = self.load_interpreter("oneshot")
+        self.seconds = perform(self.building.first, self.registers)
+        try:
+            is_root = self._become_user()
+        except OSError as error:
+            raise StepFailed((USER, "become the user", []), 0, 1, error) from error
+        self.seconds += perform(self.root_steps if is_root else self.building.later, self.registers)
+        self._restrict(holds=False)
+
+    def _become_user(self) -> bool:
+        """Become who the order says, or the sandbox's own user; tell whether that is root."""
+        name = self.given[0].get("user") if self.given is not None else None
+        if name is None:
+            number = group = self.spec.inside_id
+            groups = [group]
+        else:
+            account = accounts.find(name)
+            number, group, groups = account.uid, account.gid, account.groups
+            self.account = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+        if self.given is not None and self.given[0].get("terminal") and name is not None:
+            call("fchownat", self.given[1][0], b"", number, group, AT_EMPTY_PATH)
+        if self.spec.outside is not None:
+            posix.setgroups(groups)
+        posix.setresgid(group, group, group)
+        posix.setresuid(number, number, number)
+        return number == 0
+
+    def _hand_over(self) -> None:
+        """Give pid 1 the descriptor on which our filter asks; until then we may have as many as pid 1."""
+        try:
+            super()._hand_over()
+        except OSError as error:
+            raise StepFailed(HANDING_OVER, 0, 1, error) from error
+        perform(self.building.last, {})
+
+    def _take_order(self) -> tuple[Order, list[int]]:
+        order, streams = self.given or self._await_order()
+        self.order = order
+        python = order.get("python")
+        for path in order.get("remove") or ():
+            _remove(path)
+        for folder in order.get("folders") or ():
+            _make_folders_above(f"{folder}/")
+        self._write_files(order.get("files") or ())
+        self._enter(order.get("cwd"))
+        commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]
+        if python is not None and "source" in python:
+            python["source"] = python["source"].encode("utf-8", "surrogateescape")
+        env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
+        fds = [streams[number] for number in sorted(streams)]
+        return Order(commands=commands, python=python, env=env, is_session=REQUESTS in streams), fds
+
+    def _await_order(self) -> tuple[dict[str, Any], dict[int, int]]:
+        """Wait for an order, and hold nothing meanwhile whose end somebody else waits for."""
+        if self.asking > 3:
+            close_range(3, self.asking - 1)
+        close_range(self.asking + 1)
+        if self._has_time(self.asking):
+            self._warm_up()
+        tag, body, fds = messages.receive(self.asking)
+        if tag != "order":  # pid 1 is gone, and so must we be
+            posix._exit(1)
+        return body["order"], dict(zip(body["streams"], fds, strict=True))
+
+    def _write_files(self, files: Sequence[tuple[str, int, str]]) -> None:
+        """Write files of the program with its own rights: path, mode, and content in hexadecimal."""
+        for path, mode, text in files:
+            try:
+                _make_folders_above(path)
+                fd = posix.open(path, NEW_FILE, mode)
+                try:
+                    perform_calls([make("write", fd, bytes.fromhex(text))])
+                finally:
+                    posix.close(fd)
+            except OSError as error:
+                raise StepFailed((FILES, f"write {path}", []), 0, 1, error) from error
+
+    def _enter(self, folder: str | None) -> None:
+        if folder is None:
+            return
+        try:
+            posix.chdir(folder)
+        except OSError as error:
+            raise StepFailed((NO_FOLDER, f"work in {folder}", []), 0, 1, error) from error
+
+    def _start_program(self, order: Order, fds: list[int]) -> None:
+        if self.order.get("terminal"):
+            self.terminal.take(fds[0])
+        if not _is_own(self.order):
+            if order.python is None:
+                for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
+                    _signal.signal(number, _signal.SIG_DFL)
+            super()._start_program(order, fds)
+            return
+        self._take_streams(fds, is_compiling=False)
+        if fds[3] != 3:
+            call("dup3", fds[3], 3, 0)
+        self._close_descriptors([3])
+        try:
+            self.serve_files(self.order)
+        except OSError:
+            posix._exit(1)
+        posix._exit(0)
+
+
+def _is_own(order: dict[str, Any]) -> bool:
+    """Tell whether what is asked for is a program of ours: an operation on files."""
+    return order.get("op") == "files"
+
+
+def _remove(path: str) -> None:
+    """Remove the program of a run that has ended."""
+    try:
+        posix.unlink(path)
+    except OSError:
+        pass  # the run, or another process, has made something else of it
+
+
+def _make_folders_above(path: str) -> None:
+    """Make the folders above a path."""
+    at = path.find("/", 1)
+    while at > 0:
+        try:
+            posix.mkdir(path[:at], 0o755)
+        except OSError:
+            pass  # it is there, or the open that follows says what is wrong
+        at = path.find("/", at + 1)
