@@ -5,8 +5,6 @@ Whoever is outside and should end it may be suspended, or gone wrong. A clock of
 
 from __future__ import annotations
 
-import signal
-
 from . import wire
 from .loop import now
 
@@ -16,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .loop import Host, Loop
+
+SIGCONT, SIGSTOP = 18, 19
 
 
 class Lifetime:
@@ -59,10 +59,10 @@ class Lifetime:
 
     def pause(self) -> None:
         """Stop all processes, and the clocks of commands."""
-        self.host.signal_others(signal.SIGSTOP)
+        self.host.signal_others(SIGSTOP)
         self.loop.stop_clocks("clock")
 
     def resume(self) -> None:
         """Let them go on."""
         self.loop.start_clocks()
-        self.host.signal_others(signal.SIGCONT)
+        self.host.signal_others(SIGCONT)

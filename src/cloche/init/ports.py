@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 
 from . import wire
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         def close(self, channel: int, **error: Any) -> None: ...
 
 
+_socket: Any = __import__("_socket")  # `socket` would load as much as all the rest of us
 LISTENING = "0A"
 MOST_PORTS = 1000
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
@@ -32,7 +32,7 @@ POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 def listening() -> list[dict[str, Any]]:
     """Return port and address of each TCP server of this network namespace."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+    for name, family in (("tcp", _socket.AF_INET), ("tcp6", _socket.AF_INET6)):
         try:
             with open(f"/proc/net/{name}", encoding="ascii") as file:
                 rows = file.read(1 << 20).splitlines()[1:]
@@ -49,7 +49,7 @@ def listening() -> list[dict[str, Any]]:
 
 def _address(text: str, family: int) -> str:
     data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
-    return socket.inet_ntop(family, data)
+    return str(_socket.inet_ntop(family, data))
 
 
 def connect(owner: Owner, channel: int, port: int, *, hands_out: bool) -> Connection:
@@ -65,7 +65,7 @@ class Connection:
     def __init__(self, owner: Owner, channel: int, port: int, *, hands_out: bool):
         self.hands_out = hands_out
         self.owner, self.loop, self.channel, self.port = owner, owner.loop, channel, port
-        self.family = socket.AF_INET
+        self.family = _socket.AF_INET
         self.window, self.held = wire.WINDOW_BYTES, 0
         self.pieces: list[bytes] = []
         self.is_connected = self.is_ending = self.is_over = False
@@ -76,9 +76,9 @@ class Connection:
             self._begin_again(error.errno or 0)
 
     def _begin(self) -> None:
-        self.socket = socket.socket(self.family, socket.SOCK_STREAM)
+        self.socket = _socket.socket(self.family, _socket.SOCK_STREAM)
         self.socket.setblocking(False)
-        host = "127.0.0.1" if self.family == socket.AF_INET else "::1"
+        host = "127.0.0.1" if self.family == _socket.AF_INET else "::1"
         code = self.socket.connect_ex((host, self.port))
         if code not in (0, errno.EINPROGRESS):  # which nobody is told again
             self.socket.close()
@@ -87,7 +87,7 @@ class Connection:
 
     def _begin_again(self, code: int) -> None:
         """Try the other loopback address: a server may listen there alone. Raises OSError, for the first one."""
-        self.family, self.refused = socket.AF_INET6, code
+        self.family, self.refused = _socket.AF_INET6, code
         try:
             self._begin()
         except OSError:
@@ -122,8 +122,8 @@ class Connection:
         self._settle()
 
     def _connected(self) -> None:
-        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code and self.family == socket.AF_INET:
+        code = self.socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        if code and self.family == _socket.AF_INET:
             self._close()
             try:
                 self._begin_again(code)
@@ -133,7 +133,7 @@ class Connection:
         if code:
             self._end(self.refused)
             return
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         self.is_connected = True
         if self.hands_out and self.owner.host.hand_out(self.channel, self.socket.fileno()):
             self._end(0)
@@ -178,7 +178,7 @@ class Connection:
             self.loop.send(wire.grant_frame(self.channel, 0, passed))
         if self.is_ending and not self.pieces:
             try:
-                self.socket.shutdown(socket.SHUT_WR)
+                self.socket.shutdown(_socket.SHUT_WR)
             except OSError:
                 pass  # the server has closed it
             self._end_if_done()

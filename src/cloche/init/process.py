@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import select
-import signal
 import struct
 import termios
 
@@ -39,7 +38,7 @@ PIPE_BYTES = 1 << 20  # the most that a pipe holds
 MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet write
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 INTO = (wire.STDIN, wire.REQUESTS)
-SIGKILL = signal.SIGKILL
+SIGHUP, SIGKILL = 1, 9
 AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
 
 
@@ -457,7 +456,7 @@ class Process:
         if self.status is None and not self.is_kept:
             self.kill("")
         elif self.status is None and self.master >= 0:
-            self.signal(signal.SIGHUP, "group")
+            self.signal(SIGHUP, "group")
         for one in self.outgoing.values():
             one.go_on()
         if self.status is not None:

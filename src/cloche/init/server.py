@@ -6,7 +6,6 @@ What differs between a jail and a container is in the `Host` that is given to it
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from . import wire
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         def leave(self) -> None: ...
 
 
+_signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
 WNOHANG = os.WNOHANG
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
@@ -52,8 +52,8 @@ class Server:
         self.is_greeted = self.is_busy = False
         self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels))
         self.woken, self.wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _nothing)
+        _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, _nothing)
         self.loop.watch(self.woken, POLLIN, self._take_dead)
         self.loop.send(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, **greeting))
 

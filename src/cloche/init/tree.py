@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SIGKILL, SIGSTOP = 9, 19
 MOST_PASSES = 50  # of stopping; who is faster than that is killed as far as it was found, and looked for again
 
 
@@ -28,8 +28,8 @@ def kill(members: Callable[[], list[int]]) -> bool:
         if not new:
             break
         for pid in new:
-            send(pid, signal.SIGSTOP)
+            send(pid, SIGSTOP)
         stopped |= new
     for pid in stopped:
-        send(pid, signal.SIGKILL)
+        send(pid, SIGKILL)
     return bool(stopped)

@@ -238,9 +238,13 @@ def forget_helper(interpreter: Any) -> Any:  # noqa: ANN401 - a module, and its 
     from . import archive
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
-    ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter", "init")]
-    never_freed.extend([sys.modules.pop(name) for name in ours])
+    never_freed.extend([sys.modules.pop(name) for name in list(filter(is_ours, sys.modules))])
     return interpreter.Privileges(archive)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a module is one of our packages'."""
+    return name.partition(".")[0] in ("jail", "interpreter", "init")
 
 
 def _out_of_the_way(fds: list[int]) -> list[int]:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import gc
 import posix
+import sys
 from time import monotonic
 
 from . import messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
-from .command_guest import CommandGuest, CommandParent
-from .guest import forget_helper, load_notify
+from .command_guest import REQUESTS, CommandGuest, CommandParent
+from .guest import forget_helper, is_ours, load_notify
 from .messages import Building
 from .pid1 import never_freed
 from .supervisor import Supervisor
@@ -215,10 +216,11 @@ class Resident(CommandParent):
         posix.close(packed)
         if interpreter is not None:
             interpreter.prepare()
-            modules = {"oneshot": interpreter, "session": load("interpreter.session")}
-            self.load_interpreter = modules.__getitem__
+            self.interpreters = {"oneshot": interpreter}
+            self.load_interpreter = self.interpreters.__getitem__
             self.terminal, self.serve_files = load("init.terminal"), load("init.files").serve
-            self.privileges = forget_helper(interpreter)  # after which nothing else of ours can be loaded
+            self.hidden = {name: module for name, module in sys.modules.items() if is_ours(name)}
+            self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str], None]] = []  # who waits to hear why a process was killed
@@ -260,7 +262,10 @@ class Resident(CommandParent):
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Give the order to a guest that waits, or to a new one."""
-        if order.get("user") is not None:
+        is_session = REQUESTS in streams and order.get("python") is not None
+        if is_session:
+            self._load_sessions()
+        if is_session or order.get("user") is not None:  # for which those that wait are not ready
             return self._fork((order, streams))
         if order.get("terminal") and self.spec.outside is not None:  # else it is the guest's already
             call("fchownat", streams[0], b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
@@ -279,6 +284,17 @@ class Resident(CommandParent):
         if spare is not None:
             spare.mark.close()
         return self._fork((order, streams))
+
+    def _load_sessions(self) -> None:
+        """Load what serves a session, once one is asked for: it takes longer than all that a command needs."""
+        if "session" not in self.interpreters:
+            sys.meta_path.insert(0, self.privileges.archive)
+            sys.modules.update(self.hidden)
+            from . import load
+
+            self.interpreters["session"] = load("interpreter.session")
+            forget_helper(self.interpreters["oneshot"])
+            gc.freeze()
 
     def _fork_soon(self, delay_s: float) -> None:
         self.is_forking_soon = True
