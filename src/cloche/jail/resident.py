@@ -215,6 +215,8 @@ class Resident(CommandParent):
         order = messages.unpack(packed)
         posix.close(packed)
         if interpreter is not None:
+            if "preload" in order:  # before there is any guest, for all of them
+                load("interpreter.preload").warm_up(order["preload"])
             interpreter.prepare()
             self.interpreters = {"oneshot": interpreter}
             self.load_interpreter = self.interpreters.__getitem__

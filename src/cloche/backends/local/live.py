@@ -61,7 +61,7 @@ from .plan import (
     guest_environment,
     show_toolchain,
 )
-from .prefork import pool_for
+from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
 
@@ -166,6 +166,9 @@ class LocalLiveSandbox(LiveSandbox):
         try:
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
+            if slot is None:  # else the template has done that
+                env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
+                order["preload"] = preload_settings((), env["HOME"], env)
             connection.send_resident(run, order, theirs.fileno())
             theirs.close()
             self._end = asyncio.get_running_loop().create_task(connection.attend(self._take))

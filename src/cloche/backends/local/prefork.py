@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -193,19 +193,21 @@ def pool_for(policy: Policy, host: Host) -> Pool:
     return found
 
 
-def _new_pool(policy: Policy, host: Host) -> Pool:
-    settings = {
-        "preload": list(dict.fromkeys((*USUAL_MODULES, *policy.preload))),
+def preload_settings(modules: Sequence[str], home: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `interpreter.preload` must know, for runs with this environment in most cases."""
+    return {
+        "preload": list(modules),
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
-        "home": "/workspace",
-        "ahead": {
-            "env": guest_environment(GuestPaths(), {}, python_toolchain().env),
-            "shown": list(python_toolchain().binds),
-        },
+        "home": home,
+        "ahead": {"env": dict(env), "shown": list(python_toolchain().binds)},
     }
+
+
+def _new_pool(policy: Policy, host: Host) -> Pool:
+    modules = list(dict.fromkeys((*USUAL_MODULES, *policy.preload)))
     return Pool(
-        settings,
+        preload_settings(modules, "/workspace", guest_environment(GuestPaths(), {}, python_toolchain().env)),
         cgroup_version=host.cgroup_version,
         cgroup_folders=host.cgroup_folders,
         group_name=partial(group_name, KIND),
