@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,43 @@ def test_commands_wait_for_a_turn_in_their_own_sandbox_alone() -> None:
             assert (await sandbox.exec(["echo", "over"])).stdout == "over\n"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.both_users
+def test_a_limit_that_a_command_failed_at_is_its_status() -> None:
+    """Of processes and of the disk, which are the sandbox's; once there is room again, a failure is an error."""
+    forks = """
+import os
+try:
+    while os.fork():
+        pass
+except OSError:
+    raise SystemExit(3)
+import time
+time.sleep(1000)
+"""
+    with cloche.Sandbox(pids=16, disk="4m", timeout=20) as sandbox:
+        full = sandbox.run("open('big', 'wb').write(bytes(10 << 20))")
+        assert (full.status, sandbox.exec(["rm", "big"]).status, sandbox.exec(["false"]).status) == (
+            "disk_limit", "ok", "error",
+        )  # fmt: skip
+        forked = sandbox.run(forks)
+        assert forked.exit_code == 3
+        assert forked.status == ("pids_limit" if os.geteuid() == 0 else "error")  # which a control group counts
+        for one in sandbox.processes():
+            sandbox.process(one.id).kill()  # what it has left behind
+        until_served(sandbox)
+
+
+def until_served(sandbox: cloche.Sandbox) -> None:
+    """Wait until something can be started again."""
+    while True:
+        try:
+            assert sandbox.exec(["true"]).ok
+        except cloche.StartFailed:
+            time.sleep(0.05)
+        else:
+            return
 
 
 # Rules.

@@ -44,6 +44,25 @@ def use(work: Callable[[Toolbox], Awaitable[Any]], **options: Any) -> Any:
     return asyncio.run(main())
 
 
+def test_what_a_call_has_left_running_disables_no_other() -> None:
+    """Where it takes every process there may be it is ended, and the model is told; a lost sandbox is made anew."""
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    leave = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {bomb!r}], start_new_session=True)"
+
+    async def work(tools: Toolbox) -> list[str]:
+        await tools.call("run_code", {"code": leave + "\ntime.sleep(1)"})
+        told = [(await tools.call("run_code", {"code": "print(1)"})).text for _ in range(4)]
+        told.append((await tools.call("write_file", {"path": "a", "content": "x"})).text)
+        await tools._sandbox.kill()
+        return [*told, *[(await tools.call("list_files", {"path": "."})).text for _ in range(2)]]
+
+    *told, lost, after = use(work)
+    assert any("took every process there may be, and was ended" in text for text in told)
+    assert told[-1].endswith("Wrote 1 characters to a.")
+    assert "the next call begins in a new one" in lost
+    assert after == "There are no files."
+
+
 def ask(name: str, arguments: dict[str, Any], **options: Any) -> Answer:
     """Call one tool."""
     answer: Answer = use(lambda tools: tools.call(name, arguments), **options)

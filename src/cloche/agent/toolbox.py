@@ -26,7 +26,7 @@ from cloche.audit.recording import Execution, is_traced, recorded
 from cloche.blocking import calls
 from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Level
-from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
+from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileError, StartFailed
 from cloche.core.escape import utf8_safe
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
@@ -59,6 +59,9 @@ log = logging.getLogger("cloche.agent")
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace for outputs that are too long for an answer
 WORKSPACE = "/workspace"
+ENDINGS, ENDING_S = 3, 0.2  # rounds in which what was left running is ended, as it may go on forking
+_ENDED = "[What earlier calls left running took every process there may be, and was ended.]"
+_LOST = "The sandbox is gone with all files; the next call begins in a new one."
 
 
 def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
@@ -160,7 +163,7 @@ class Toolbox:
         self._stack = AsyncExitStack()
         self._opening, self._editing = asyncio.Lock(), asyncio.Lock()
         self._running: set[asyncio.Task[Answer]] = set()
-        self._is_open = self._has_sandbox = self._is_blocking = False
+        self._is_open = self._has_sandbox = self._is_lost = self._is_blocking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0
 
@@ -337,6 +340,9 @@ class Toolbox:
             answer = await self._approve_and_run(name, arguments)
         except AuditFailed as error:
             answer = Answer(text=audit_failure_text(error), is_error=True)
+        except OutcomeUnknown as error:
+            self._is_lost = self._has_sandbox
+            answer = Answer(text=clip(f"OutcomeUnknown: {error}. {_LOST}"), is_error=True)
         except ClocheError as error:
             answer = Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
         except Exception as error:
@@ -350,10 +356,39 @@ class Toolbox:
         with traced_call(tool, call) as failed, acting(tool=tool.name, call=call):
             decision = await self._gate.approve(self._request(tool, read))
             with acting(approved_by=decision.by) if decision else nullcontext():
-                answer = await _ACTIONS[tool.action](self, tool, read)
+                answer = await self._act(tool, read)
             if answer.is_error:
                 failed(str(answer.result.status) if answer.result else "error")
             return answer
+
+    async def _act(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        """Do what a tool does; where what earlier calls left running takes every process there may be, end that first.
+
+        Files are read and written by a process inside, too, which what was left may stop.
+        """
+        act = partial(_ACTIONS[tool.action], self, tool, read)
+        limit_s = self.limits.timeout_s if tool.action in _OF_FILES else None
+        try:
+            async with asyncio.timeout(limit_s):
+                try:
+                    return await act()
+                except (StartFailed, SandboxFileError) as error:
+                    if "pids" not in (getattr(error, "step", ""), getattr(error, "kind", "")):
+                        raise
+                    await self._end_leftovers()
+                    answer = await act()
+                    return dataclasses.replace(answer, text=f"{_ENDED}\n{answer.text}")
+        except TimeoutError:
+            path = read.get("path", "")
+            raise SandboxFileError(f"{path}: not done in {limit_s:g} s", path=path, kind="timeout") from None
+
+    async def _end_leftovers(self) -> None:
+        """End what calls that have ended left running, and wait until something can be started again, for a while."""
+        for _ in range(ENDINGS):
+            for one in await self._sandbox.processes():
+                if one.exit_code is not None:
+                    await (await self._sandbox.process(one.id)).kill()
+            await asyncio.sleep(ENDING_S)
 
     async def run_code(
         self,
@@ -406,8 +441,13 @@ class Toolbox:
         }
 
     async def _opened(self) -> AsyncSandbox:
-        """Open the sandbox with the first call that needs it."""
+        """Open the sandbox with the first call that needs it, and another one where it was lost."""
         async with self._opening:
+            if self._is_lost:
+                self._has_sandbox = self._is_lost = False
+                if self._interpreters is not None:
+                    self._interpreters.forget()
+                await self._stack.aclose()
             if not self._has_sandbox:
                 await self._stack.enter_async_context(self._sandbox)
                 self._has_sandbox = True
@@ -538,6 +578,7 @@ async def _save_nothing(_: str, __: str) -> str:
     return ""
 
 
+_OF_FILES = frozenset({ToolAction.READ, ToolAction.LIST, ToolAction.WRITE, ToolAction.EDIT})
 _ACTIONS: Mapping[ToolAction, Callable[[Toolbox, Tool, Mapping[str, Any]], Awaitable[Answer]]] = {
     ToolAction.RUN: Toolbox._run,
     ToolAction.SHELL: Toolbox._run,

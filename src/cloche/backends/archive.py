@@ -35,6 +35,7 @@ MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of the
 # What an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
 LONGEST_NAME_BYTES = 4096 + 2  # as long as a path may be, "./" before it
+MOST_SKIPPED = 10**9  # that is believed
 BLOCK = tarfile.BLOCKSIZE
 ENCODING, ERRORS = "utf-8", "surrogateescape"  # names that are no text come through as they are
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -107,7 +108,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
     found: dict[str, ByteRange] = {}
     left_out = chars = 0
     try:
-        for member in _members(spool):
+        for member in _members(spool, until):
             if until.is_over():
                 return found, left_out + 1
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
@@ -125,10 +126,10 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
     return found, left_out
 
 
-def _members(spool: Spool) -> Iterator[_Member]:
+def _members(spool: Spool, until: Until) -> Iterator[_Member]:
     """Yield what an archive says of its members, one after the other. Raises TarError or ValueError."""
     at, name, has_name_elsewhere = 0, "", False
-    while at < spool.size:
+    while at < spool.size and not until.is_over():
         header = _read(spool, at, BLOCK)
         if not any(header):
             return
@@ -195,7 +196,7 @@ def collected(
     told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
     return Changes(
         records=records,
-        skipped=left_out + (skipped if isinstance(skipped, int) else 0),
+        skipped=left_out + (skipped if isinstance(skipped, int) and 0 <= skipped <= MOST_SKIPPED else 0),
         partial=REASONS & (told | {"time"} if until.has_ended else told),
         save=keep(spool, ranges, records),
         is_shared=True,

@@ -62,6 +62,11 @@ class Channel:
         if not self.closed.done():
             self._link.send(wire.json_frame(wire.ASK, self.number, **body))
 
+    def end_by_id(self, name: str) -> None:
+        """Have a process ended by its id, whatever of it is left; nobody waits for that."""
+        if not self._link.lost.done():
+            self._link.open("kill", id=name)
+
     async def send(self, stream: int, data: bytes | memoryview) -> bool:
         """Send all of `data`, as fast as it is taken; False where the channel was closed meanwhile."""
         left = memoryview(data)

@@ -71,7 +71,9 @@ class LiveProcess:
         self.on_report: Callable[[bytes], None] = lambda _: None
         # Where a sandbox that ends of itself may say what of: returns that as an event `exit` would, or None.
         self.on_loss: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
-        self.paused_s: Callable[[], Awaitable[float]] | None = None  # how long its clock may have stood still
+        # How long the sandbox was paused in all, and before this one began: its clock may have stood still since.
+        self.paused_s: Callable[[], Awaitable[float]] | None = None
+        self.paused_before_s = 0.0
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
@@ -141,6 +143,8 @@ class LiveProcess:
         if self._cause is None:
             self._cause = cause
         self._channel.ask(do="kill", cause=str(cause or ""))
+        if self.id:  # where it has ended, or its end is on the way: what it has left behind
+            self._channel.end_by_id(self.id)
 
     def detach(self) -> None:
         """Let it go on without a client."""
@@ -194,7 +198,7 @@ class LiveProcess:
             rounds = rounds + 1 if self.stdout.is_empty and self.stderr.is_empty else 0
             if rounds >= LATE_ROUNDS and not end.done():  # rounds: this loop itself may have stood still
                 paused_s = await self.paused_s() if self.paused_s is not None else 0.0
-                if monotonic() >= ends_at + paused_s + LATE_S:
+                if monotonic() >= ends_at + paused_s - self.paused_before_s + LATE_S:
                     self._channel.abandon("it did not end a process whose time-out was over")
                     return
                 rounds = 0
@@ -262,7 +266,10 @@ def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Ob
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if signal is None else None
     pids_hits, denied = (int(_number(ended.get(name))) for name in ("pids_hits", "denied"))
-    return Observed(exit_code=code, signal=signal, cause=cause, pids_hits=pids_hits, denied=denied)
+    return Observed(
+        exit_code=code, signal=signal, cause=cause, pids_hits=pids_hits, denied=denied,
+        workspace_full=bool(ended.get("is_full")),
+    )  # fmt: skip
 
 
 def usage_of(ended: Mapping[str, Any]) -> Usage:
@@ -417,6 +424,8 @@ class LiveSandbox(LiveFiles):
     async def begun(self, process: LiveProcess) -> LiveProcess:
         """Wait until a process has started, and return it; what does not is given up."""
         process.paused_s = self.paused_s
+        if not self.is_kept:
+            process.paused_before_s = await self.paused_s()
         try:
             await process.begin()
         except BaseException:

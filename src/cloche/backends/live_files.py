@@ -89,7 +89,8 @@ class FileOperation:
         try:
             await asyncio.shield(self._channel.closed)
         except OperationFailed as error:
-            raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind="other") from error
+            kind = "pids" if error.kind == "pids" else "other"
+            raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind=kind) from error
         if not self._answer:
             message = f"{self._path}: the operation was ended before it was done"
             raise SandboxFileError(message, path=self._path, kind="timeout")
@@ -138,6 +139,8 @@ class FileWatch:
 
 class LiveFiles:
     """Do what can be done with files in any sandbox that lives."""
+
+    clock_slack_ns = 0  # how far the clock of the workspace may be behind init's
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
@@ -311,8 +314,11 @@ class LiveFiles:
         if not patterns:
             return 0
         await become_task()
-        found = (await (await self.connected()).ask("clock")).get("ns")
-        return found if isinstance(found, int) and 0 <= found < 1 << 62 else 0
+        try:
+            found = (await (await self.connected()).ask("clock")).get("ns")
+        except OperationFailed as error:
+            raise InvalidRequest(f"collect: {error}") from error
+        return max(0, found - self.clock_slack_ns) if isinstance(found, int) and 0 <= found < 1 << 62 else 0
 
     async def collect_files(
         self,
@@ -355,11 +361,15 @@ class LiveFiles:
             said = {"partial": ["time"]}
         except ValueError:
             said = {"partial": ["bytes"]}
-        except (SandboxFileError, OutcomeUnknown) as error:
+        except (SandboxFileError, OutcomeUnknown, InvalidRequest, OSError) as error:
             log.warning("files of a run could not be collected: %s", error)
             said = {"partial": ["access"]}
         until = Until(seconds)
-        return await in_thread(until, lambda: collected(spool, patterns, given or {}, said, until))
+        try:
+            return await in_thread(until, lambda: collected(spool, patterns, given or {}, said, until))
+        except OSError as error:  # there is no room for what came: the run has ended all the same
+            log.warning("files of a run could not be kept: %s", error)
+            return Changes(partial=frozenset({"access"}), is_shared=True)
 
     @asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:

@@ -63,7 +63,8 @@ class SandboxFileError(ClocheError):
     """Report a file operation inside a sandbox that failed; `path` is the guest's path.
 
     In a sandbox that lives `kind` says why in a word: not_found, is_directory, not_directory, not_regular, permission,
-    exists, not_empty, too_large, full, loop, name_too_long, busy, invalid, timeout, unsupported, or other.
+    exists, not_empty, too_large, full, loop, name_too_long, busy, invalid, timeout, unsupported, pids (there can be no
+    further process, which each operation is), or other.
     """
 
     def __init__(self, message: str, *, path: str, kind: str = ""):

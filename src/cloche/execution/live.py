@@ -128,6 +128,7 @@ class LiveOperations:
         """Open one that lives; where there is none at this level, or on this host, one whose runs take turns."""
         policy, limits = self._prepared.policy, self._prepared.limits
         async with AsyncExitStack() as stack:
+            stack.callback(setattr, self, "_is_live", None)  # whoever enters it again may find it otherwise
             try:
                 opened: OpenSandbox = await stack.enter_async_context(backend.open_live(policy, limits))
                 self._is_live = True

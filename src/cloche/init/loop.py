@@ -47,8 +47,15 @@ if TYPE_CHECKING:
             """Give the client a descriptor for a channel, by another way; False where there is none."""
             ...
 
-        def why_killed(self, take: Callable[[str], None]) -> None:
-            """Find out why the kernel may have killed a process, and give the cause to `take`, at once or later."""
+        def why_failed(self, take: Callable[[str, int], None]) -> None:
+            """Find out why a process may have failed, since anybody asked last, and tell `take`, at once or later.
+
+            The cause if the kernel has killed any, and how often the limit on processes was reached.
+            """
+            ...
+
+        def is_full(self) -> bool:
+            """Tell whether nothing more can be written in the workspace."""
             ...
 
     class Mark(Protocol):

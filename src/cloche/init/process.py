@@ -349,7 +349,8 @@ class Process:
         self.cause = ""
         self.usage: dict[str, float] = {}
         self.error: dict[str, Any] = {}
-        self.is_killing = self.is_forgotten = self.is_over = self.is_resting = False
+        self.is_killing = self.is_forgotten = self.is_over = self.is_resting = self.is_full = False
+        self.pids_hits = 0
         self.is_session = wire.REQUESTS in order.get("streams", ())
         self.master = -1
         timeout_s = _seconds(order.get("timeout_s"))
@@ -535,13 +536,16 @@ class Process:
             "wall_s": now() - self.started_at, "user_s": usage.ru_utime, "system_s": usage.ru_stime,
             "most_kib": usage.ru_maxrss,
         }  # fmt: skip
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGKILL and not self.cause:
-            self.host.why_killed(lambda cause: self._exited(status, cause))
+        if status and not self.cause and not self.is_hidden:
+            self.is_full = self.host.is_full()
+            self.host.why_failed(lambda cause, hits: self._exited(status, cause, hits))
         else:
-            self._exited(status, "")
+            self._exited(status, "", 0)
 
-    def _exited(self, status: int, cause: str) -> None:
-        self.status, self.cause = status, self.cause or cause
+    def _exited(self, status: int, cause: str, pids_hits: int) -> None:
+        """Go on when it is known how it ended. `cause` is of who was killed by nobody of ours."""
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGKILL
+        self.status, self.cause, self.pids_hits = status, self.cause or (cause if is_killed else ""), pids_hits
         for one in self.incoming.values():
             one.close()
         if self.master >= 0:
@@ -563,6 +567,7 @@ class Process:
         if self.channel:
             if not self.error:
                 said = {"usage": self.usage, "dropped": self._dropped(), "denied": self.forked.denied}
+                said |= {"pids_hits": self.pids_hits, "is_full": self.is_full}
                 self._event("exit", status=self.status, cause=self.cause, **said)
             channel, self.channel = self.channel, 0
             for one in self.outgoing.values():

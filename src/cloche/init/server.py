@@ -10,7 +10,7 @@ import time
 
 from . import wire
 from .lifetime import Lifetime
-from .loop import POLLIN, Loop
+from .loop import POLLIN, Loop, now
 from .ports import connect, listening
 from .process import MOST_KEPT_EXITS, Process
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
 WNOHANG = os.WNOHANG
+TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
@@ -173,9 +174,14 @@ class Server:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))
         self.close(number)
 
-    def _clock(self, number: int, _: dict[str, Any]) -> None:
-        self.loop.send(wire.json_frame(wire.EVENT, number, event="clock", ns=time.clock_gettime_ns(REALTIME_COARSE)))
-        self.close(number)
+    def _clock(self, number: int, _: dict[str, Any], before: int = 0) -> None:
+        """Tell the time once it has moved on, a few milliseconds later: no file that changed before has that one."""
+        moment = time.clock_gettime_ns(REALTIME_COARSE)
+        if moment == (before or moment) and number in self.channels:
+            self.loop.call_at((number, "tick"), now() + TICK_S, lambda: self._clock(number, _, moment))
+        elif number in self.channels:
+            self.loop.send(wire.json_frame(wire.EVENT, number, event="clock", ns=moment))
+            self.close(number)
 
     def _output(self, number: int, order: dict[str, Any]) -> None:
         for stream, one in self._found(order).outgoing.items():

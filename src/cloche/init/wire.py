@@ -21,8 +21,9 @@ own streams alone. To send more than the window ends the connection.
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
   `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in hexadecimal:
   done first, by the process).
-  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped` bytes, and
-  how many system calls of the tree were `denied`.
+  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped` bytes,
+  how many system calls of the tree were `denied`, and of one that failed `pids_hits` and `is_full`: whether the limit
+  on processes was reached meanwhile, and nothing more can be written.
   Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
   `is_resting`: nothing is asked of it now, so its memory need not be watched closely. CLOSE by the client kills the
@@ -35,7 +36,7 @@ own streams alone. To send more than the window ends the connection.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
   Where it `hands_out`, and init has another way to the client, the socket itself goes that way, and the channel ends.
 - `ports`: one event `ports` with who listens.
-- `clock`: one event `clock` with `ns`, the time that a file gets which changes now.
+- `clock`: one event `clock` with `ns`, the time that a file gets which changes now, and none that has changed before.
 - `output`: the last bytes that nobody has read of a process, by `id`, on its streams 1 and 2; they are kept.
 - `pause`: stop all processes and the clocks of commands; nothing is started until `resume`. Both answer by CLOSE.
 - `limits`: `ends_in_s`, after which all ends, whoever is there; `idle_s`, after which it ends if no process but init

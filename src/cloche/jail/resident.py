@@ -225,9 +225,9 @@ class Resident(CommandParent):
             self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
-        self.asked: list[Callable[[str], None]] = []  # who waits to hear why a process was killed
+        self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
-        self.oom_kills = 0
+        self.oom_kills = self.pids_hits = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
         try:
             self.server = server.Server(wire, self, order["greeting"])
@@ -246,9 +246,10 @@ class Resident(CommandParent):
             self._end_largest(body["mark"])
         elif tag == "why":
             is_more, self.oom_kills = body.get("oom_kills", 0) > self.oom_kills, body.get("oom_kills", 0)
+            hits, self.pids_hits = body.get("pids_hits", 0) - self.pids_hits, body.get("pids_hits", 0)
             asked, self.asked = self.asked, []
             for take in asked:
-                take("out_of_memory" if is_more else "")
+                take("out_of_memory" if is_more else "", hits)
         elif tag != "go":  # the helper is gone, and so must we be
             posix._exit(1)
 
@@ -411,8 +412,13 @@ class Resident(CommandParent):
         """Tell whether a process lives that somebody has left behind: it is a child of ours by now."""
         return any(int(pid) not in self.spares for pid in _read_whole(CHILDREN).split())
 
-    def why_killed(self, take: Callable[[str], None]) -> None:
-        """Ask the helper whether the kernel has killed for memory."""
+    def is_full(self) -> bool:
+        """Tell whether there is no room, or no inode, left in what can be written to."""
+        state = posix.statvfs(self.spec.workspace)
+        return not state.f_bavail or not state.f_favail
+
+    def why_failed(self, take: Callable[[str, int], None]) -> None:
+        """Ask the helper what its control group has counted."""
         self.asked.append(take)
         messages.send(self.link, "why")
 

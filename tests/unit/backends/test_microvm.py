@@ -92,10 +92,11 @@ def test_a_machine_of_a_sandbox_that_lives_has_room_for_one_container() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_program_is_read_to_its_end_and_no_further(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stale", [0, 1, 7, 10, 15])
+def test_a_program_is_read_to_its_end_and_no_further(size: int, stale: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was left in a port is passed over; what follows the program is for the program, however it is cut."""
     mark, program, sent = b"0123456789abcdef", b"pass" * 50_000, io.BytesIO()
-    port = io.BytesIO(b"stale 0123" + mark + f"{len(program):09d}".encode() + program + b"more")
+    port = io.BytesIO(b"stale 012345678"[:stale] + mark + f"{len(program):09d}".encode() + program + b"more")
     monkeypatch.setattr(guest_init, "read_some", lambda most: port.read(min(most, size)))
     monkeypatch.setattr(guest_init, "write_all", lambda _, data: sent.write(data))
     assert guest_init.take_program(mark) == program

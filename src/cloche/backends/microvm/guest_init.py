@@ -385,10 +385,12 @@ def take_program(mark: bytes) -> bytes:
     while mark not in found:
         found = found[-len(mark) :] + read_some(len(mark))
     found, size = found.partition(mark)[2], LENGTH_DIGITS
-    while len(found) < size:
-        found += read_some(min(CHUNK, size - len(found)))
-        if len(found) >= LENGTH_DIGITS:
+    while True:
+        if len(found) >= LENGTH_DIGITS:  # some of it may have come with the mark
             size = LENGTH_DIGITS + int(found[:LENGTH_DIGITS])
+        if len(found) >= size:
+            break
+        found += read_some(min(CHUNK, size - len(found)))
     write_all(1, mark)
     return found[LENGTH_DIGITS:]
 

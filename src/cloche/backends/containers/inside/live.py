@@ -194,7 +194,7 @@ class ContainerHost:
         self.memory_bytes, self.nofile = settings["memory_bytes"], settings["nofile"]
         self.places = tuple(settings["in_memory"])
         self.counters, self.marker = Counters(), Marker()
-        self.oom_kills = self.counters.hits()[0]
+        self.oom_kills, self.pids_hits = self.counters.hits()
         self.base = self._held()[0], stored(self.places)
         self.is_busy = False
         self.ended_mark, self.ended_at = 0, 0.0  # what was last ended for memory
@@ -252,11 +252,17 @@ class ContainerHost:
         """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
         return self.counters.held() if "stat" in self.counters.fds else held_in_gvisor()
 
-    def why_killed(self, take: Callable[[str], None]) -> None:
-        """Tell whether the kernel has killed for memory since it was last asked."""
-        kills = self.counters.hits()[0]
-        is_more, self.oom_kills = kills > self.oom_kills, kills
-        take(OUT_OF_MEMORY if is_more else "")
+    def is_full(self) -> bool:
+        """Tell whether there is no room, or no inode, left in the workspace."""
+        state = os.statvfs(WORKSPACE)
+        return not state.f_bavail or not state.f_favail
+
+    def why_failed(self, take: Callable[[str, int], None]) -> None:
+        """Tell whether the kernel has killed for memory, and refused a process, since it was last asked."""
+        kills, refused = self.counters.hits()
+        is_more, hits = kills > self.oom_kills, refused - self.pids_hits
+        self.oom_kills, self.pids_hits = kills, refused
+        take(OUT_OF_MEMORY if is_more else "", hits)
 
     def _look_later(self, seconds: float) -> None:
         self.server.loop.call_at("memory", importlib.import_module("init.loop").now() + seconds, self._look)
