@@ -157,16 +157,17 @@ def test_a_pause_stops_processes_and_their_clocks() -> None:
     with cloche.Sandbox(name="x", timeout=2.0) as sandbox:
         sandbox.exec(["mkfifo", "go"])
         process = sandbox.start(shell="read word < go; echo $word", timeout=2.0)
-        busy = sandbox.start(shell="echo; while :; do :; done # 81007")
+        word = f"busy-{os.getpid()}-{time.monotonic_ns()}"  # other lanes run the same beside us
+        busy = sandbox.start(shell=f"echo; while :; do :; done # {word}")
         busy.stdout.read(10)
         sandbox.pause()
         with pytest.raises(InvalidRequest, match="paused"):
             sandbox.exec(["true"])
         assert visit(registry.find("x"), "info")["is_paused"]
-        until(lambda: set(_states_of("81007")) == {"T"})
+        until(lambda: set(_states_of(word)) == {"T"})
         time.sleep(2.2)
         sandbox.resume()
-        until(lambda: "T" not in _states_of("81007"))
+        until(lambda: "T" not in _states_of(word))
         sandbox.exec(shell="echo done > go")
         assert process.wait().stdout == "done\n"
 
