@@ -207,8 +207,11 @@ host = Host()
 serving = server.Server(int(sys.argv[2]), host, {"marks": 0})
 serving.serve()
 for process in serving.processes.values():
-    for pid in host.members(process.mark):
-        os.kill(pid, 9)
+    for pid in {process.pid, *host.members(process.mark)}:  # it may not have begun its session yet
+        try:
+            os.kill(pid, 9)
+        except ProcessLookupError:
+            pass
 """
 
 

@@ -122,6 +122,7 @@ def test_who_comes_back_finds_the_last_of_what_was_written(client: Client) -> No
     client.event(second, "started")
     assert client.closed(again)["kind"] == "replaced"
     assert client.closed(client.open("attach", id="nonesuch"))["kind"] == "not_found"
+    client.closed(client.open("kill", id=rows[-1]["id"]))
 
 
 def test_a_process_ends_with_all_that_is_its(client: Client) -> None:
