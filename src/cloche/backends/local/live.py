@@ -99,6 +99,19 @@ SHARES = (
 )
 
 
+def has_range(host: Host) -> bool:
+    """Tell whether this host has ids for several users of one sandbox."""
+    return host.owns_ids or (host.ids is not None and host.ids.count >= LEAST_FOR_USERS)
+
+
+def _no_range() -> BackendUnavailable:
+    return BackendUnavailable(
+        "users: this host has no range of ids to give.",
+        remedy="Add a line for this user to /etc/subuid and to /etc/subgid (16,384 ids or more), and install newuidmap "
+        "and newgidmap; or leave users off.",
+    )
+
+
 class LocalLiveSandbox(LiveSandbox):
     """Hold one jail open, and everything in it; see core.protocols.OpenLiveSandbox."""
 
@@ -113,6 +126,8 @@ class LocalLiveSandbox(LiveSandbox):
         host: Host,
         keeping: Keeping | None = None,
     ):
+        if policy.users and not has_range(host):
+            raise _no_range()
         self._enforcement_apart = enforcement
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
@@ -277,11 +292,7 @@ class LocalLiveSandbox(LiveSandbox):
             first, size, used = host.ids.first + host.ids.count // 2, FEWER_IDS, FEWER_IDS
             count = (host.ids.count - host.ids.count // 2) // FEWER_IDS
         else:
-            raise BackendUnavailable(
-                "users: this host has no range of ids to give.",
-                remedy="Add a line for this user to /etc/subuid and to /etc/subgid (16,384 ids or more), and install "
-                "newuidmap and newgidmap; or leave users off.",
-            )
+            raise _no_range()
         self._claim = claim_outside_id(LOCKS_OF_BLOCKS, count, spec.ids[2])
         start = first + (self._claim.outside_id - LOCKS_OF_BLOCKS) * size
         spec.users, spec.outside = (start, used), (start, 1)
