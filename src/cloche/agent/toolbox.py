@@ -379,6 +379,8 @@ class Toolbox:
                     answer = await act()
                     return dataclasses.replace(answer, text=f"{_ENDED}\n{answer.text}")
         except TimeoutError:
+            if limit_s is None:  # it is none of ours
+                raise
             path = read.get("path", "")
             raise SandboxFileError(f"{path}: not done in {limit_s:g} s", path=path, kind="timeout") from None
 

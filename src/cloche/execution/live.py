@@ -98,7 +98,7 @@ class LiveOperations:
         return self._opened
 
     def _require_live(self, what: str) -> OpenLiveSandbox:
-        """Return the open sandbox. Raises BackendUnavailable, or InvalidRequest, where it is not one that lives."""
+        """Return the open sandbox. Raises InvalidRequest where it is not one that lives."""
         opened = self._require_open()
         if not self._is_live:
             raise InvalidRequest(

@@ -367,7 +367,8 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperat
 
     It is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`) go on at the
     same time, and share files, loopback and what they leave running in the background. Results have the files that
-    `collect` asks for. Backends `local` (at level `jail`), `docker` and `gvisor` have such sandboxes.
+    `collect` asks for. Backends `local` (at level `jail`), `docker`, `gvisor`, `microvm` and `firecracker` have such
+    sandboxes.
 
     Where there is none, and with `live=False`, runs take turns, each in a jail of its own: they share the workspace and
     nothing else, and results have all files that a run changed. `is_live` tells; `live=True` is an error where there is
