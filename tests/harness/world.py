@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import cloche
@@ -24,6 +25,14 @@ from tests.harness.internet.build import BUNDLE, HOME, OWN, OWN6, OWN_PRIVATE, S
 ROOT = Path(__file__).parents[2]
 ENTER = ("-m", "tests.harness.internet.enter")
 START_S, RUN_S = 30.0, 120.0
+# A command has not the room for any program or argument.
+START = """
+import json
+with open({path!r}) as file:
+    told = json.load(file)
+ARGUMENT = told["argument"]
+exec(compile(told["program"], "<program>", "exec"))
+"""
 PUBLIC, PUBLIC_TOO, METADATA, PRIVATE = "93.184.216.34", "93.184.216.35", "169.254.169.254", "10.1.2.3"
 # What the name server answers, by turns (internet/names.py). All have certificates.
 NAMES: dict[str, list[list[str]]] = {
@@ -143,17 +152,21 @@ class World:
     ) -> Any:
         """Run a program of Python's on the host, and return the JSON that it prints last.
 
-        It finds its argument as JSON in `sys.argv[1]`, and can import Cloche. `user="ordinary"` has it run by an
-        ordinary user where this is root (environments.py).
+        It has `json`, and its argument as `ARGUMENT`, and can import Cloche. `user="ordinary"` has it run by an ordinary
+        user where this is root (environments.py).
         """
-        if user == "ordinary" and os.geteuid() == 0:
-            head = f"import sys\nsys.argv[1:] = [{json.dumps(argument)!r}]\n"
-            return run_as_user(head + program, inside=self.words(), env={**host_variables(), **(env or {})})
-        words = [*self.words(has_powers=has_powers), "env", f"--chdir={HOME}", sys.executable, "-c", program]
-        done = subprocess.run(
-            [*words, json.dumps(argument)], env={**host_variables(), **(env or {})}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=RUN_S, check=False,
-        )  # fmt: skip
+        env = {**host_variables(), **(env or {})}
+        with NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"argument": argument, "program": program}, file)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            head = START.format(path=file.name)
+            if user == "ordinary" and os.geteuid() == 0:
+                return run_as_user(head, inside=self.words(), env=env)
+            words = [*self.words(has_powers=has_powers), "env", f"--chdir={HOME}", sys.executable, "-c", head]
+            done = subprocess.run(
+                words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S, check=False
+            )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

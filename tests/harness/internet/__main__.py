@@ -30,6 +30,7 @@ Commands = Mapping[str, Callable[..., Any]]
 
 def main() -> None:
     """Make the namespaces, then serve on both sides."""
+    sys.unraisablehook = lambda _: None  # a server name that is no text, which Python says on standard error
     told = json.loads(sys.argv[1])
     build.enter_namespaces()
     build.build_files(told["names"])

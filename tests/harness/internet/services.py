@@ -27,6 +27,7 @@ ECHOES = (7, 853, 6379)
 DATAGRAMS = (123, 443, 1900, 5353)
 POSTGRES, POSTGRES_INSIDE, PROXY = 5432, 55432, 3128
 NOBODY = 65534
+LEFT_FREE = 444  # on the host
 PATIENCE_S = 60
 
 
@@ -55,7 +56,9 @@ def tcp_services(names: Names | None) -> dict[int, Answerer]:
     services: dict[int, Answerer] = dict.fromkeys(WEB, answer_web) | dict.fromkeys(ECHOES, echo)
     services |= dict.fromkeys(BANNERS, _greet)
     services[POSTGRES] = lambda connection, arrival: _pass_on(connection, arrival, echo)
-    if names is not None:
+    if names is None:
+        del services[LEFT_FREE]
+    else:
         services[53] = lambda connection, arrival: _answer_questions(Plain(connection, arrival), names)
         services[PROXY] = lambda connection, arrival: _forward(connection, arrival, names)
     return services
