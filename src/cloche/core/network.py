@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, ip_network
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from .errors import InvalidRequest
 from .escape import escape_name
@@ -378,6 +378,20 @@ class NetworkRules:
             deny=tuple(map(parse_deny_rule, deny)),
             ports=parse_ports(ports),
         )
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return what `parse` takes, as plain values."""
+        return {
+            "mode": self.mode,
+            "allow": [rule.text for rule in self.allow],
+            "deny": [rule.text for rule in self.deny],
+            "ports": list(self.ports),
+        }
+
+    def denies(self, host: str, port: int) -> bool:
+        """Tell whether a rule of the list that denies is what refuses a host; nobody need be asked about it then."""
+        address = parse_address(host)
+        return self._denying(str(address) if address is not None else host, address, port) is not None
 
     def decide(self, host: str, port: int) -> Decision:
         """Say whether a host may be reached, before it is resolved; `host` is a name or an address in any spelling.
