@@ -21,6 +21,7 @@ from .blocking import calls
 from .config.keys import SandboxOptions
 from .config.settings import given_options, load_settings
 from .core.limits import Limits
+from .core.network import NetworkRules
 from .core.policy import Policy
 from .core.processes import FileChange
 from .core.protocols import CodeSandbox, OpenStream
@@ -28,6 +29,7 @@ from .core.result import Result
 from .execution.history import HistoryEntry
 from .execution.inputs import Files
 from .execution.naming import Duration
+from .execution.network import AsyncNetwork
 from .execution.paths import AsyncWatch
 from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
@@ -263,6 +265,26 @@ class Forward:
     close = _method(AsyncForward.close, "_forward")
 
 
+class Network:
+    """Change and watch the network of a sandbox that lives; the blocking twin of AsyncNetwork.
+
+    sandbox.network.allow("files.example.org")
+    sandbox.network.traffic()
+    """
+
+    def __init__(self, network: AsyncNetwork) -> None:
+        self._network = network
+
+    @property
+    def rules(self) -> NetworkRules:
+        """Return what decides now."""
+        return self._network.rules
+
+    allow = _method(AsyncNetwork.allow, "_network")
+    deny = _method(AsyncNetwork.deny, "_network")
+    traffic = _method(AsyncNetwork.traffic, "_network")
+
+
 class Sandbox:
     """Open a sandbox for several runs; the blocking twin of AsyncSandbox, with the same keywords.
 
@@ -334,6 +356,11 @@ class Sandbox:
     def audit(self) -> Audit | None:
         """Return the log in which runs are recorded, None where that is off."""
         return self._sandbox.audit
+
+    @property
+    def network(self) -> Network:
+        """Return the network of a sandbox that lives; see `AsyncSandbox.network`."""
+        return Network(self._sandbox.network)
 
     def __enter__(self) -> Self:
         scope = self._scope = _ScopeTask(self._sandbox)

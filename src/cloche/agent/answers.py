@@ -44,6 +44,8 @@ _LOST = (
 )
 _STATE_KEPT = "The interpreter goes on, with what earlier calls defined."
 _PARTIAL = "Files may be missing from the result; write fewer, or one archive."
+_NO_NETWORK = "There is no network here; use files of the workspace."
+MOST_REFUSALS = 3  # of the network, that are told
 # Hints for error messages whose cause is the sandbox.
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), hint)
@@ -51,7 +53,7 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"ModuleNotFoundError|Cannot find module", "Packages cannot be installed here; use what is there."),
         (
             r"Network is unreachable|Name or service not known|Temporary failure in name resolution|getaddrinfo",
-            "There is no network here; use files of the workspace.",
+            _NO_NETWORK,
         ),
         (r"MemoryError|Cannot allocate memory", "There was no more memory; work on less data at once."),
         (r"Read-only file system", "Only the workspace and /tmp can be written to."),
@@ -98,8 +100,11 @@ def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str
         sentences[0] += "; split the work: there is no more time." if is_most else "; split the work or raise timeout."
     if status is Status.ERROR:
         sentences.append(f"It ended with exit code {result.exit_code}.")
+    refused = result.network_refused
     if status is not Status.OK:
-        sentences += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+        sentences += [row["why"][:1].upper() + row["why"][1:] + "." for row in refused[:MOST_REFUSALS]]
+        hints = [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+        sentences += [hint for hint in hints if hint is not _NO_NETWORK or "network" not in result.meta]
     if result.meta.get("state") == "lost":
         sentences.append(_LOST)
     elif status_text and _is_kept(result):

@@ -121,6 +121,9 @@ def _failure(error: BaseException) -> dict[str, Any]:
 def _conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
     lost = ""
     artifacts: dict[str, Any] = {}
+    for row in result.network_refused:
+        about = {"host": row["host"], "port": row["port"], "count": row["connections"]}
+        audit.note("denial", redactor=redactor, by="network", run=facts["run"], reason=row["why"], **about)
     try:
         for stream, data in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
             artifacts[f"{stream}_artifact_sha256"] = audit.store("output", data, redactor) if data else None

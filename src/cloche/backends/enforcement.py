@@ -94,6 +94,22 @@ def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
     return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
 
 
+# What an address was connected to for is known; what is said there is not.
+_UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and TLS"
+_REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
+
+
+def with_network(enforcement: Enforcement, mode: str, *, is_proxied: bool) -> Enforcement:
+    """Return what holds where the egress process serves the network, in place of what holds without one."""
+    mechanism = f"network namespace with nothing but loopback; the egress process reaches {_REACHED[mode]}"
+    if is_proxied:
+        reason = f"addresses are chosen by the operator's upstream proxy; {_UNSEEN}"
+        measure = _partial(mechanism, reason)
+    else:
+        measure = _enforced(f"{mechanism}; {_UNSEEN}")
+    return Enforcement(level=enforcement.level, controls={**enforcement.controls, Control.NETWORK: measure})
+
+
 def _confined(host: Host) -> Controls:
     return {
         Control.FILESYSTEM: _partial(

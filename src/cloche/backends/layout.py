@@ -100,8 +100,11 @@ def _mode(path: str) -> int:
         return 0
 
 
-def etc_rows(user: str, uid: int) -> list[Row]:
-    """Return the synthetic files of /etc: accounts, names, and a resolver that reaches nobody."""
+NO_NAME_SERVER = "192.0.2.1"  # for documents alone; without one, loopback is asked
+
+
+def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row]:
+    """Return the synthetic files of /etc: accounts, names, and a resolver, which may be one that reaches nobody."""
     nobody = "" if user == "nobody" else "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
     group = "" if user == "nobody" else "nogroup:x:65534:\n"
     return [
@@ -109,7 +112,7 @@ def etc_rows(user: str, uid: int) -> list[Row]:
         ("text", "etc/group", f"{user}:x:{uid}:\n{group}"),
         ("text", "etc/hosts", "127.0.0.1 localhost cloche\n::1 localhost\n"),
         ("text", "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
-        ("text", "etc/resolv.conf", "nameserver 192.0.2.1\n"),  # for documents alone; without one, loopback is asked
+        ("text", "etc/resolv.conf", f"nameserver {name_server}\n"),
         ("text", "etc/hostname", "cloche\n"),
     ]
 

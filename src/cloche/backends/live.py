@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,9 +26,12 @@ from cloche.core.errors import (
 )
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
+from cloche.core.network import NetworkRules
 from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessRequest
 from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
+from cloche.egress.client import Traffic
+from cloche.egress.windows import SharedNetwork, Window
 from cloche.init import wire
 
 from .init_link import Channel, InitLink, OperationFailed
@@ -77,10 +81,15 @@ class LiveProcess:
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
+        # The sandbox's network, and what it carried while this one ran, for whomever.
+        self.network: SharedNetwork | None = None
+        self.traffic = Traffic()
+        self._window: Window | None = None
         channel.on_data = self._take
 
     async def begin(self) -> None:
         """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
+        self._window = self.network.open_window() if self.network is not None else None
         try:
             async with asyncio.timeout(START_S):
                 started = await self._channel.event()
@@ -203,6 +212,12 @@ class LiveProcess:
                     return
                 rounds = 0
 
+    async def note_traffic(self) -> None:
+        """Take note of what the network carried until now, once."""
+        window, self._window = self._window, None
+        if window is not None and self.network is not None:
+            self.traffic = await self.network.close_window(window)
+
     async def result(self, *, takes_output: bool = True) -> Result:
         """Wait for its end and return what came of it; see core.protocols.OpenProcess."""
         if self._make_result is None:
@@ -211,7 +226,9 @@ class LiveProcess:
             for number, stream in ((wire.STDOUT, self.stdout), (wire.STDERR, self.stderr)):
                 if not stream.is_read:
                     stream.divert(self.kept[number].add)
-        return self._make_result(self, await self.end())
+        ended = await self.end()
+        await self.note_traffic()
+        return self._make_result(self, ended)
 
     async def wait(self) -> Verdict:
         """Wait for its end and return the verdict. Raises StartFailed, OutcomeUnknown."""
@@ -219,7 +236,8 @@ class LiveProcess:
 
     def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
         """Return what came of it."""
-        return decide(observed_end(ended, self._cause).with_refusal(refused))
+        seen = dataclasses.replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
+        return decide(seen.with_refusal(refused))
 
     async def close(self) -> None:
         """Kill it, unless it has ended or was let go, and wait until that is reported."""
@@ -343,7 +361,30 @@ class LiveSandbox(LiveFiles):
         self.limits, self.enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
         self.is_kept = False  # by a keeper: closing lets go of it
+        self.network: SharedNetwork | None = None
         self._paused_s, self._paused_at = 0.0, 0.0  # in all before the last pause; when that began, 0.0 for none
+
+    @property
+    def network_rules(self) -> NetworkRules:
+        """Return what decides about its network now; see core.protocols.SupportsNetwork."""
+        return self.network.rules if self.network is not None else self._rules_to_begin_with()
+
+    def _rules_to_begin_with(self) -> NetworkRules:
+        return NetworkRules()
+
+    async def change_network(self, rules: NetworkRules) -> None:
+        """Decide by other rules from now on; see core.protocols.SupportsNetwork."""
+        await self.connected()
+        if self.network is None:
+            raise InvalidRequest("this sandbox has no network whose rules could change")
+        try:
+            self.network.change(rules)
+        except OSError as error:
+            raise OutcomeUnknown("the egress process of this sandbox is gone; open another sandbox") from error
+
+    async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
+        """Return what was carried and refused; see core.protocols.SupportsNetwork."""
+        return (await self.network.traffic()).rows if self.network is not None else ()
 
     async def paused_s(self) -> float:
         """Return how many seconds it was paused in all: by what its keeper says, who is no guest, or what we did."""
@@ -395,7 +436,9 @@ class LiveSandbox(LiveFiles):
         return await self.begun(self._process(channel, sink, request.timeout_s))
 
     def _process(self, channel: Channel, sink: Sink | None, timeout_s: float | None = None) -> LiveProcess:
-        return LiveProcess(channel, self.limits, sink, timeout_s=timeout_s, make_result=self._result)
+        process = LiveProcess(channel, self.limits, sink, timeout_s=timeout_s, make_result=self._result)
+        process.network = self.network
+        return process
 
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
         """Return what came of a command."""
@@ -418,6 +461,7 @@ class LiveSandbox(LiveFiles):
                 "backend": self.backend,
                 "process": process.id,
                 **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
+                **process.traffic.notes(is_shared=True),
             },
         )
 

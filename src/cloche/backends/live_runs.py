@@ -69,9 +69,11 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
     since = await sandbox.clock_ns(request.collect)
     process = LiveProcess(link.open("start", **run.order), limits, sink, timeout_s=timeout_s)
     reader = GuestReportReader()
+    process.network = sandbox.network
     process.on_report = lambda data: _read_report(reader, process, data)
     await sandbox.begun(process)
     ended = await _attend(process, request.stdin)
+    await process.note_traffic()
     found = await sandbox.collect_files(
         request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, given=run.given
     )
@@ -87,7 +89,7 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
         usage=usage,
         enforcement=sandbox.enforcement,
         found=found,
-        meta={**await run.notes(usage.wall_s), "backend": sandbox.backend, **report.notes()},
+        meta={**await run.notes(usage.wall_s), "backend": sandbox.backend, **report.notes(), **process.traffic.notes(is_shared=True)},
     )
 
 

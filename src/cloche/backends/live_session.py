@@ -20,7 +20,7 @@ from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed, Result
 from cloche.init import wire
 
-from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
+from .live import LATE_S, NAMES, LiveProcess, LiveSandbox, observed_end, usage_of
 from .live_files import LiveFiles
 from .saved_files import Changes
 from .session import Printed, Session, SessionEnd, SessionLink
@@ -244,7 +244,7 @@ class LiveSession(Session):
 
 
 async def open_live_session(
-    sandbox: LiveFiles,
+    sandbox: LiveSandbox,
     link: InitLink,
     program: LiveProgram,
     limits: Limits,
@@ -257,6 +257,7 @@ async def open_live_session(
     channel = link.open("start", **program.order, streams=STREAMS)
     transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)
+    session.network = sandbox.network
     try:
         await session.await_ready(await transport.start())
     except BaseException:

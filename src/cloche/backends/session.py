@@ -27,6 +27,8 @@ from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
 from cloche.core.result import EXIT_TIMEOUT, KillCause, Observed, Output, Result, Status, Usage, Verdict, decide
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Traffic
+from cloche.egress.windows import SharedNetwork, Window
 
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes
@@ -274,6 +276,9 @@ class Session:
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the cell that runs
         self._sending: asyncio.Future[None] | None = None  # of a cell that the link had no room for
         self._verdict: Verdict | None = None
+        self.network: SharedNetwork | None = None
+        self._window: Window | None = None
+        self._traffic = Traffic()  # of the present cell, by whomever
         self.start = str(notes.get("start", "cold"))
         self.runtime = language
         transport.on_flood = self._on_flood
@@ -359,6 +364,19 @@ class Session:
         self._has_signalled = False
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+        self._traffic = Traffic()
+        if self.network is None:
+            return await self._run_cell(code, timeout_s, sink)
+        self._window = self.network.open_window()
+        return await self._run_cell(code, timeout_s, sink)
+
+    async def _note_traffic(self) -> None:
+        """Take note of what the network carried since this cell began."""
+        window, self._window = self._window, None
+        if window is not None and self.network is not None:
+            self._traffic = await self.network.close_window(window)
+
+    async def _run_cell(self, code: str, timeout_s: float, sink: Sink) -> Result:
         transport, link = self._transport, self._transport.link
         outputs = link.begin(sink)
         transport.begin(sink)
@@ -382,6 +400,7 @@ class Session:
         duration = time.monotonic() - started
         if duration > LONG_S:
             self._set_pace(is_busy=False)
+        await self._note_traffic()
         if frame is None:
             return await self._lost_result(outputs, duration, timeout_s)
         printed = self._collect(is_up_to_date=is_soon)  # first: what is read only now may be too much
@@ -519,14 +538,18 @@ class Session:
             return Verdict(status=Status.OUTPUT_LIMIT, exit_code=INTERRUPTED, hits={"output": 1})
         if self._is_interrupted and code:
             return Verdict(status=Status.SIGNALED, exit_code=INTERRUPTED)
-        return Verdict(status=Status.ERROR, exit_code=code) if code else _OK
+        hits = {"network": self._traffic.refused} if self._traffic.refused else {}
+        if code:
+            return Verdict(status=Status.DENIED if hits else Status.ERROR, exit_code=code, hits=hits)
+        return Verdict(status=Status.OK, exit_code=0, hits=hits) if hits else _OK
 
     def _last_verdict(self, seen: Observed) -> Verdict:
         """Judge a cell that ended its session: even with 0 that is an error.
 
         What was blocked is known of the whole session, not of its last cell.
         """
-        verdict = decide(dataclasses.replace(seen, cause=seen.cause or self._cause, denied=0))
+        refused = self._traffic.refused
+        verdict = decide(dataclasses.replace(seen, cause=seen.cause or self._cause, denied=0, network_refused=refused))
         if verdict.status is Status.OK:
             return Verdict(status=Status.ERROR, exit_code=verdict.exit_code, hits=verdict.hits)
         return verdict
@@ -564,6 +587,7 @@ class Session:
             "run": self._request_id,
             "state": "kept" if frame is not None else "lost",
             **notes,
+            **self._traffic.notes(is_shared=True),
         }
         if outputs.is_cut or is_cut:
             meta["outputs_cut"] = True

@@ -52,13 +52,23 @@ class Displayed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRefused:
+    """Say that the rules refused connections (to port 53: a name), how many, and why; told when the run has ended."""
+
+    host: str
+    port: int
+    why: str
+    connections: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """Carry the result; the last event of a run."""
 
     result: Result
 
 
-Event = Started | OutputChunk | Displayed | Ended
+Event = Started | OutputChunk | Displayed | NetworkRefused | Ended
 Sink = Callable[[Event], None]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from .enforcement import Control, Enforcement, Level, Measure
 from .events import Sink
 from .limits import Limits
+from .network import NetworkRules
 from .policy import NetworkMode, Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
@@ -134,6 +135,24 @@ class OpenSession(Protocol):
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
+        ...
+
+
+@runtime_checkable
+class SupportsNetwork(Protocol):
+    """Be a sandbox that lives and whose network is served by the egress process, by rules that can be changed."""
+
+    @property
+    def network_rules(self) -> NetworkRules:
+        """Return what decides now."""
+        ...
+
+    async def change_network(self, rules: NetworkRules) -> None:
+        """Decide by other rules from now on, and close connections that they do not allow."""
+        ...
+
+    async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
+        """Return what was carried and refused since it was opened, in rows; see `Result.meta`."""
         ...
 
 

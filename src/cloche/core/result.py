@@ -132,6 +132,11 @@ class Result:
         """Tell whether the program ended with exit code 0."""
         return self.status is Status.OK
 
+    @property
+    def network_refused(self) -> list[Mapping[str, Any]]:
+        """Return the rows of `meta["network"]` that the rules refused: `host`, `port`, `why`, `connections`."""
+        return [row for row in self.meta.get("network", ()) if not row["is_allowed"]]
+
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
         """Copy `files` into `directory` (created when missing) and return their paths below it.
 
@@ -297,7 +302,8 @@ class Observed:
 
     `exit_code` and `signal` come from the kernel's wait status: exactly one of them is not None, unless the whole
     sandbox was killed before the main process could be waited for. The counters are rises during this run. `denied`
-    counts what the policy was seen to block, by the kernel or by a process of ours that no guest can reach.
+    counts what the policy was seen to block, by the kernel or by a process of ours that no guest can reach, and
+    `network_refused` the connections and names that the egress process has refused.
     """
 
     exit_code: int | None = None
@@ -307,6 +313,7 @@ class Observed:
     pids_hits: int = 0
     workspace_full: bool = False
     denied: int = 0
+    network_refused: int = 0
 
     def with_refusal(self, refused: str) -> Observed:
         """Return the facts of a run that sent more than is read, where it did: whatever else, that ended it."""
@@ -346,7 +353,7 @@ def decide(seen: Observed) -> Verdict:
         return Verdict(status=Status.DISK_LIMIT, exit_code=raw or 128 + SIGKILL, hits=hits)
     if seen.signal is not None or seen.exit_code is None:
         return Verdict(status=Status.SIGNALED, exit_code=raw, hits=hits)
-    if seen.denied:
+    if seen.denied or seen.network_refused:
         return Verdict(status=Status.DENIED, exit_code=raw, hits=hits)
     return Verdict(status=Status.ERROR, exit_code=raw, hits=hits)
 
@@ -359,5 +366,6 @@ def _hits(seen: Observed) -> dict[str, int]:
         "pids_limit": seen.pids_hits,
         "disk_limit": int(seen.workspace_full or seen.cause is KillCause.DISK_LIMIT or seen.signal == SIGXFSZ),
         "denied": seen.denied,
+        "network": seen.network_refused,
     }
     return {name: count for name, count in counts.items() if count}

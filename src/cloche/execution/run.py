@@ -27,7 +27,7 @@ from cloche.config.keys import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.events import Ended, Event, OutputChunk, Sink, Started, Stream
+from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
@@ -254,6 +254,9 @@ async def _run_prepared(
         defaults = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}
         meta = {"backend": prepared.backend.name, **defaults, "duration": result.duration, **meta}
     result.meta = {**prepared.notes, **notes, **meta}
+    if sink is not None:
+        for row in result.network_refused:
+            sink(NetworkRefused(**{name: row[name] for name in ("host", "port", "why", "connections")}))
     log.debug(
         "%s: %s, exit code %d, %.3f s",
         prepared.backend.name,

@@ -42,6 +42,7 @@ from .inputs import Files, gather_files, read_env
 from .live import most_at_once
 from .naming import Duration, NameOperations, read_terms
 from .paths import PathOperations
+from .network import NetworkOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
 from .processes import ProcessOperations
@@ -355,7 +356,7 @@ class AsyncSession:
         self._closing = asyncio.ensure_future(self._opened.close())
 
 
-class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NameOperations):
+class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOperations, NameOperations):
     """Open a sandbox for several runs.
 
         async with AsyncSandbox(preset="standard") as sandbox:

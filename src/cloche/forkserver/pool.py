@@ -283,6 +283,7 @@ class Pool:
         self._links = [link for link in self._links if not _has_ended(link)]
         slot.stop_counting()
         slot.change_handoff(None)
+        slot.change_network(None)
         try:
             slot.link.shutdown(socket.SHUT_WR)
         except OSError as error:

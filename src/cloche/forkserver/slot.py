@@ -21,7 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.jail import messages, shared_status
 from cloche.jail.cgroups import PERIOD_US, Cgroup, Gauges
@@ -266,6 +266,15 @@ START_S = 0.005  # of processor time, at least, that it takes to have another gu
 MOST_SPENT = 0.5  # of a quota
 
 
+class Network(Protocol):
+    """Be what serves the network of a slot's jails, of which a slot knows this much."""
+
+    @property
+    def jail_end(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Slot:
     """Hold one helper of a fork server, and what is known of it, which only the methods here change.
 
@@ -273,7 +282,8 @@ class Slot:
     where that is the helper's to hand over. `spec` is the sandbox's as the helper got it last. Unless it `rebuilds`,
     its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
     results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
-    helper waits for that. `pid` is the helper's, 0 until it has reported it.
+    helper waits for that. `pid` is the helper's, 0 until it has reported it. `network` is where
+    the jail that it has built sends the sockets by which its network is served, None where it has none.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -285,6 +295,7 @@ class Slot:
         self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
         self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
         self._spent_s = 0.0  # of processor time, since the quota was filled
+        self.network: Network | None = None
         self.rebuilds = True
         self.kept_bytes = 0
         self.is_dying = self.is_dead = False
@@ -347,17 +358,22 @@ class Slot:
 
     def prepare(
         self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,
-        workspace: int = -1,
+        workspace: int = -1, network: Network | None = None,
     ) -> None:  # fmt: skip
         """Have the helper build the jail that `key` names, with the mount of a workspace where there is one.
 
-        In a prefork jail one guest follows the other. Raises OSError when the helper is gone.
+        In a prefork jail one guest follows the other; each jail sends its sockets to the `network`, which is the slot's
+        own from then on. Raises OSError when the helper is gone.
         """
+        self.change_network(network)
         self.change_handoff(HandoffSocket() if is_prefork else None)
         fds: tuple[int, ...] = self.handoff.other_ends if self.handoff is not None else ()
         generation = self.handoff.generation if self.handoff is not None else 0
         how = {"is_prefork": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
         fds += (workspace,) if workspace >= 0 else ()
+        if network is not None:
+            how["has_network"] = True
+            fds += (network.jail_end,)
         send_packed(self.link.fileno(), "prepare", {**body, **how}, building.as_wire(), fds)
         if self.handoff is not None:
             self.handoff.hand_over()
@@ -417,6 +433,12 @@ class Slot:
             self.handoff.close()
         self.handoff = handoff
 
+    def change_network(self, network: Network | None) -> None:
+        """Have another network, or none; the one before is closed."""
+        if self.network is not None:
+            self.network.close()
+        self.network = network
+
     def stop_counting(self) -> None:
         """Close the files with the control group's figures; whoever asks for them again has them."""
         if self._gauges is not None:
@@ -426,6 +448,7 @@ class Slot:
         """Close our ends; the helper ends by that."""
         self.stop_counting()
         self.change_handoff(None)
+        self.change_network(None)
         self.link.close()
 
 

@@ -21,6 +21,7 @@ import posix
 
 from . import messages, procfs
 from .procfs import text_of
+from .network import open_sockets
 from .steps import MOUNT_NAMESPACE, NETWORK_NAMESPACE, NEXT_WORKSPACE, OWN_MOUNTS, SHOWN_WORKSPACE, perform
 from .syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, call, socketpair, unshare, wait4
 
@@ -168,18 +169,21 @@ class Worker:
         return fds
 
 
-def new_builder(spec: Spec) -> Worker:
-    """Start what builds a clone's mounts, before the clone exists; `start_building` or `kill` must follow."""
-    return Worker(lambda link: _build(spec, link))
+def new_builder(spec: Spec, network_link: int = -1) -> Worker:
+    """Start what builds a clone's mounts, before the clone exists; `start_building` or `kill` must follow.
+
+    By `network_link` it sends the sockets of the clone's network, where it has one.
+    """
+    return Worker(lambda link: _build(spec, link, network_link))
 
 
-def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
+def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int, number: int) -> None:
     """Begin to give `clone` ids, mounts and files like those of `parent`, both of which are stopped.
 
-    The result are the new workspace's mounts. `steps` are those of `setup.plan.compile_clone_mounts`. Raises OSError
+    The result are the new workspace's mounts. `number` is the clone's among all of its session. `steps` are those of `setup.plan.compile_clone_mounts`. Raises OSError
     where the builder cannot be reached.
     """
-    messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
+    messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone, "number": number})
 
 
 def _run_worker(link: int, work: Callable[[int], list[int] | None]) -> None:
@@ -193,14 +197,21 @@ def _run_worker(link: int, work: Callable[[int], list[int] | None]) -> None:
         posix._exit(0)
 
 
-def _build(spec: Spec, link: int) -> list[int]:
+def _build(spec: Spec, link: int, network_link: int) -> list[int]:
     tag, body, _ = messages.receive(link)
     if tag != "build":
         posix._exit(0)  # the helper is gone
-    return _outside(spec, body["steps"], body["parent"], body["clone"])
+
+    def open_network() -> None:
+        if spec.network is not None:
+            open_sockets(spec.network, network_link, body["number"])
+
+    return _outside(spec, body["steps"], body["parent"], body["clone"], open_network)
 
 
-def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> list[int]:
+def _outside(
+    spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int, open_network: Callable[[], None]
+) -> list[int]:
     """Enter what owns the clone's namespaces, map its ids, make its mounts and fill them."""
     registers = {
         NETWORK_NAMESPACE: _open(f"/proc/{clone}/ns/net"),
@@ -223,11 +234,12 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
         posix.close(source)
     call("setns", processes, 0)
     # A child alone is in the process namespace that was entered.
-    return Worker(lambda _: _inside(steps, registers)).finish()
+    return Worker(lambda _: _inside(steps, registers, open_network)).finish()
 
 
-def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> list[int]:
+def _inside(steps: dict[str, list[Step]], registers: dict[str, int], open_network: Callable[[], None]) -> list[int]:
     perform(steps["inside"], registers)
+    open_network()
     return [registers[name] for name in (NEXT_WORKSPACE, SHOWN_WORKSPACE) if name in registers]
 
 

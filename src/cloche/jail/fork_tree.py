@@ -26,6 +26,7 @@ from .clone_namespaces import (
     number_inside,
     start_building,
 )
+from .network import close_sockets
 from .procfs import descriptors, is_dead, state_of, states_of
 from .syscalls import ppoll
 
@@ -150,7 +151,7 @@ class ForkTree:
             elif tag == "set_up":
                 fds = self._set_up_clones(body)
             elif tag == "set_up_spare":
-                fds = self._set_up_spare(self._node(body["node"]), body["steps"])
+                fds = self._set_up_spare(body["node"], body["steps"])
             elif tag == "freeze":
                 self._freeze(self._node(body["node"]))
             elif tag == "disarm":
@@ -302,7 +303,7 @@ class ForkTree:
                     self.moves[clone["node"]].begin(pid)
                 if not clone["is_spare"]:
                     workers.append(self._builder(clone["node"]))
-                    start_building(workers[-1], body["steps"], guest, pid)
+                    start_building(workers[-1], body["steps"], guest, pid, clone["node"])
             while workers:
                 self._await(workers[0])
                 self.ended.append(workers.pop(0))
@@ -330,15 +331,16 @@ class ForkTree:
             raise
         return mounts
 
-    def _set_up_spare(self, node: Node, steps: dict[str, Any]) -> list[int]:
+    def _set_up_spare(self, number: int, steps: dict[str, Any]) -> list[int]:
         """Give a spare clone ids and mounts like those of its parent, which is still stopped."""
+        node = self._node(number)
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise ForkTreeError("what it was cloned from has ended")
-        worker = new_builder(self.state.spec)
+        worker = new_builder(self.state.spec, self.state.network_link)
         node.is_set_up = False
         try:
-            start_building(worker, steps, guest, node.init)
+            start_building(worker, steps, guest, node.init, number)
             self._await(worker)
         except BaseException:
             worker.kill()
@@ -352,13 +354,13 @@ class ForkTree:
     def _start_builder(self, clone: int) -> None:
         """Start the process that is to build the mounts of a clone, while the clone is being made."""
         try:
-            self.builders[clone] = new_builder(self.state.spec)
+            self.builders[clone] = new_builder(self.state.spec, self.state.network_link)
         except OSError:
             pass  # it is started when it is needed, and who needs it gets the error
 
     def _builder(self, clone: int) -> Worker:
         """Return the process that builds the mounts of a clone, started ahead or now."""
-        return self.builders.pop(clone, None) or new_builder(self.state.spec)
+        return self.builders.pop(clone, None) or new_builder(self.state.spec, self.state.network_link)
 
     def _await(self, worker: Worker) -> None:
         """Wait for a worker process that may take its time. What others run meanwhile is looked after."""
@@ -467,6 +469,8 @@ class ForkTree:
             posix.close(node.ended)
         if node.cgroup is not None:
             node.cgroup.remove()
+        if self.state.network_link >= 0:
+            close_sockets(self.state.network_link, number)
         self.nodes.pop(number, None)
 
 

@@ -68,6 +68,7 @@ class Helper(SandboxState):
                 self.spec = Spec(**messages.unpack(fds[0]))
                 self._take_claim(fds)
             elif tag == "prepare":
+                self.keep_network_link(fds.pop() if body.get("has_network") else -1)
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
                 self._change_handoff(fds[1:], body["generation"])
                 guest = self._prepare(body, fds[0])

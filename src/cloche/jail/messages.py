@@ -159,7 +159,8 @@ class Spec(_Record):
     `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
     `landlock` and the two filters are None where that control is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
-    `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
+    `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all. `network` is None where nothing
+    but loopback is reached, or what `network.open_sockets` is told.
     """
 
     level: str = "jail"
@@ -177,6 +178,7 @@ class Spec(_Record):
     accounting: str = ""
     memory_bytes: int = 0
     pids: int = 0
+    network: dict[str, Any] | None = None
     is_shown: bool = False
     mounts: list[tuple[Any, ...]] = []
     masked: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from . import messages
-from .steps import NEXT_WORKSPACE, SHOWN_WORKSPACE, StepFailed, perform, private_register
+from .steps import NETWORK_LINK, NEXT_WORKSPACE, SHOWN_WORKSPACE, StepFailed, perform, private_register
 from .syscalls import SIGCHLD, WNOHANG, wait4
 
 TYPE_CHECKING = False
@@ -54,10 +54,18 @@ class Parent:
     def build(self, building: Building, private: list[int]) -> list[float]:
         """Build the sandbox, and return the seconds that each step took."""
         self.registers.update(zip(map(private_register, building.private), private, strict=True))
+        link = self.registers.pop(NETWORK_LINK, -1)
         try:
+            if self.spec.network is not None:
+                from .network import open_sockets
+
+                open_sockets(self.spec.network, link)
             return perform(building.build, self.registers)[:MOST_STEPS]
         except StepFailed as error:
             self.fail(error)
+        finally:
+            if link >= 0:
+                posix.close(link)
 
     def fail(self, error: StepFailed) -> NoReturn:
         report_failure(self.link, error, self.take_workspace())

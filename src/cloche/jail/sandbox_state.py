@@ -20,7 +20,8 @@ class SandboxState:
 
     `prepared` is what the caller had built last, `early` are its messages that came before their time, `before` the
     control group's counters when the run began. Of a prefork jail, `handoff` is the handoff socket, `status` and
-    `timer` are the shared status, and `generation` says which one it is.
+    `timer` are the shared status, and `generation` says which one it is. By `network_link` pid 1 sends its sockets to
+    the egress process.
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None):
@@ -30,7 +31,7 @@ class SandboxState:
         self.claim: user_namespaces.Claim | None = None
         self.init_claim: user_namespaces.Claim | None = None
         self.folder: WorkFolder | None = None
-        self.workspace_fd = -1
+        self.workspace_fd = self.network_link = -1
         self.handoff = self.status = self.timer = -1
         self.generation = 0
         self.early: list[tuple[str, dict[str, Any], list[int]]] = []
@@ -49,6 +50,12 @@ class SandboxState:
         if self.workspace_fd >= 0:
             posix.close(self.workspace_fd)
         self.workspace_fd = fd
+
+    def keep_network_link(self, fd: int) -> None:
+        """Hold the link by which the next pid 1 sends its sockets, in place of the one before; -1 for none."""
+        if self.network_link >= 0:
+            posix.close(self.network_link)
+        self.network_link = fd
 
     def begin_counting(self) -> None:
         """Take note of what the control group says before a run."""

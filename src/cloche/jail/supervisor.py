@@ -19,7 +19,7 @@ from .cgroups import clone_into
 from .pid1 import never_freed
 from .reaper import Reaper
 from .sandbox_state import failure
-from .steps import ATTACHED_WORKSPACE, OUTSIDE_ID
+from .steps import ATTACHED_WORKSPACE, NETWORK_LINK, OUTSIDE_ID
 from .syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -175,6 +175,8 @@ class Supervisor:
                 state.init_claim.forget()
             if state.workspace_fd >= 0:
                 registers[ATTACHED_WORKSPACE] = state.workspace_fd
+            if state.network_link >= 0:
+                registers[NETWORK_LINK] = state.network_link
             if state.cgroup is not None and state.cgroup.version == 1:
                 state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}

@@ -14,9 +14,10 @@ from cloche.core.languages import Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
+from cloche.egress.client import operator_proxies
 from cloche.core.protocols import Capabilities, Keeping
 
-from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls
+from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..session_languages import DRIVERS
@@ -152,6 +153,8 @@ class LocalBackend:
         if found is None or found[0] is not host:
             level = _choose_level(policy, host)
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
+            if policy.network in ("allowlist", "open") and level is Level.JAIL:
+                enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
                 self._settled.clear()
@@ -239,7 +242,13 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
         because = f" ({reason})" if reason and policy.require_level and policy.require_level > enforcement.level else ""
         return BackendUnavailable(f"{missing}{because}. {_remedy(host)}")
 
-    check_policy(policy, enforcement, network="the local backend has the network off only", lacks=lacks)
+    check_policy(
+        policy,
+        enforcement,
+        networks=("off", "allowlist", "open") if enforcement.level is Level.JAIL else ("off",),
+        network="the local backend has the network off, by an allowlist or open, at level jail alone",
+        lacks=lacks,
+    )
 
 
 def _remedy(host: Host) -> str:

@@ -201,10 +201,13 @@ class Connection:
         except OSError as error:
             raise StartFailed(f"cannot make the control group: {error}", step="cgroup", errno=error.errno) from error
 
-    def send_run(self, run: Run, streams: Sequence[int], *, workspace: int = -1, is_last: bool = False) -> Building:
+    def send_run(
+        self, run: Run, streams: Sequence[int], *, workspace: int = -1, network: int = -1, is_last: bool = False
+    ) -> Building:
         """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
 
         `workspace` is the mount that an earlier one left, which the sandbox attaches: it comes back as another one.
+        By `network` pid 1 sends the sockets that are served from outside.
         After the last one, a helper of our own clears up and ends by itself.
         """
         has_workspace = workspace >= 0
@@ -212,21 +215,22 @@ class Connection:
         if self._slot is not None:
             self._slot.invalidate()
             self._slot.change_handoff(None)
+            self._slot.change_network(None)
         body = {"private": run.private, "wants_python": run.python is not None, "is_prefork": False}
-        body |= {"has_workspace": has_workspace, "generation": 0}
-        self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
+        body |= {"has_workspace": has_workspace, "has_network": network >= 0, "generation": 0}
+        self._send("prepare", body, building.as_wire(), [fd for fd in (workspace, network) if fd >= 0])
         self._send_order(run, streams, is_last=is_last, again=False)
         return building
 
-    def send_resident(self, run: Run, order: dict[str, Any], wire: int) -> None:
+    def send_resident(self, run: Run, order: dict[str, Any], wire: int, network: int = -1) -> None:
         """Send the run that a sandbox is that lives, with pid 1's end of the link to its client."""
         building = compile_resident(self._spec, run)
         if self._slot is not None:
             self._slot.invalidate()
             self._slot.change_handoff(None)
         body = {"private": run.private, "wants_python": True, "is_prefork": False, "is_resident": True}
-        body |= {"has_workspace": False, "generation": 0}
-        self._send("prepare", body, building.as_wire())
+        body |= {"has_workspace": False, "has_network": network >= 0, "generation": 0}
+        self._send("prepare", body, building.as_wire(), [network] if network >= 0 else [])
         self._end, self._run = None, RunEnd(next(_numbers))
         body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": False}
         body |= {"is_last": False, "again": False, "rebuilds": False}
@@ -576,6 +580,7 @@ class Connection:
                 loop.remove_reader(self._slot.handoff.fileno())
             self._slot.stop_counting()
             self._slot.change_handoff(None)
+            self._slot.change_network(None)
         if link is not None:
             with suppress_logged(log, "the helper had closed its link first", OSError):
                 link.shutdown(socket.SHUT_WR)

@@ -28,6 +28,7 @@ from cloche.core.errors import (
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
@@ -53,16 +54,18 @@ from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
     Program,
+    authority_variables,
     build_program,
     build_session_program,
     build_spec,
     choose_guest_paths,
     filter_for,
     guest_environment,
+    network_rules,
     show_toolchain,
 )
 from .prefork import pool_for, preload_settings
-from .sandbox import LocalOpenSandbox
+from .sandbox import LocalOpenSandbox, open_shared_network
 from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
@@ -128,6 +131,11 @@ class LocalLiveSandbox(LiveSandbox):
     ):
         if policy.users and not has_range(host):
             raise _no_range()
+        if keeping is not None and network_rules(policy) is not None:
+            raise BackendUnavailable(
+                "a sandbox with a name has no network in this version: what serves it would end with this process.",
+                remedy="Open it without a name, or with network off.",
+            )
         self._enforcement_apart = enforcement
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
@@ -179,12 +187,14 @@ class LocalLiveSandbox(LiveSandbox):
         ours, theirs = socket.socketpair()
         link: InitLink | None = None
         try:
+            self.network = open_shared_network(self._policy)
+            jail_end = self.network.network.jail_end if self.network is not None else -1
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
             if slot is None:  # else the template has done that
                 env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
                 order["preload"] = preload_settings((), env["HOME"], env)
-            connection.send_resident(run, order, theirs.fileno())
+            connection.send_resident(run, order, theirs.fileno(), jail_end)
             theirs.close()
             self._end = asyncio.get_running_loop().create_task(connection.attend(self._take))
             if self._keeping is not None:
@@ -199,6 +209,7 @@ class LocalLiveSandbox(LiveSandbox):
             if self._keeping is not None:
                 self._keeping.abandon()
             await finish(self._end_connection(connection))
+            self._close_network()
             raise
         self._connection = connection
         if self._pool is not None and slot is None:
@@ -312,9 +323,18 @@ class LocalLiveSandbox(LiveSandbox):
             if connection is not None:
                 self._connection = None
                 await finish(self._end_connection(connection))
+            self._close_network()
             if self._claim is not None:
                 self._claim.forget()
                 self._claim = None
+
+    def _rules_to_begin_with(self) -> NetworkRules:
+        return network_rules(self._policy) or NetworkRules()
+
+    def _close_network(self) -> None:
+        network, self.network = self.network, None
+        if network is not None:
+            network.close()
 
     async def _end_connection(self, connection: Connection) -> None:
         connection.kill(KillCause.CANCELLED)
@@ -326,7 +346,7 @@ class LocalLiveSandbox(LiveSandbox):
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
-        found = guest_environment(self._paths, {}, {})
+        found = {**authority_variables(self._policy), **guest_environment(self._paths, {}, {})}
         if self._has_home:
             found |= {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{found['PATH']}"}
         return {**found, **env}
@@ -429,7 +449,7 @@ class LocalLiveSandbox(LiveSandbox):
     def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
         home = {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given} if self._has_home else {}
-        return {**env, **home}
+        return {**authority_variables(self._policy), **env, **home}
 
     # Sessions.
 

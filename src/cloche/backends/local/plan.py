@@ -16,16 +16,19 @@ from typing import Any
 from cloche.core.enforcement import Level
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
 from cloche.core.limits import MIB, Limits
+from cloche.core.network import NetworkMode, NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, source_of
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
+from cloche.jail.network import NAME_SERVER
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import build_filter
 from cloche.jail.user_namespaces import LOCK_FOLDERS
 
 from .. import layout
+from ..certificates import files_and_variables
 from ..garbage_collection import group_name, new_folder
 from ..host import Host
 from ..session_languages import (
@@ -106,7 +109,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_p
     """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
     if level is not Level.JAIL:
         return _new_spec(level, policy, limits, host, guest_paths)
-    key = (policy.user, policy.writable_paths, limits, guest_paths)
+    key = (policy.user, policy.writable_paths, limits, guest_paths, network_key(policy))
     found = _JAILS.get(key)
     if found is None or found[0] is not host:
         if len(_JAILS) >= MOST_JAILS:
@@ -140,7 +143,8 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         cpu_affinity=0 if host.cgroup_version or level is Level.NONE else max(1, round(limits.cpus)),
     )
     if level is Level.JAIL:
-        spec.mounts = _mounts(user, uid, limits)
+        spec.mounts = _mounts(user, uid, limits, policy)
+        spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
         spec.masked = list(layout.masked_proc())
         spec.ucounts = ucounts(is_forkable=False)
         spec.prefork_ucounts = ucounts(is_forkable=False, is_prefork=True)
@@ -196,9 +200,40 @@ def filter_for(*, confined: bool, counted: bool = True, **kind: bool) -> bytes:
     return _FILTERS[key]
 
 
-def _mounts(user: str, uid: int, limits: Limits) -> list[layout.Row]:
+def network_rules(policy: Policy) -> NetworkRules | None:
+    """Return what a policy's network may reach, None where there is none."""
+    return _parsed_rules(*network_key(policy)) if policy.network in ("allowlist", "open") else None
+
+
+def network_key(policy: Policy) -> tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
+    """Return what two policies must have in common to have the same network."""
+    return policy.network, policy.network_allow, getattr(policy,"network_deny",()), getattr(policy,"network_ports",())
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed_rules(
+    mode: NetworkMode, allow: tuple[str, ...], deny: tuple[str, ...], ports: tuple[int, ...]
+) -> NetworkRules:
+    return NetworkRules.parse(mode=mode, allow=allow, deny=deny, ports=ports)
+
+
+def authority_variables(policy: Policy) -> Mapping[str, str]:
+    """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
+    return files_and_variables()[1] if network_rules(policy) is not None else {}
+
+
+def served_ports(policy: Policy) -> tuple[int, ...]:
+    """Return the ports at which a sandbox's network is served besides that of names; none without a network."""
+    rules = network_rules(policy)
+    return rules.served_ports if rules is not None else ()
+
+
+def _mounts(user: str, uid: int, limits: Limits, policy: Policy) -> list[layout.Row]:
+    has_network = network_rules(policy) is not None
+    name_server = ".".join(map(str, NAME_SERVER)) if has_network else layout.NO_NAME_SERVER
+    authorities = files_and_variables()[0] if has_network else ()
     memory = [("tmpfs", mount_point, limits.tmp_bytes, limits.inodes, "1777") for mount_point in ("dev/shm", "tmp")]
-    return [*layout.system_rows(), *layout.etc_rows(user, uid), *memory]
+    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *authorities, *memory]
 
 
 def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tuple[str, str]]:

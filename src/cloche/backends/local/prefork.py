@@ -11,7 +11,10 @@ from functools import partial
 from typing import Any, Literal
 
 from cloche.core.limits import Limits
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
+from cloche.egress import client as egress
+from cloche.egress.client import operator_proxies
 from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
 from cloche.forkserver.slot import Slot
 from cloche.jail.messages import Building, Run, Spec
@@ -21,7 +24,7 @@ from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host
 from ..toolchain import has_customization, python_toolchain, user_site
-from .plan import KIND, GuestPaths, guest_environment
+from .plan import KIND, GuestPaths, guest_environment, network_key, network_rules
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
@@ -49,15 +52,25 @@ class WarmJail:
     what is compiled first has a jail of its own.
     """
 
-    key: Hashable
+    base_key: Hashable
     spec: Spec
     run: Run
     is_prefork: bool
+    rules: NetworkRules | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Return what two runs must have in common to use the same kind; with a network, also who serves it."""
+        return self.base_key if self.rules is None else (self.base_key, egress.process_id())
+
+    def open_network(self) -> egress.Network | None:
+        """Return a network for jails of this kind, None where they have none. Raises OSError."""
+        return egress.open_network(self.rules, proxies=operator_proxies()) if self.rules is not None else None
 
     def building(self) -> Building:
         """Return the steps that build it; they are compiled once for all of the same kind."""
         return _remembered(
-            self.key,
+            self.base_key,
             lambda: (
                 compile_prefork_jail(self.spec, self.run)
                 if self.is_prefork
@@ -68,7 +81,10 @@ class WarmJail:
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         slot.open(self.spec)
-        slot.prepare(self.key, self.building(), self._as_body(), is_prefork=self.is_prefork, rebuilds=True)
+        network = self.open_network()
+        slot.prepare(
+            self.key, self.building(), self._as_body(), is_prefork=self.is_prefork, rebuilds=True, network=network
+        )
 
     @property
     def key_of_kept(self) -> Hashable:
@@ -78,15 +94,17 @@ class WarmJail:
     def building_of_kept(self, *, has_workspace: bool) -> Building:
         """Return the steps that build it where it keeps the workspace, which it makes or has."""
         return _remembered(
-            (self.key, has_workspace),
+            (self.base_key, has_workspace),
             lambda: compile_prefork_jail(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
         )
 
     def prepare_kept(self, slot: Slot, workspace: int) -> None:
         """Tell the helper of a sandbox to build a jail that keeps its workspace, -1 where there is none yet."""
         building = self.building_of_kept(has_workspace=workspace >= 0)
-        body = self._as_body()
-        slot.prepare(self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace)
+        body, network = self._as_body(), self.open_network()
+        slot.prepare(
+            self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace, network=network
+        )
 
     def _as_body(self) -> dict[str, Any]:
         return {"private": self.run.private, "wants_python": self.run.python is not None}
@@ -153,7 +171,7 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
     """
     known = (
-        spec.origin, spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
+        spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
         tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
     )  # fmt: skip
     found = _jails.get(known)
@@ -173,12 +191,12 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_prefork, spec.landlock_abi,
-        bool(spec.cgroup), spec.cpu_affinity, spec.is_shown,
+        bool(spec.cgroup), spec.cpu_affinity, spec.is_shown, network_key(policy),
     )  # fmt: skip
     bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = spec.ids[:2] if spec.outside is not None else None
-    return WarmJail(key, mine, bare, is_prefork)
+    return WarmJail(key, mine, bare, is_prefork, network_rules(policy))
 
 
 def pool_for(policy: Policy, host: Host) -> Pool:

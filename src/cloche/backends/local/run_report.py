@@ -120,8 +120,8 @@ def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, i
     return is_well and timeout_s >= LEAST_TIMEOUT_S and ended["at"] - started_at < SHORT_S
 
 
-def observed(ended: dict[str, Any]) -> Observed:
-    """Read the helper's report of an end."""
+def observed(ended: dict[str, Any], network_refused: int = 0) -> Observed:
+    """Read the helper's report of an end, of a run whose network has refused so many connections."""
     report = ended["ended"]
     status = report["wait_status"] if report else None
     signal = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
@@ -134,6 +134,7 @@ def observed(ended: dict[str, Any]) -> Observed:
         pids_hits=counters.get("pids_hits", 0) + int(ended["is_task_limit_seen"]),
         workspace_full=bool(ended["is_folder_over"] or (report and report["full"])),
         denied=report.get("denied", 0) if report else 0,
+        network_refused=network_refused,
     )
 
 

@@ -16,10 +16,13 @@ from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, 
 from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Network, Traffic, open_network, operator_proxies
+from cloche.egress.windows import SharedNetwork
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
@@ -29,7 +32,16 @@ from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import Connection
-from .plan import Program, build_program, build_spec, choose_guest_paths, make_forkable, show_toolchain
+from .plan import (
+    Program,
+    authority_variables,
+    build_program,
+    build_spec,
+    choose_guest_paths,
+    make_forkable,
+    network_rules,
+    show_toolchain,
+)
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .run_report import observed, usage
 from .streams import Pipes, started_first
@@ -67,6 +79,7 @@ class LocalOpenSandbox:
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
+        self._network: Network | None = None  # of runs in a helper of our own
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; the helper then clears up while its result is being put together."""
@@ -146,12 +159,15 @@ class LocalOpenSandbox:
         if self._can_fork and program.is_forkable:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
+        program.run.env = {**authority_variables(self._policy), **program.run.env}
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = choose_start(slot, None).name
         if slot is None:
             self._begin_soon()
         connection = self._new_connection(spec, slot)
+        session.network = open_shared_network(self._policy) if spec.network is not None else None
+        jail_end = session.network.network.jail_end if session.network is not None else -1
 
         workspace = self.workspace
 
@@ -164,7 +180,8 @@ class LocalOpenSandbox:
             return connection.attend(take)
 
         def send(streams: list[int]) -> None:
-            connection.send_run(program.run, streams, workspace=workspace.fd if spec.level == "jail" else -1)
+            fd = workspace.fd if spec.level == "jail" else -1
+            connection.send_run(program.run, streams, workspace=fd, network=jail_end)
 
         try:
             await connection.start()
@@ -261,6 +278,9 @@ class LocalOpenSandbox:
             if connection is not None or self._slot is not None:
                 self._release()
             self.workspace.drop()
+            if self._network is not None:
+                self._network.close()
+                self._network = None
             if self._claim is not None:
                 self._claim.forget()
                 self._claim = None
@@ -388,6 +408,8 @@ class LocalOpenSandbox:
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
         show_toolchain(program.run, self._spec, program.paths(), self._host, self._policy)
+        if self._spec.network is not None:
+            program.run.env = {**authority_variables(self._policy), **program.run.env}
         sink = sink if sink is discard else started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
         if sink is not discard:
@@ -395,10 +417,23 @@ class LocalOpenSandbox:
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
             await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
+            traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
         found = await self._look(program.given, program.run.timeout_s)
-        return await self._result(program, pipes, ended, found)
+        return await self._result(program, pipes, ended, found, traffic)
+
+    async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
+        """Return what the network carried for a run that has ended, and have all that is left of it closed.
+
+        A jail that goes on with another guest has seen no socket of this one's, so there is nothing to ask for.
+        """
+        network = self._slot.network if self._slot is not None and self._slot.network is not None else self._network
+        is_unused = self._start.kind != "own" and ended["ended"] is not None and not ended["ended"]["is_worn"]
+        if network is None or is_unused:
+            return Traffic()
+        await become_task()
+        return await network.report(ends=True)
 
     async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
@@ -453,7 +488,18 @@ class LocalOpenSandbox:
             return connection, building
         is_jail = self._spec.level == "jail"
         workspace = fd if is_jail else -1
-        return connection, connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
+        return connection, connection.send_run(
+            run, streams, workspace=workspace, network=self._own_network(), is_last=self._is_last and is_jail
+        )
+
+    def _own_network(self) -> int:
+        """Return where a jail in a helper of our own sends its sockets, -1 where it has no network."""
+        rules = network_rules(self._policy) if self._spec.network is not None else None
+        if rules is None:
+            return -1
+        if self._network is None:
+            self._network = _new_network(rules)
+        return self._network.jail_end
 
     async def _connected(self, jail: WarmJail) -> Connection:
         if self._is_closed:
@@ -503,7 +549,9 @@ class LocalOpenSandbox:
         if self._connection is not None:
             self._connection.kill(cause)
 
-    async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes) -> Result:
+    async def _result(
+        self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes, traffic: Traffic
+    ) -> Result:
         report = pipes.report()
         if found.save is not None and self._slot is not None:
             self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
@@ -511,7 +559,7 @@ class LocalOpenSandbox:
         engine = program.toolchain.engine if program.toolchain else None
         notes = run_notes(engine, runtime, self._limits, self._enforcement, ended["wall_s"])
         return make_result(
-            decide(observed(ended).with_refusal(report.refused)),
+            decide(observed(ended, traffic.refused).with_refusal(report.refused)),
             stdout=pipes.kept("stdout"),
             stderr=pipes.kept("stderr"),
             is_truncated=pipes.is_truncated,
@@ -521,8 +569,22 @@ class LocalOpenSandbox:
             usage=usage(ended),
             enforcement=self._enforcement,
             found=found,
-            meta={**notes, "backend": "local", "start": self._start.name, **report.notes()},
+            meta={**notes, "backend": "local", "start": self._start.name, **report.notes(), **traffic.notes()},
         )
+
+
+def _new_network(rules: NetworkRules) -> Network:
+    try:
+        return open_network(rules, proxies=operator_proxies())
+    except OSError as error:
+        text = f"cannot start the egress process: {error}"
+        raise StartFailed(text, step="network", errno=error.errno) from error
+
+
+def open_shared_network(policy: Policy) -> SharedNetwork | None:
+    """Return a network for what lives, of which several may use it at once; None where there is none."""
+    rules = network_rules(policy)
+    return SharedNetwork(_new_network(rules), rules) if rules is not None else None
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:

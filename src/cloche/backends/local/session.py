@@ -386,6 +386,15 @@ class LocalSession(Session):
         fork_tree.members += 1
         return session
 
+    async def close(self) -> None:
+        """End the interpreter, and close what is its own."""
+        try:
+            await super().close()
+        finally:
+            network, self.network = self.network, None
+            if network is not None:
+                network.close()
+
     def _forkable(self, *, needs_life: bool = True) -> ForkTree:
         """Return the fork tree. Raises where this session cannot be cloned."""
         if not self._program.is_forkable:

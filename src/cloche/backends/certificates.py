@@ -1,0 +1,55 @@
+"""The authorities that a guest with a network trusts: the host's own, and those of the operator's environment.
+
+The variables are those of OpenSSL, pip, requests, curl, git and Node. The files are copied into the guest's /etc, since
+they may lie where no guest is shown anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+
+from .layout import Row
+
+log = logging.getLogger("cloche.backends")
+VARIABLES = (
+    "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
+FOLDER = "etc/cloche"
+MOST_BYTES = 4 << 20
+MARK = "-----BEGIN CERTIFICATE-----"
+
+
+@functools.cache
+def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
+    """Return the files to write into a guest's tree, and the variables that name them there; read once.
+
+    What is no file of certificates is left out, and logged: it may be a key.
+    """
+    paths: dict[str, str] = {}
+    rows: list[Row] = []
+    variables: dict[str, str] = {}
+    for name in VARIABLES:
+        path = os.environ.get(name, "")
+        if path and path not in paths:
+            text = _read(path)
+            paths[path] = f"{FOLDER}/authorities-{len(rows)}.pem" if text else ""
+            rows += [("text", paths[path], text)] if text else []
+        if paths.get(path):
+            variables[name] = f"/{paths[path]}"
+    return tuple(rows), variables
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        log.warning("guests do not get the authorities of %s: %s", path, error)
+        return ""
+    if MARK not in text or "PRIVATE KEY-----" in text or len(text) > MOST_BYTES:
+        log.warning("guests do not get %s: it is no file of certificates, holds a key, or is too large", path)
+        return ""
+    return text

@@ -1,0 +1,258 @@
+"""The caller's side of the egress process: start it, open a sandbox's network in it, ask what that has carried.
+
+There is one such process for each process that has sandboxes with a network; all threads and event loops share it. It
+ends with its caller. Where it is gone, no socket of any sandbox is served any more, and the next sandbox starts
+another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib.util
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.network import NetworkRules
+from cloche.jail import messages
+
+BOOT = "import sys; sys.path[:0] = {paths!r}; from cloche.egress.process import main; main({fd})"
+REPORT_S, END_S = 10.0, 5.0
+OnMessage = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Hold what a sandbox's network carried and refused since it was asked last.
+
+    A row says `host`, `port`, `is_allowed`, `why` (empty where allowed), `connections`, and the bytes that the guest
+    `sent` and `received`. `unlisted` counts what found no room among the rows. It `is_lost` where the egress process
+    is gone, and nobody knows.
+    """
+
+    rows: tuple[Mapping[str, Any], ...] = ()
+    unlisted: int = 0
+    is_lost: bool = False
+
+    @property
+    def refused(self) -> int:
+        """Count what was refused."""
+        return self.unlisted + sum(row["connections"] for row in self.rows if not row["is_allowed"])
+
+    def notes(self, *, is_shared: bool = False) -> dict[str, Any]:
+        """Return what a result's `meta` says of it; nothing where there was nothing.
+
+        It `is_shared` where others may have used the same network meanwhile.
+        """
+        notes: dict[str, Any] = {"network": [dict(row) for row in self.rows]} if self.rows else {}
+        if is_shared and self.rows:
+            notes["network_shared"] = True
+        if self.unlisted:
+            notes["network_unlisted"] = self.unlisted
+        if self.is_lost:
+            notes["network_lost"] = "the egress process ended; what the network carried is not known"
+        return notes
+
+
+class Network:
+    """Be one sandbox's network in the egress process: where pid 1 sends its sockets, and what is asked and told of it.
+
+    `jail_end` is the descriptor for the helper, which keeps a copy. Use from one event loop at a time.
+    """
+
+    def __init__(self, jail_end: socket.socket, control: socket.socket):
+        self._jail_end, self._control = jail_end, control
+        self._numbers = itertools.count(1)
+        self.on_message: OnMessage | None = None
+
+    @property
+    def jail_end(self) -> int:
+        return self._jail_end.fileno()
+
+    def fileno(self) -> int:
+        """Return the descriptor by which the egress process tells something of its own accord."""
+        return self._control.fileno()
+
+    def change(self, rules: NetworkRules) -> None:
+        """Decide by other rules from now on; connections that they no longer allow are closed. Raises OSError."""
+        messages.send(self.fileno(), "rules", rules.as_wire())
+
+    def answer(self, number: int, *, is_allowed: bool) -> None:
+        """Answer a question that was told as `ask`. Raises OSError."""
+        messages.send(self.fileno(), "answer", {"number": number, "is_allowed": is_allowed})
+
+    async def report(self, *, ends: bool) -> Traffic:
+        """Return what was carried since the last report; where a run `ends`, close all its connections before."""
+        number = next(self._numbers)
+        try:
+            self.ask_report(number, ends=ends)
+            async with asyncio.timeout(REPORT_S):
+                return await self._await_report(number)
+        except (OSError, TimeoutError):
+            return Traffic(is_lost=True)
+
+    def ask_report(self, number: int, *, ends: bool) -> None:
+        """Ask for a report, which comes as a message with this number. Raises OSError."""
+        messages.send(self.fileno(), "report", {"number": number, "ends": ends})
+
+    async def _await_report(self, number: int) -> Traffic:
+        while True:
+            tag, body = await self._receive()
+            if tag == "report" and body["number"] == number:
+                return Traffic(rows=tuple(body["rows"]), unlisted=body["unlisted"])
+            self._tell(tag, body)
+
+    async def _receive(self) -> tuple[str, dict[str, Any]]:
+        while True:
+            try:
+                return self._receive_now()
+            except BlockingIOError:
+                await _until_readable(self.fileno())
+
+    def _receive_now(self) -> tuple[str, dict[str, Any]]:
+        tag, body, fds = messages.receive(self.fileno())
+        for fd in fds:
+            os.close(fd)
+        if not tag:
+            raise ConnectionResetError("the egress process is gone")
+        return tag, body
+
+    def take_messages(self) -> bool:
+        """Hand on what the egress process has told; False when it is gone."""
+        try:
+            while True:
+                self._tell(*self._receive_now())
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _tell(self, tag: str, body: dict[str, Any]) -> None:
+        if self.on_message is not None:
+            self.on_message(tag, body)
+
+    def close(self) -> None:
+        """Let the egress process close all that is this sandbox's."""
+        self._jail_end.close()
+        self._control.close()
+
+
+async def _until_readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
+
+
+class _Process:
+    """Be the egress process. Raises OSError where it cannot be started."""
+
+    def __init__(self) -> None:
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            boot = BOOT.format(paths=_module_paths(), fd=theirs.fileno())
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", boot],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool) -> Network:
+        ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
+            messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+        control.setblocking(False)
+        return Network(jail_end, control)
+
+    def end(self) -> None:
+        self.link.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _module_paths() -> list[str]:
+    """Return where the egress process finds this package, and the parser of HTTP."""
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = importlib.util.find_spec("h11")
+    parser = os.path.dirname(os.path.dirname(found.origin)) if found and found.origin else here
+    return list(dict.fromkeys((here, parser)))
+
+
+_process: _Process | None = None
+_lock = threading.Lock()
+
+
+def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = None, asks: bool = False) -> Network:
+    """Open a network with these rules, and start the egress process where it is not there.
+
+    `proxies` are upstream ones, by `http`, `https` and `no`, as the variables of the same names have them. It `asks`
+    where the caller wants to decide about each host that is not listed. Raises OSError.
+    """
+    global _process
+    with _lock:
+        if _process is None or not _process.is_alive:
+            _process = _Process()
+        return _process.open(rules, proxies or {}, asks=asks)
+
+
+def operator_proxies() -> dict[str, str]:
+    """Return the upstream proxies that this process's environment names, by `http`, `https` and `no`.
+
+    `http_proxy` counts in lower case only, as in curl: a web server sets the other for whoever asks.
+    """
+    found = {
+        "https": os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY", ""),
+        "http": os.environ.get("http_proxy", ""),
+        "no": os.environ.get("no_proxy") or os.environ.get("NO_PROXY", ""),
+    }
+    return {name: value for name, value in found.items() if value} if found["https"] or found["http"] else {}
+
+
+def process_id() -> int:
+    """Return the pid of the egress process that is there, 0 for none."""
+    found = _process
+    return found.process.pid if found is not None and found.is_alive else 0
+
+
+def _end() -> None:
+    global _process
+    with _lock:
+        found, _process = _process, None
+    if found is not None:
+        found.end()
+
+
+def _forget_after_fork() -> None:
+    global _lock, _process
+    _lock = threading.Lock()
+    if _process is not None:
+        _process.link.close()
+        _process.process.returncode = 0  # nobody's child here
+        _process = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(_end)

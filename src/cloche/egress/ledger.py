@@ -1,0 +1,52 @@
+"""What a sandbox's network has carried and refused, in rows that can be counted and that are few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST_ROWS = 256
+MOST_TEXT = 400
+
+
+class Row:
+    """Count the connections to one host and port that went well, failed for one reason, or were refused for one."""
+
+    __slots__ = ("connections", "host", "is_allowed", "port", "received", "sent", "why")
+
+    def __init__(self, host: str, port: int, why: str, *, is_allowed: bool):
+        self.host, self.port, self.why, self.is_allowed = host, port, why, is_allowed
+        self.connections = self.sent = self.received = 0
+
+    def as_wire(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Ledger:
+    """Hold the rows since they were taken last."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int, str, bool], Row] = {}
+        self._unlisted = 0
+
+    def row(self, host: str, port: int, why: str = "", *, is_allowed: bool = True) -> Row:
+        """Count a connection, and return its row, in which its bytes are counted; one that is dropped for no room."""
+        why = why[:MOST_TEXT]
+        key = (host, port, why, is_allowed)
+        found = self._rows.get(key)
+        if found is None:
+            found = Row(host, port, why, is_allowed=is_allowed)
+            if len(self._rows) < MOST_ROWS:
+                self._rows[key] = found
+            elif not is_allowed:
+                self._unlisted += 1
+        found.connections += 1
+        return found
+
+    def take(self, live: set[Row]) -> dict[str, Any]:
+        """Return all rows, and begin anew; `live` ones, of connections that go on, count from nothing."""
+        rows = [row.as_wire() for row in self._rows.values() if row.connections or row.sent or row.received]
+        unlisted, self._unlisted = self._unlisted, 0
+        self._rows = {key: row for key, row in self._rows.items() if row in live}
+        for row in live:
+            row.connections = row.sent = row.received = 0
+        return {"rows": rows, "unlisted": unlisted}

@@ -1,0 +1,37 @@
+"""Addresses for names: one of 198.18.0.0/15 for each, handed out when the name is asked for, never again to another.
+
+A connection's local address then tells for which name it was made. Every entry is one that a guest can make, so there
+are so many and no more.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+FIRST = int(IPv4Address("198.18.1.0"))  # the name server's own lies below
+MOST_NAMES = 4096
+
+
+class Names:
+    """Hold the names of one sandbox."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, str] = {}
+        self._by_address: dict[str, str] = {}
+
+    def address_of(self, name: str) -> str | None:
+        """Return the address of a name, given now where it had none; None where there are too many."""
+        found = self._by_name.get(name)
+        if found is None and len(self._by_name) < MOST_NAMES:
+            found = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_name)))
+            self._by_address[found] = name
+        return found
+
+    def name_of(self, address: str) -> str | None:
+        """Return the name that an address stands for, None for none."""
+        return self._by_address.get(address)
+
+    @staticmethod
+    def is_ours(address: str) -> bool:
+        """Tell whether an address is of the range from which names get theirs."""
+        return address.startswith(("198.18.", "198.19."))

@@ -1,0 +1,483 @@
+"""One sandbox's network: its name server, its listening sockets, and each connection from its start to its end.
+
+Theory of operation: the sockets come from pid 1 of the sandbox, before there is any guest. What arrives at them is the
+guest's, and hostile. A connection's local address tells the name or the address that it is for; `NetworkRules` decide;
+the first bytes must agree with the name (`client_hello`, `http`); the name is resolved and its addresses are checked
+(`upstream`); then bytes are carried both ways. New sockets mean another sandbox of the same rules: all names,
+connections and sockets of the one before are dropped.
+
+Everything that a guest can cause has a bound: connections at once, new ones and questions in a second, names, lookups
+at once, bytes that are held, and the time to say what it wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from cloche.core.network import NetworkRules, Rule
+from cloche.jail import messages
+
+from . import dns
+from .client_hello import NotTls, read_server_name
+from .errors import Failed, Refused
+from .http import relay
+from .ledger import Ledger, Row
+from .names import Names
+from .stream import SocketStream, splice
+from .upstream import Proxies, connect
+
+DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
+MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 16
+CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
+HELLO_S, IDLE_S, ASK_S, NAME_STREAM_S = 20.0, 900.0, 300.0, 10.0
+MOST_QUESTIONS = 32  # of the caller, at once
+MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
+TOO_MANY_NAMES = "too many names; connect to those that are needed"
+RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: closing sends a reset, and waits for nothing
+
+
+class Pace:
+    """Let so many things happen in a second, and some more at once."""
+
+    def __init__(self, per_s: float, burst: float):
+        self._per_s, self._burst, self._left, self._at = per_s, burst, burst, 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Count one more, and return for how many seconds no other may follow, 0.0 for none."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s) - 1
+        self._at = now
+        return max(0.0, -self._left / self._per_s)
+
+
+class Connection:
+    """Be one connection of the guest's: what it is for, its row, the task that serves it."""
+
+    def __init__(self, jail: Jail, host: str, port: int):
+        self.jail, self.host, self.port = jail, host, port
+        self.row: Row | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.guest: SocketStream | None = None
+        self._counted = (0, 0)
+
+    def count(self) -> None:
+        """Add to the row what has moved since it was counted last."""
+        if self.row is not None and self.guest is not None:
+            now = (self.guest.received_bytes, self.guest.sent_bytes)
+            self.row.sent += now[0] - self._counted[0]
+            self.row.received += now[1] - self._counted[1]
+            self._counted = now
+
+
+class Jail:
+    """Hold the sockets of one jail, and the names that are known in it. One that took its place knows none of them."""
+
+    def __init__(self, sockets: list[socket.socket]):
+        self.sockets, self.names = sockets, Names()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+
+class GuestNetwork:
+    """Serve the jails of one sandbox until its caller is gone; `on_end` is called then."""
+
+    def __init__(self, body: Mapping[str, Any], jail_link: int, control: int, on_end: Callable[[GuestNetwork], None]):
+        self._loop = asyncio.get_running_loop()
+        self._rules = NetworkRules.parse(**body["rules"])
+        self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
+        self._jail_link, self._control, self._on_end = jail_link, control, on_end
+        self._ledger = Ledger()
+        self._jails: dict[int, Jail] = {}
+        self._connections: set[Connection] = set()
+        self._name_streams = 0
+        self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
+        self._connection_pace = Pace(CONNECTIONS_PER_S, MOST_CONNECTIONS)
+        self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
+        self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
+        self._keys: dict[int, str] = {}  # of these, by the number of the question
+        self._is_ended = False
+        self._loop.add_reader(jail_link, self._receive_from_jail)
+        self._loop.add_reader(control, self._receive_from_caller)
+
+    # What the helper and the caller say.
+
+    def _receive_from_jail(self) -> None:
+        try:
+            tag, body, fds = messages.receive(self._jail_link)
+        except OSError:
+            tag, body, fds = "", {}, []
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        if not tag:  # nobody holds the other end: no further jail of this sandbox can come
+            self._loop.remove_reader(self._jail_link)
+            return
+        self._drop(body["jail"])
+        if tag == "sockets":
+            self._serve_jail(body["jail"], sockets, body["ports"])
+
+    def _serve_jail(self, number: int, sockets: list[socket.socket], ports: list[int]) -> None:
+        jail = self._jails[number] = Jail(sockets)
+        names, streams, *served = sockets
+        self._listen(names, functools.partial(self._answer_datagrams, jail))
+        self._listen(streams, functools.partial(self._accept_name_stream, jail))
+        for listener, port in zip(served, ports, strict=True):
+            self._listen(listener, functools.partial(self._accept, jail, port))
+
+    def _listen(self, listener: socket.socket, take: Callable[[socket.socket], float]) -> None:
+        """Call `take` whenever something arrives; for the seconds that it returns, not."""
+
+        def arrived() -> None:
+            pause_s = take(listener)
+            if pause_s > 0 and listener.fileno() >= 0:
+                self._loop.remove_reader(listener)
+                self._loop.call_later(pause_s, resume)
+
+        def resume() -> None:
+            if listener.fileno() >= 0:
+                self._loop.add_reader(listener, arrived)
+
+        listener.setblocking(False)
+        resume()
+
+    def _receive_from_caller(self) -> None:
+        try:
+            tag, body, fds = messages.receive(self._control)
+        except OSError:
+            tag, body, fds = "", {}, []
+        for fd in fds:
+            os.close(fd)
+        if tag == "rules":
+            self._change(NetworkRules.parse(**body))
+        elif tag == "report":
+            self._report(body["number"], ends=body["ends"])
+        elif tag == "answer":
+            self._take_answer(body["number"], is_allowed=body["is_allowed"])
+        elif not tag:
+            self.end()
+
+    def _report(self, number: int, *, ends: bool) -> None:
+        """Tell what was carried since the last report, once the connections of a run that `ends` are closed."""
+        tasks = [task for jail in self._jails.values() for task in jail.tasks] if ends else []
+        if not tasks:
+            self._send_report(number)
+            return
+        for task in tasks:
+            task.cancel()
+        closing = self._loop.create_task(_all_done(tasks))
+        closing.add_done_callback(lambda _: self._send_report(number))
+
+    def _send_report(self, number: int) -> None:
+        for one in self._connections:
+            one.count()
+        live = {one.row for one in self._connections if one.row is not None}
+        self._tell("report", {"number": number, **self._ledger.take(live)})
+
+    def _tell(self, tag: str, body: dict[str, Any]) -> None:
+        try:
+            messages.send(self._control, tag, body)
+        except OSError:
+            pass  # the caller is gone, or does not listen: it asks for a report when it wants one
+
+    def _change(self, rules: NetworkRules) -> None:
+        self._rules = rules
+        for one in list(self._connections):
+            if not rules.decide(one.host, one.port).is_allowed and one.task is not None:
+                one.task.cancel()
+
+    # Ends.
+
+    def end(self) -> None:
+        """Close everything, for good."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        for number in list(self._jails):
+            self._drop(number)
+        for fd in (self._jail_link, self._control):
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        for question in self._questions.values():
+            question.cancel()
+        self._on_end(self)
+
+    def _drop(self, number: int) -> None:
+        """Close all sockets and connections of a jail."""
+        jail = self._jails.pop(number, None)
+        if jail is None:
+            return
+        for listener in jail.sockets:
+            self._loop.remove_reader(listener)
+            listener.close()
+        for task in jail.tasks:
+            task.cancel()
+
+    # Names.
+
+    def _answer(self, jail: Jail, question: bytes, *, is_stream: bool) -> bytes | None:
+        """Answer a question, without asking anybody: a name is resolved when a connection comes."""
+
+        def address_of(name: str) -> str | None:
+            return jail.names.address_of(name) if self._asks or self._rules.knows(name) else None
+
+        answer = dns.answer(question, address_of, is_stream=is_stream)
+        if answer is None:
+            return None
+        if answer.name and not answer.is_known:
+            decision = self._rules.decide(answer.name, TLS_PORT)
+            self._note_refusal(answer.name, DNS_PORT, decision.why if not decision.is_allowed else TOO_MANY_NAMES)
+        return answer.data
+
+    def _answer_datagrams(self, jail: Jail, names: socket.socket) -> float:
+        for _ in range(AT_ONCE):
+            try:
+                question, sender = names.recvfrom(MOST_DATAGRAM)
+                answer = self._answer(jail, question, is_stream=False)
+                if answer is not None:
+                    names.sendto(answer, sender)
+            except BlockingIOError:
+                return 0.0
+            except OSError:
+                continue  # who asked is gone
+            pause_s = self._question_pace.wait_s(self._loop.time())
+            if pause_s:
+                return pause_s
+        return 0.0
+
+    def _accept_name_stream(self, jail: Jail, listener: socket.socket) -> float:
+        found = _accepted(listener)
+        if found is None:
+            return 0.0
+        if self._name_streams >= MOST_NAME_STREAMS:
+            _reset(found)
+        else:
+            self._name_streams += 1
+            self._begin(jail, self._serve_name_stream(jail, found))
+        return self._connection_pace.wait_s(self._loop.time())
+
+    def _begin(self, jail: Jail, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        jail.tasks.add(task)
+        task.add_done_callback(jail.tasks.discard)
+        return task
+
+    async def _serve_name_stream(self, jail: Jail, found: socket.socket) -> None:
+        """Answer questions that come with their lengths."""
+        try:
+            async with asyncio.timeout(NAME_STREAM_S):
+                buffer = bytearray()
+                while more := await self._loop.sock_recv(found, MOST_DATAGRAM):
+                    buffer += more
+                    while (question := dns.take_message(buffer)) is not None:
+                        answer = self._answer(jail, question, is_stream=True)
+                        if answer is None:
+                            return
+                        await self._loop.sock_sendall(found, answer)
+                        await asyncio.sleep(self._question_pace.wait_s(self._loop.time()))
+        except (OSError, ValueError, TimeoutError):
+            return  # it is gone, has said nothing that is understood, or takes too long
+        finally:
+            self._name_streams -= 1
+            found.close()
+
+    # Connections.
+
+    def _accept(self, jail: Jail, port: int, listener: socket.socket) -> float:
+        found = _accepted(listener)
+        if found is None:
+            return 0.0
+        address = found.getsockname()[0]
+        host = jail.names.name_of(address) or address
+        if address.startswith("127."):  # for a server of the guest's own, which is not there
+            _reset(found)
+        elif len(self._connections) >= MOST_CONNECTIONS:
+            self._note_refusal(host, port, f"there are {MOST_CONNECTIONS} connections, and no more at once")
+            _reset(found)
+        else:
+            one = Connection(jail, host, port)
+            self._connections.add(one)
+            one.task = self._begin(jail, self._serve(one, found))
+            one.task.add_done_callback(lambda _: self._connections.discard(one))
+        return self._connection_pace.wait_s(self._loop.time())
+
+    async def _serve(self, one: Connection, found: socket.socket) -> None:
+        """Serve a connection to its end. What is refused or fails is reset, plain HTTP after an answer."""
+        guest = one.guest = SocketStream(found)
+        try:
+            if one.port == HTTP_PORT:
+                await self._carry_http(one, guest)
+            else:
+                await self._carry(one, guest)
+        except Refused as error:
+            self._note_refusal(one.host, one.port, error.reason)
+            _reset(found)
+        except Failed as error:
+            self._ledger.row(one.host, one.port, error.reason)
+            _reset(found)
+        except (OSError, TimeoutError):  # of the one side or the other: both are closed
+            _reset(found)
+        except Exception as error:  # a fault of ours: nothing is carried, and it does not go unsaid
+            self._ledger.row(one.host, one.port, f"a fault of the egress process: {type(error).__name__}: {error}")
+            _reset(found)
+        except BaseException:
+            _reset(found)
+            raise
+        finally:
+            guest.close()
+            one.count()
+
+    async def _decide(self, one: Connection) -> Rule | None:
+        """Return the rule by which a connection is allowed, if it is one of the list's. Raises Refused."""
+        if Names.is_ours(one.host):
+            raise Refused(f"{one.host} stands for no name of this sandbox; ask for the name again")
+        decision = self._rules.decide(one.host, one.port)
+        if decision.is_allowed:
+            return decision.rule
+        if self._asks and not self._rules.denies(one.host, one.port) and await self._ask(one):
+            return None
+        raise Refused(decision.why)
+
+    async def _ask(self, one: Connection) -> bool:
+        """Ask the caller about a host and port, once for all connections to it."""
+        key = f"{one.host}:{one.port}"
+        question = self._questions.get(key)
+        if question is None:
+            if sum(not asked.done() for asked in self._questions.values()) >= MOST_QUESTIONS:
+                return False
+            question = self._questions[key] = self._loop.create_future()
+            self._keys[len(self._questions)] = key
+            self._tell("ask", {"number": len(self._questions), "host": one.host, "port": one.port})
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await asyncio.shield(question)
+        except TimeoutError:
+            return False
+
+    def _take_answer(self, number: int, *, is_allowed: bool) -> None:
+        question = self._questions.get(self._keys.get(number, ""))
+        if question is not None and not question.done():
+            question.set_result(is_allowed)
+
+    async def _carry(self, one: Connection, guest: SocketStream) -> None:
+        """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
+        rule = await self._decide(one)
+        first = await self._read_hello(one, guest) if one.port == TLS_PORT else b""
+        upstream = await self._connect(one, rule)
+        try:
+            if one.port != TLS_PORT:
+                first = await self._read_first(one, guest, upstream)
+            if first:
+                await upstream.send(first)
+            await splice(guest, upstream, idle_s=IDLE_S)
+        finally:
+            upstream.close()
+
+    async def _read_hello(self, one: Connection, guest: SocketStream) -> bytes:
+        """Return the bytes of a complete hello that names the host. Raises Refused for anything else."""
+        data, name = b"", None
+        async with asyncio.timeout(HELLO_S):
+            while name is None:
+                more = await guest.receive(MOST_HELLO)
+                if not more:
+                    raise Refused(f"{one.host}:{one.port}: the connection was closed before it said what it is for")
+                data += more
+                try:
+                    name = self._name_in(one, data)
+                except NotTls:
+                    raise Refused(
+                        f"{one.host}:{one.port}: what was sent is not TLS, which is all that port 443 is for"
+                    ) from None
+        return data
+
+    def _name_in(self, one: Connection, data: bytes) -> str | None:
+        """Return the name in the first bytes, which is the host's; None while more are needed. Raises Refused, NotTls."""
+        name = read_server_name(data)
+        if name is not None and name != one.host:
+            raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
+        return name
+
+    async def _read_first(self, one: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
+        """Return what the guest says first, all of a hello where it is one; nothing where the server speaks first."""
+        if not await _speaks_first(guest, upstream):
+            return b""
+        data, name = b"", None
+        async with asyncio.timeout(HELLO_S):
+            while name is None:
+                more = await guest.receive(MOST_HELLO)
+                data += more
+                try:
+                    name = self._name_in(one, data) if more else ""
+                except NotTls:
+                    return data
+        return data
+
+    async def _connect(self, one: Connection, rule: Rule | None) -> SocketStream:
+        """Connect to the host. Raises Refused, Failed."""
+        async with self._lookups:
+            found, _ = await connect(one.host, one.port, rules=self._rules, rule=rule, proxies=self._proxies)
+        one.row = self._ledger.row(one.host, one.port)
+        return SocketStream(found)
+
+    async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
+        """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
+        async def connect_to_host() -> SocketStream:
+            try:
+                return await self._connect(one, await self._decide(one))
+            except Refused as error:
+                self._note_refusal(one.host, one.port, error.reason)
+                raise
+            except Failed as error:
+                self._ledger.row(one.host, one.port, error.reason)
+                raise OSError(error.reason) from error
+
+        def refuse(what: str) -> str:
+            why = f"{what} on a connection to {one.host}:{one.port}; each name is connected to by itself"
+            self._note_refusal(one.host, one.port, why)
+            return why
+
+        is_proxied = self._proxies.url_for(one.host, one.port) is not None
+        await relay(guest, one.host, one.port, connect_to_host, refuse, proxied=is_proxied)
+
+    def _note_refusal(self, host: str, port: int, why: str) -> None:
+        row = self._ledger.row(host, port, why or "refused", is_allowed=False)
+        if row.connections == 1:  # each reason is told once; the report counts
+            self._tell("refused", {"host": host, "port": port, "why": row.why})
+
+
+async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:
+    """Wait until there is something to be read from one or the other; tell whether from the first."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[bool] = loop.create_future()
+    fds = {one.fileno(): True, other.fileno(): False}
+    for fd, is_one in fds.items():
+        loop.add_reader(fd, lambda is_one=is_one: first.done() or first.set_result(is_one))
+    try:
+        async with asyncio.timeout(IDLE_S):
+            return await first
+    finally:
+        for fd in fds:
+            loop.remove_reader(fd)
+
+
+async def _all_done(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    try:
+        found, _ = listener.accept()
+    except OSError:
+        return None
+    found.setblocking(False)
+    return found
+
+
+def _reset(found: socket.socket) -> None:
+    """Close a connection so that the guest sees it refused; what it had not read is dropped."""
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    except OSError:
+        pass  # it was closed
+    found.close()

@@ -1,0 +1,72 @@
+"""The egress process: outside every sandbox, with no rights of its own, it serves the sockets that were born inside.
+
+It is started by `client`, and ends when that end of its link is closed. Each `open` on the link is one sandbox's
+network. It reads what guests send, so it gives up what it does not need first: its user where that is root, all
+capabilities, and the way to more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+
+from cloche.jail import messages
+from cloche.jail.syscalls import PR_SET_DUMPABLE, call, prctl
+
+from .network import GuestNetwork
+
+NOBODY = 65534
+PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG = 38, 1
+CAPABILITY_VERSION = 0x20080522
+MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
+MOST_FILES = 65_536
+
+
+def main(link: int) -> None:
+    """Serve until the caller is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _give_up_rights()
+    gc.freeze()
+    asyncio.run(_serve(link))
+
+
+def _give_up_rights() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir("/")
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        except OSError:
+            pass  # a user namespace without that id; the capabilities go in any case
+    header = CAPABILITY_VERSION.to_bytes(4, "little") + bytes(4)
+    call("capset", header, bytes(24))
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+async def _serve(link: int) -> None:
+    loop = asyncio.get_running_loop()
+    networks: set[GuestNetwork] = set()
+    over = loop.create_future()
+
+    def receive() -> None:
+        tag, body, fds = messages.receive(link)
+        if tag == "open":
+            networks.add(GuestNetwork(body, fds[0], fds[1], networks.discard))
+        elif not over.done():
+            over.set_result(None)
+
+    loop.add_reader(link, receive)
+    await over
+    os._exit(0)  # which closes everything at once; threads may still look a name up

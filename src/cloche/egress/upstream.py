@@ -1,0 +1,173 @@
+"""The way out: a name is resolved when a connection comes, its addresses are checked, and one of them is connected to.
+
+What was checked is what is connected to: the name is not looked up again. Where the operator's environment names an
+upstream proxy, the name is sent on to that, and which address it becomes is the proxy's choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import unquote, urlsplit
+
+from cloche.core.network import NetworkRules, Rule
+
+from .errors import Failed, Refused
+from .own_addresses import is_elsewhere
+
+Address = IPv4Address | IPv6Address
+RESOLVE_S, CONNECT_S, PROXY_S = 15.0, 10.0, 15.0
+MOST_ADDRESSES = 16
+RESOLVERS = 64
+MOST_PROXY_HEAD = 16_384
+PRIVATE_SUFFIXES = (".internal", ".local", ".localhost", ".lan", ".home", ".corp", ".intranet", ".private", ".home.arpa")
+_resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="resolve")
+
+
+class Proxies:
+    """Hold the operator's upstream proxies: `http`, `https`, and `no`, a list of names that are reached without."""
+
+    def __init__(self, settings: Mapping[str, str]):
+        self._urls = {scheme: settings[scheme] for scheme in ("http", "https") if settings.get(scheme)}
+        self._without = [one.strip().lower().lstrip(".") for one in settings.get("no", "").split(",") if one.strip()]
+
+    def url_for(self, host: str, port: int) -> str | None:
+        """Return the proxy for a host, None where it is connected to directly."""
+        found = self._urls.get("http" if port == 80 else "https")
+        if found is None or "*" in self._without:
+            return None
+        is_without = any(host == one or host.endswith(f".{one}") for one in self._without)
+        return None if is_without else found
+
+
+async def connect(
+    host: str, port: int, *, rules: NetworkRules, rule: Rule | None, proxies: Proxies
+) -> tuple[socket.socket, bool]:
+    """Return a socket that is connected to `host`, and whether by a proxy that takes plain requests.
+
+    Raises Refused or Failed, with a sentence.
+    """
+    url = proxies.url_for(host, port)
+    if url is not None:
+        return await _connect_by_proxy(url, host, port), port == 80
+    addresses = await _checked(host, port, rules, rule)
+    return await _connect_to_first(host, addresses, port), False
+
+
+async def _connect_to_first(host: str, addresses: list[Address], port: int) -> socket.socket:
+    why = "it has no address"
+    for address in addresses:
+        try:
+            return await _connect_to(address, port)
+        except TimeoutError:
+            why = f"{address} did not answer within {CONNECT_S:.0f} s"
+        except OSError as error:
+            why = f"{address}: {error.strerror or error}"
+    raise Failed(f"{host}:{port} cannot be connected to: {why}")
+
+
+async def _checked(host: str, port: int, rules: NetworkRules, rule: Rule | None) -> list[Address]:
+    """Return the addresses of a host that may be connected to. Raises Refused where it has none."""
+    found = await _resolve(host, port)
+    allowed: list[Address] = []
+    why = f"{host} has no address"
+    for address in found[:MOST_ADDRESSES]:
+        reason = rules.decide_address(rule, address)
+        if not reason and not is_elsewhere(address):
+            reason = f"{address} is one of this host's own addresses, or is not reached from it"
+        if reason:
+            why = reason
+        else:
+            allowed.append(address)
+    if not allowed:
+        raise Refused(why)
+    return allowed
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
+    try:
+        return [ip_address(host)]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    name = host.encode("ascii")
+    asked = loop.run_in_executor(
+        _resolvers, lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    )
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            rows = await asked
+    except TimeoutError:
+        raise Failed(f"{host} was not resolved within {RESOLVE_S:.0f} s") from None
+    except socket.gaierror as error:
+        raise Failed(f"{host} cannot be resolved: {error.strerror or error}") from None
+    return list(dict.fromkeys(ip_address(str(row[4][0]).partition("%")[0]) for row in rows))
+
+
+async def _connect_to(address: Address, port: int) -> socket.socket:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setblocking(False)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(found, (str(address), port))
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+async def _connect_by_proxy(url: str, host: str, port: int) -> socket.socket:
+    """Connect to the operator's proxy, and have it make a tunnel, unless it takes plain requests."""
+    try:
+        ip_address(host)
+    except ValueError:
+        pass
+    else:
+        raise Refused(f"{host}: addresses are not sent to an upstream proxy; use a name")
+    if "." not in host or host.endswith(PRIVATE_SUFFIXES):
+        raise Refused(f"{host} looks like a private name, which is not sent to an upstream proxy")
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")
+    found = await _connect_to_first(parts.hostname, await _resolve(parts.hostname, 0), parts.port or 8080)
+    if port == 80:
+        return found
+    try:
+        async with asyncio.timeout(PROXY_S):
+            await _open_tunnel(found, host, port, _credentials(parts.username, parts.password))
+    except (OSError, TimeoutError) as error:
+        found.close()
+        raise Failed(f"the upstream proxy did not open a tunnel: {error or 'time is up'}") from error
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _credentials(user: str | None, password: str | None) -> str:
+    if not user:
+        return ""
+    pair = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}\r\n"
+
+
+async def _open_tunnel(proxy: socket.socket, host: str, port: int, credentials: str) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(
+        proxy, f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n{credentials}\r\n".encode("ascii")
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        more = await loop.sock_recv(proxy, 1)  # nothing of what follows the head may be taken
+        head += more
+        if not more or len(head) > MOST_PROXY_HEAD:
+            raise Failed("the upstream proxy answered nothing that is understood")
+    status = head.split(None, 2)[1:2]
+    if status != [b"200"]:
+        raise Refused(f"the upstream proxy refused {host}:{port}: {head.splitlines()[0][:80].decode('ascii', 'replace')}")

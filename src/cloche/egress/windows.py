@@ -1,0 +1,132 @@
+"""What a network carried between two moments, for as many runs at once as share it.
+
+Theory of operation: the egress process counts from one report to the next. A window begins with a report that is asked
+for and not waited for, and ends with one that is; it holds the sum of all reports that were asked for between. The
+network's messages are read by the event loop, as long as this lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cloche.core.network import NetworkRules
+
+from .client import REPORT_S, Network, Traffic
+
+MOST_ROWS = 256
+_COUNTED = ("connections", "sent", "received")
+OnRefused = Callable[[Mapping[str, Any]], None]
+
+
+class Window:
+    """Sum what was carried since a report, by its number."""
+
+    def __init__(self, first: int):
+        self.first, self.unlisted = first, 0
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Add one report."""
+        self.unlisted += body["unlisted"]
+        for row in body["rows"]:
+            key = (row["host"], row["port"], row["is_allowed"], row["why"])
+            found = self._rows.get(key)
+            if found is not None:
+                for name in _COUNTED:
+                    found[name] += row[name]
+            elif len(self._rows) < MOST_ROWS:
+                self._rows[key] = dict(row)
+            elif not row["is_allowed"]:
+                self.unlisted += row["connections"]
+
+    def traffic(self, *, is_lost: bool) -> Traffic:
+        return Traffic(rows=tuple(self._rows.values()), unlisted=self.unlisted, is_lost=is_lost)
+
+
+class SharedNetwork:
+    """Be the network of a sandbox that lives, or of a session. Use from one event loop.
+
+    `on_refused` is told each refusal of a new kind when it happens: `host`, `port`, `why`.
+    """
+
+    def __init__(self, network: Network, rules: NetworkRules, on_refused: OnRefused | None = None):
+        self.network, self.rules, self._on_refused = network, rules, on_refused
+        self._numbers = itertools.count(1)
+        self._windows: set[Window] = set()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self.total = Window(0)
+        self.is_lost = False
+        self._loop = asyncio.get_running_loop()
+        network.on_message = self._take
+        self._loop.add_reader(network.fileno(), self._read)
+
+    def _read(self) -> None:
+        if not self.network.take_messages():
+            self._loop.remove_reader(self.network.fileno())
+            self.is_lost = True
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_result(None)
+
+    def _take(self, tag: str, body: dict[str, Any]) -> None:
+        if tag == "report":
+            for window in (self.total, *self._windows):
+                if body["number"] > window.first:
+                    window.add(body)
+            waiting = self._waiting.pop(body["number"], None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+        elif tag == "refused" and self._on_refused is not None:
+            self._on_refused(body)
+
+    def _ask(self) -> int:
+        number = next(self._numbers)
+        if not self.is_lost:
+            try:
+                self.network.ask_report(number, ends=False)
+            except OSError:
+                self.is_lost = True
+        return number
+
+    def open_window(self) -> Window:
+        """Begin to count for somebody, from now on."""
+        window = Window(self._ask())
+        self._windows.add(window)
+        return window
+
+    async def close_window(self, window: Window) -> Traffic:
+        """Return what was carried since it was opened, by whomever."""
+        try:
+            await self._await(self._ask())
+        finally:
+            self._windows.discard(window)
+        return window.traffic(is_lost=self.is_lost)
+
+    async def traffic(self) -> Traffic:
+        """Return all that was carried since the sandbox was opened."""
+        await self._await(self._ask())
+        return self.total.traffic(is_lost=self.is_lost)
+
+    async def _await(self, number: int) -> None:
+        if self.is_lost:
+            return
+        waiting = self._waiting[number] = self._loop.create_future()
+        try:
+            await asyncio.wait((waiting,), timeout=REPORT_S)
+            self.is_lost = self.is_lost or not waiting.done()
+        finally:
+            self._waiting.pop(number, None)
+
+    def change(self, rules: NetworkRules) -> None:
+        """Decide by other rules from now on. Raises OSError where the egress process is gone."""
+        self.network.change(rules)
+        self.rules = rules
+
+    def close(self) -> None:
+        """Have all connections closed, for good."""
+        if self.network.fileno() >= 0:
+            self._loop.remove_reader(self.network.fileno())
+        self.network.close()

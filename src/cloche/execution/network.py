@@ -1,0 +1,78 @@
+"""The network of a sandbox that lives: what it may reach, which can be changed while it runs, and what it has carried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.network import NetworkRules
+from cloche.core.protocols import OpenLiveSandbox, SupportsNetwork
+
+from .live import LiveOperations
+
+CheckRules = Callable[[NetworkRules], None]
+
+
+class AsyncNetwork:
+    """Change and watch the network of one sandbox that lives; `AsyncSandbox.network` returns it.
+
+    await sandbox.network.allow("files.example.org")
+    for row in await sandbox.network.traffic():
+        print(row["host"], row["port"], row["is_allowed"], row["why"])
+    """
+
+    def __init__(self, live: SupportsNetwork, check: CheckRules) -> None:
+        self._live, self._check = live, check
+
+    @property
+    def rules(self) -> NetworkRules:
+        """Return what decides now."""
+        return self._live.network_rules
+
+    async def allow(self, *rules: str) -> None:
+        """Allow further hosts, as `network_allow` has them, on ports that are served here already.
+
+        In mode `allowlist` that is what may be reached; a denying rule still wins. Raises InvalidRequest for a wrong
+        rule, for a port that is not served, and for more than the operator's ceiling allows.
+        """
+        now = self.rules.as_wire()
+        await self._change({**now, "allow": [*now["allow"], *rules]})
+
+    async def deny(self, *rules: str) -> None:
+        """Deny hosts, as `network_deny` has them; their connections are closed. Raises InvalidRequest."""
+        now = self.rules.as_wire()
+        await self._change({**now, "deny": [*now["deny"], *rules]})
+
+    async def _change(self, wire: Mapping[str, Any]) -> None:
+        new, now = NetworkRules.parse(**wire), self.rules
+        missing = sorted(set(new.served_ports) - set(now.served_ports))
+        if missing:
+            raise InvalidRequest(
+                f"network_allow: port {', '.join(map(str, missing))} is not served in this sandbox, whose ports were "
+                f"chosen when it was opened ({', '.join(map(str, now.served_ports))}); open one with a rule that names it"
+            )
+        self._check(new)
+        await self._live.change_network(new)
+
+    async def traffic(self) -> Sequence[Mapping[str, Any]]:
+        """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it."""
+        return await self._live.network_traffic()
+
+
+class NetworkOperations(LiveOperations):
+    """Reach a sandbox's network."""
+
+    @property
+    def network(self) -> AsyncNetwork:
+        """Return the network of a sandbox that lives. Raises InvalidRequest where it has none that can be changed."""
+        live: OpenLiveSandbox = self._require_live("changing the network")
+        if not isinstance(live, SupportsNetwork) or self.policy.network not in ("allowlist", "open"):
+            raise InvalidRequest(
+                f"network: this sandbox was opened with network {self.policy.network!r}, which nothing serves; open it "
+                'with network="allowlist" (its list may be empty) or "open", on backend "local"'
+            )
+        return AsyncNetwork(live, self._check_network)
+
+    def _check_network(self, rules: NetworkRules) -> None:
+        """Raise InvalidRequest for what is more than the operator allows."""
