@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, ip_network
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 from .errors import InvalidRequest
 from .escape import escape_name

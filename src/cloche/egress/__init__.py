@@ -1,7 +1,7 @@
-"""The network of a jail, served from outside: what a guest may reach is decided by name, and every byte of it is read here.
+"""The network of a jail, served from outside: what a guest may reach is decided by name.
 
-In: sockets that were born in a jail, the rules of its policy, and bytes from a guest, which are hostile. Out: answers of
-a name server, connections that are passed on, refusals with a sentence.
+In: sockets that were born in a jail, the rules of its policy, and bytes from a guest, which are hostile. Out: answers
+of a name server, connections that are passed on, refusals with a sentence.
 
 - Readers without I/O: `dns` (one question, one answer), `client_hello` (the server name of a TLS connection),
   `http_request` (what a head may look like, and how it is written anew; where an answer ends). What they raise is

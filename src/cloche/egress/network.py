@@ -392,7 +392,7 @@ class GuestNetwork:
         return data
 
     def _name_in(self, one: Connection, data: bytes) -> str | None:
-        """Return the name in the first bytes, which is the host's; None while more are needed. Raises Refused, NotTls."""
+        """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
         name = read_server_name(data)
         if name is not None and name != one.host:
             raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
@@ -422,6 +422,7 @@ class GuestNetwork:
 
     async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
         """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
+
         async def connect_to_host() -> SocketStream:
             try:
                 return await self._connect(one, await self._decide(one))
@@ -450,9 +451,14 @@ async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:
     """Wait until there is something to be read from one or the other; tell whether from the first."""
     loop = asyncio.get_running_loop()
     first: asyncio.Future[bool] = loop.create_future()
+
+    def note(*, is_one: bool) -> None:
+        if not first.done():
+            first.set_result(is_one)
+
     fds = {one.fileno(): True, other.fileno(): False}
     for fd, is_one in fds.items():
-        loop.add_reader(fd, lambda is_one=is_one: first.done() or first.set_result(is_one))
+        loop.add_reader(fd, functools.partial(note, is_one=is_one))
     try:
         async with asyncio.timeout(IDLE_S):
             return await first

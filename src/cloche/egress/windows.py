@@ -116,7 +116,8 @@ class SharedNetwork:
         waiting = self._waiting[number] = self._loop.create_future()
         try:
             await asyncio.wait((waiting,), timeout=REPORT_S)
-            self.is_lost = self.is_lost or not waiting.done()
+            if not waiting.done():
+                self.is_lost = True
         finally:
             self._waiting.pop(number, None)
 

@@ -1,4 +1,4 @@
-"""The network of a sandbox that lives: what it may reach, which can be changed while it runs, and what it has carried."""
+"""The network of a sandbox that lives: what it may reach, also changed while it runs, and what it has carried."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class AsyncNetwork:
         missing = sorted(set(new.served_ports) - set(now.served_ports))
         if missing:
             raise InvalidRequest(
-                f"network_allow: port {', '.join(map(str, missing))} is not served in this sandbox, whose ports were "
-                f"chosen when it was opened ({', '.join(map(str, now.served_ports))}); open one with a rule that names it"
+                f"network_allow: port {_listed(missing)} is not served in this sandbox, whose ports were chosen when "
+                f"it was opened ({_listed(now.served_ports)}); open one with a rule that names it"
             )
         self._check(new)
         await self._live.change_network(new)
@@ -58,6 +58,10 @@ class AsyncNetwork:
     async def traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it."""
         return await self._live.network_traffic()
+
+
+def _listed(ports: Sequence[int]) -> str:
+    return ", ".join(map(str, ports))
 
 
 class NetworkOperations(LiveOperations):

@@ -14,8 +14,8 @@ from cloche.core.languages import Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.egress.client import operator_proxies
 from cloche.core.protocols import Capabilities, Keeping
+from cloche.egress.client import operator_proxies
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups

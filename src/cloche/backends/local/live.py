@@ -473,7 +473,7 @@ class LocalLiveSandbox(LiveSandbox):
         )  # fmt: skip
         return await open_live_session(
             self, link, started, self.limits,
-            enforcement=self.enforcement, notes={"backend": self.backend, "start": self.start},
+            enforcement=self.enforcement, notes={"backend": self.backend, "start": self.start}, network=self.network,
         )  # fmt: skip
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:

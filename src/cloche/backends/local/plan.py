@@ -207,7 +207,12 @@ def network_rules(policy: Policy) -> NetworkRules | None:
 
 def network_key(policy: Policy) -> tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
     """Return what two policies must have in common to have the same network."""
-    return policy.network, policy.network_allow, getattr(policy,"network_deny",()), getattr(policy,"network_ports",())
+    return (
+        policy.network,
+        policy.network_allow,
+        getattr(policy, "network_deny", ()),
+        getattr(policy, "network_ports", ()),
+    )
 
 
 @functools.lru_cache(maxsize=64)

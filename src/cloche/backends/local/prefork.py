@@ -171,8 +171,8 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
     """
     known = (
-        spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
-        tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
+        spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds),
+        tuple(run.private), tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
     )  # fmt: skip
     found = _jails.get(known)
     if found is None or spec.origin is None:

@@ -428,7 +428,8 @@ class LocalOpenSandbox:
 
         A jail that goes on with another guest has seen no socket of this one's, so there is nothing to ask for.
         """
-        network = self._slot.network if self._slot is not None and self._slot.network is not None else self._network
+        of_slot = self._slot.network if self._slot is not None else None
+        network = of_slot if isinstance(of_slot, Network) else self._network
         is_unused = self._start.kind != "own" and ended["ended"] is not None and not ended["ended"]["is_worn"]
         if network is None or is_unused:
             return Traffic()
