@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from cloche.core.network import NetworkRules
 
@@ -59,6 +59,7 @@ class SharedNetwork:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self.total = Window(0)
         self.is_lost = False
+        self._users = 1
         self._loop = asyncio.get_running_loop()
         network.on_message = self._take
         self._loop.add_reader(network.fileno(), self._read)
@@ -126,8 +127,16 @@ class SharedNetwork:
         self.network.change(rules)
         self.rules = rules
 
+    def share(self) -> Self:
+        """Return it for one more user, who closes it as well."""
+        self._users += 1
+        return self
+
     def close(self) -> None:
-        """Have all connections closed, for good."""
+        """Have all connections closed, for good, once its last user closes it."""
+        self._users -= 1
+        if self._users > 0:
+            return
         if self.network.fileno() >= 0:
             self._loop.remove_reader(self.network.fileno())
         self.network.close()

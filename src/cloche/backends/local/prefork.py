@@ -23,8 +23,9 @@ from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host
+from ..network import network_key, network_rules
 from ..toolchain import has_customization, python_toolchain, user_site
-from .plan import KIND, GuestPaths, guest_environment, network_key, network_rules
+from .plan import KIND, GuestPaths, guest_environment
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
