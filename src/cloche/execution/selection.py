@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from cloche.config.keys import ARGUMENT, AUTO, DEFAULT, Origin, Prefer, Settings
+from cloche.config.keys import AUTO, Prefer, Settings
+from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.enforcement import Control, Level, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy, ScreenMode
