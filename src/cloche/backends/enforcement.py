@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 
 from .host import Host
@@ -211,7 +211,9 @@ def _docker_gvisor(info: Mapping[str, object]) -> Controls:
 def _docker_network(policy: Policy) -> Measure:
     if policy.network == "off":
         return _enforced("network namespace with nothing but loopback")
-    return _absent("the policy opens the network")
+    if policy.network == "bridge":
+        return _partial("docker's bridge", "it reaches any address that this host's firewall lets through")
+    return _absent("no rules of the network are kept for containers of docker")
 
 
 _WATCHED = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
@@ -381,19 +383,23 @@ def check_policy(
     *,
     networks: tuple[str, ...] = ("off",),
     network: str,
+    remedy: str = "leave network off, or pass what the code needs as files",
     level: str = "",
     lacks: Callable[[str], BackendUnavailable],
 ) -> None:
     """Raise BackendUnavailable where something that a policy asks for would be missing.
 
     `networks` are those that a backend has. `network` and `level` are its words about others: they complete "network
-    'open': " and "level jail is not what "; without `level` it takes any. `lacks` makes the error of what is missing.
+    'open': " and "level jail is not what "; without `level` it takes any. `remedy` is what to do about such a
+    network. `lacks` makes the error of what is missing. Raises InvalidRequest for docker's bridge anywhere else.
     """
-    if policy.network not in networks:
-        raise BackendUnavailable(
-            f"network {policy.network!r}: {network}, in this version; "
-            "leave network off, or pass what the code needs as files"
+    if policy.network == "bridge" and "bridge" not in networks:
+        raise InvalidRequest(
+            "network 'bridge' is docker's own, which only backend \"docker\" with its own runtime has; "
+            "use that one, or network 'open', which reaches public hosts by rules"
         )
+    if policy.network not in networks:
+        raise BackendUnavailable(f"network {policy.network!r}: {network}, in this version; {remedy}")
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(
@@ -405,6 +411,4 @@ def check_policy(
 
 def _excused(policy: Policy) -> tuple[Control, ...]:
     """Return what may be absent: what the policy says, and what it cannot have as it asked for less."""
-    if policy.level in _ON_REQUEST:
-        return tuple(Control)
-    return (*policy.best_effort, Control.NETWORK) if policy.network == "open" else policy.best_effort
+    return tuple(Control) if policy.level in _ON_REQUEST else policy.best_effort

@@ -7,8 +7,9 @@ import os
 import threading
 from collections.abc import Mapping
 
+from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import StartFailed
-from cloche.core.network import NetworkMode, NetworkRules
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.egress.client import Network, open_network, operator_proxies
 from cloche.egress.windows import SharedNetwork

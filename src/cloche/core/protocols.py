@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from .enforcement import Control, Enforcement, Level, Measure
+from .enforcement import Control, Enforcement, Level, Measure, NetworkMode
 from .events import Sink
 from .limits import Limits
 from .network import NetworkRules
-from .policy import NetworkMode, Policy
+from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloche.config.keys import ARGUMENT, DEFAULT, Origin, Settings
+from cloche.config.keys import Settings
+from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.policy import Policy

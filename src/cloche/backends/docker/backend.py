@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from cloche.core.enforcement import Enforcement, Level
+from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -27,7 +27,7 @@ from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
 from .images import Image, find_image, image_name, is_here
 from .live import DockerLiveSandbox, find_live_image
-from .plan import MAPPED_ID, RUNC, RUNSC, workspace_arguments
+from .plan import MAPPED_ID, NETWORKS, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
 
 PROBE_S = 20
@@ -156,7 +156,7 @@ class DockerBackend:
         if why_not:
             return self._unavailable(why_not, remedy)
         found = docker_controls(daemon, Policy(), level)
-        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=("off", "open"))
+        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=_networks(level))
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
@@ -227,6 +227,8 @@ class DockerBackend:
         """Choose the runtime; trying one takes an image, and any will do."""
         if policy.runtime is not None:
             return own_runtime(daemon)
+        if policy.level is None and policy.network == "bridge":
+            return choose_runtime(daemon, None, Level.JAIL)  # the strongest one that has it
         if policy.level is Level.JAIL or is_ruled_out(daemon):
             return choose_runtime(daemon, None, policy.level)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
@@ -253,6 +255,11 @@ class DockerBackend:
         return clear(connect())
 
 
+def _networks(level: Level) -> tuple[NetworkMode, ...]:
+    """Return the modes of the network; its own bridge docker has with its own runtime."""
+    return NETWORKS if level is Level.JAIL else ("off",)
+
+
 def _check(policy: Policy, enforcement: Enforcement) -> None:
     """Raise BackendUnavailable when something asked for would be missing."""
 
@@ -262,8 +269,9 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     check_policy(
         policy,
         enforcement,
-        networks=("off", "open"),
-        network="the docker backend has the network off or open",
+        networks=_networks(enforcement.level),
+        network="no rules of the network are kept for containers of docker",
+        remedy='use network="bridge", docker\'s own without any rules, or backend "local"',
         level=f"a container gives: that is {enforcement.level}. "
         f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',
         lacks=lacks,

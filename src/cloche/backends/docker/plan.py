@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.enforcement import NetworkMode
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import WorkspaceContainer
@@ -23,6 +24,7 @@ from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAP
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
+NETWORKS: tuple[NetworkMode, ...] = ("off", "bridge")
 # Of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE",
@@ -218,7 +220,7 @@ def plan_container(
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
-        network="bridge" if policy.network == "open" else "none",
+        network="bridge" if policy.network == "bridge" else "none",
         runtime=runtime,
         has_seccomp=True,
         is_id_mapped=is_id_mapped,
@@ -249,12 +251,16 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
 
     It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
 
-    Raises BackendUnavailable for a network that docker does not have.
+    Raises BackendUnavailable for a network that docker does not have, InvalidRequest for its bridge under gVisor.
     """
-    if policy.network == "allowlist":
+    if policy.network not in NETWORKS:
         raise BackendUnavailable(
-            "network 'allowlist': a container of docker's has the network off or open, in this version.",
-            remedy="Leave network off, or open it.",
+            f"network {policy.network!r}: a container of docker's has the network off or bridge, in this version.",
+            remedy="Leave network off, or use network 'bridge', which is docker's own, without any rules.",
+        )
+    if policy.network == "bridge" and wanted.runtime == RUNSC:
+        raise InvalidRequest(
+            "network 'bridge' is that of docker's own runtime, and runtime gvisor is asked for; drop one"
         )
     plan = plan_container(
         policy, limits, image=wanted.image, command=wanted.command, user=wanted.user, is_watched=False,
