@@ -19,7 +19,7 @@ from cloche.jail.syscalls import CLONE_NEWNET, call
 
 from .certificates import files_and_variables
 
-SERVED = ("allowlist", "open")
+SERVED: tuple[NetworkMode, ...] = ("allowlist", "open")
 NAME_SERVER_ADDRESS = ".".join(map(str, NAME_SERVER))
 Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 

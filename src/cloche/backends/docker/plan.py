@@ -16,11 +16,14 @@ from typing import Any
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import WorkspaceContainer
+from cloche.egress.client import process_id
 from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
+from ..network import NAME_SERVER_ADDRESS, network_rules
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
@@ -62,6 +65,7 @@ class Plan:
     labels: Mapping[str, str] = field(default_factory=dict)
     homes: tuple[str, ...] = ()
     has_users: bool = False
+    rules: NetworkRules | None = None  # of a network that is served
 
     @property
     def is_gvisor(self) -> bool:
@@ -73,6 +77,7 @@ class Plan:
         return (
             self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
             self.disk_bytes, self.inodes, self.tmp_bytes, self.network, self.runtime, self.is_tmp_writable,
+            self.rules and (self.rules, process_id()),
         )  # fmt: skip
 
     def ulimits(self) -> Mapping[str, int]:
@@ -145,6 +150,8 @@ class Plan:
             "RestartPolicy": {"Name": "no"},
             "Mounts": [self._workspace()],
         }
+        if self.rules is not None:
+            config["Dns"] = [NAME_SERVER_ADDRESS]
         return {**config, "Runtime": self.runtime} if self.runtime else config
 
     def _profile(self) -> str:
@@ -179,6 +186,7 @@ class Plan:
             *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
             "--read-only", "--hostname=sandbox", "--ipc=none", "--cgroupns=private", "--log-driver=none",
             *([f"--runtime={self.runtime}"] if self.runtime else []),
+            *([f"--dns={NAME_SERVER_ADDRESS}"] if self.rules is not None else []),
             *(f"--tmpfs={target}:{options}" for target, options in self.tmpfs().items()),
             *(f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()),
         ]  # fmt: skip
@@ -221,6 +229,7 @@ def plan_container(
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
         network="bridge" if policy.network == "bridge" else "none",
+        rules=network_rules(policy),
         runtime=runtime,
         has_seccomp=True,
         is_id_mapped=is_id_mapped,
