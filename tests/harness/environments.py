@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +80,24 @@ exec setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --inh-caps=-all "$@"
 
 
 def run_as_user(
-    program: str, *, subuid: str = RANGE, subgid: str = RANGE, broken: str = "", instead: str = "/bin/false"
+    program: str,
+    *,
+    subuid: str = RANGE,
+    subgid: str = RANGE,
+    broken: str = "",
+    instead: str = "/bin/false",
+    inside: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Any:
     """Run a program of Python's as an ordinary user, and return the JSON that it prints last.
 
     `subuid` and `subgid` are what is in the files of these names, `broken` is a program of the host's in whose place is
-    another one, which fails.
+    another one, which fails. `inside` are the words before a command elsewhere, `env` what is set beside the usual.
     """
     needed = [sys.prefix, sys.base_prefix, str(Path(cloche.__file__).parents[1])]
     closed = {_closed_above(Path(path)) for path in needed} - {""}
     opened = dict.fromkeys(os.path.realpath(path) for path in needed if _closed_above(Path(path)))
-    env = {"HOME": HOME, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "PYTHONPATH": needed[-1]}
+    usual = {"HOME": HOME, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "PYTHONPATH": needed[-1]}
     words = [
         str(UID),
         subuid,
@@ -103,8 +110,8 @@ def run_as_user(
         program,
     ]
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _MOUNTS, "sh", *words],
-        env={**env, "OPENED": " ".join(opened)}, capture_output=True, text=True, timeout=120, check=False,
+        [*inside, "unshare", "--mount", "sh", "-c", _MOUNTS, "sh", *words],
+        env={**(env or {}), **usual, "OPENED": " ".join(opened)}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -37,6 +37,7 @@ MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 16
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, ASK_S, NAME_STREAM_S = 20.0, 900.0, 300.0, 10.0
 MOST_QUESTIONS = 32  # of the caller, at once
+MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
 TOO_MANY_NAMES = "too many names; connect to those that are needed"
 RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: closing sends a reset, and waits for nothing
@@ -99,7 +100,9 @@ class GuestNetwork:
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
         self._keys: dict[int, str] = {}  # of these, by the number of the question
+        self._told = 0  # refusals, since the last report
         self._is_ended = False
+        os.set_blocking(control, False)  # a caller who does not read holds up no other sandbox
         self._loop.add_reader(jail_link, self._receive_from_jail)
         self._loop.add_reader(control, self._receive_from_caller)
 
@@ -173,6 +176,7 @@ class GuestNetwork:
         for one in self._connections:
             one.count()
         live = {one.row for one in self._connections if one.row is not None}
+        self._told = 0
         self._tell("report", {"number": number, **self._ledger.take(live)})
 
     def _tell(self, tag: str, body: dict[str, Any]) -> None:
@@ -443,7 +447,8 @@ class GuestNetwork:
 
     def _note_refusal(self, host: str, port: int, why: str) -> None:
         row = self._ledger.row(host, port, why or "refused", is_allowed=False)
-        if row.connections == 1:  # each reason is told once; the report counts
+        if row.connections == 1 and self._told < MOST_TOLD:  # each reason is told once; the report counts
+            self._told += 1
             self._tell("refused", {"host": host, "port": port, "why": row.why})
 
 

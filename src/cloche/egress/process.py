@@ -23,6 +23,7 @@ PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG = 38, 1
 CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
+MESSAGE_BYTES = 1 << 20  # of the memory file of a report, the only kind of file that is written
 
 
 def main(link: int) -> None:
@@ -39,7 +40,7 @@ def _give_up_rights() -> None:
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MESSAGE_BYTES, MESSAGE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir("/")
     if os.geteuid() == 0:

@@ -1,0 +1,221 @@
+"""What is served over HTTP: an index of Python packages, an npm registry, Go modules, git repositories, WebSockets.
+
+Each package is called `harmless` and says so; a Python one needs another, `harmless-more`.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import io
+import json
+import os
+import struct
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .web import Reader, Request, Response, Site
+
+PIECE = bytes(1 << 18)
+NOT_FOUND = Response(b"there is no such thing\n", "404 Not Found")
+FOUND = "302 Found"
+WEBSOCKET_KEY = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+DATE = (2024, 1, 1, 0, 0, 0)
+
+
+def site_of(folder: Path) -> Site:
+    """Return what answers for all names; repositories are made below the folder when they are asked for."""
+    sites: dict[str, Site] = {
+        "index.example": index,
+        "files.example": index,
+        "registry.example": registry,
+        "modules.example": modules,
+        "git.example": functools.partial(repository, folder),
+    }
+
+    def answer(request: Request, reader: Reader) -> Response | None:
+        upgrade = request.headers.get("upgrade", "").lower()
+        if upgrade == "websocket" and "sec-websocket-key" in request.headers:
+            return websocket(request, reader)
+        return sites.get(request.host, plain)(request, reader)
+
+    return answer
+
+
+def plain(request: Request, _reader: Reader) -> Response:
+    """Say who answers; `/redirect/HEX` leads to that URL, `/bytes/N` is so long, `/echo` is the request's body."""
+    what, _, argument = request.path.removeprefix("/").partition("/")
+    if what == "redirect":
+        return Response(b"", FOUND, {"Location": bytes.fromhex(argument).decode()})
+    if what == "bytes":
+        return Response(_zeros(int(argument)), headers={"Content-Length": argument})
+    if what == "echo":
+        return Response(request.body)
+    return Response(f"HELLO from {request.address}:{request.port} for {request.host}\n".encode())
+
+
+def _zeros(size: int) -> Iterator[bytes]:
+    view = memoryview(PIECE)
+    while size > 0:
+        yield bytes(view[:size]) if size < len(PIECE) else PIECE
+        size -= len(PIECE)
+
+
+def websocket(request: Request, reader: Reader) -> None:
+    """Take a WebSocket and send each message back."""
+    key = hashlib.sha1(request.headers["sec-websocket-key"].encode() + WEBSOCKET_KEY).digest()  # as RFC 6455 has it
+    head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+    reader.stream.send(head.encode() + base64.b64encode(key) + b"\r\n\r\n")
+    while len(start := reader.exactly(2)) == 2:
+        code, size = start[0] & 15, start[1] & 127
+        if size > 125:
+            size = int.from_bytes(reader.exactly(2 if size == 126 else 8), "big")
+        mask = reader.exactly(4)
+        data = bytes(byte ^ mask[at % 4] for at, byte in enumerate(reader.exactly(size)))
+        length = bytes([size]) if size < 126 else b"\x7e" + struct.pack("!H", size)
+        reader.stream.send(bytes([0x80 | code]) + length + data)
+        if code == 8:
+            return
+
+
+def index(request: Request, _reader: Reader) -> Response:
+    """Serve PEP 503's pages at `index.example`, with hashes, and the files at `files.example`."""
+    name = request.path.strip("/").rpartition("/")[2]
+    if request.host == "files.example":
+        found = wheels().get(name.removesuffix(".metadata"))
+        if found is None:
+            return NOT_FOUND
+        return Response(_metadata(name) if name.endswith(".metadata") else found)
+    files = [file for file in wheels() if file.startswith(f"{name.replace('-', '_')}-")]
+    if not files:
+        return NOT_FOUND
+    links = (
+        f'<a href="https://files.example/{file}#sha256={hashlib.sha256(wheels()[file]).hexdigest()}"'
+        f' data-core-metadata="sha256={hashlib.sha256(_metadata(file)).hexdigest()}">{file}</a>'
+        for file in files
+    )
+    page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
+    return Response(page.encode(), headers={"Content-Type": "text/html"})
+
+
+def _metadata(file: str) -> bytes:
+    name = file.partition("-")[0]
+    needs = "Requires-Dist: harmless-more\n" if name == "harmless" else ""
+    return f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n{needs}".encode()
+
+
+@functools.cache
+def wheels() -> dict[str, bytes]:
+    """Return the wheels by their names."""
+    return {f"{name}-1.0-py3-none-any.whl": _wheel(name) for name in ("harmless", "harmless_more")}
+
+
+def _wheel(name: str) -> bytes:
+    inside = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": b"WORD = 'harmless'\n",
+        f"{inside}/METADATA": _metadata(name),
+        f"{inside}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = []
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append(f"{path},sha256={digest},{len(data)}\n")
+    return _zip({**files, f"{inside}/RECORD": "".join([*rows, f"{inside}/RECORD,,\n"]).encode()})
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path, data in files.items():
+            archive.writestr(zipfile.ZipInfo(path, DATE), data)
+    return packed.getvalue()
+
+
+def registry(request: Request, _reader: Reader) -> Response:
+    """Serve one package as npm's registry does."""
+    if request.path.endswith(".tgz"):
+        return Response(package(), headers={"Content-Type": "application/octet-stream"})
+    if request.path != "/harmless":
+        return NOT_FOUND
+    digests = {
+        "shasum": hashlib.sha1(package()).hexdigest(),
+        "integrity": "sha512-" + base64.b64encode(hashlib.sha512(package()).digest()).decode(),
+    }
+    tarball = "https://registry.example/harmless/-/harmless-1.0.0.tgz"
+    version = {"name": "harmless", "version": "1.0.0", "dist": {"tarball": tarball, **digests}}
+    found = {"name": "harmless", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+    return Response(json.dumps(found).encode(), headers={"Content-Type": "application/json"})
+
+
+@functools.cache
+def package() -> bytes:
+    """Return the tarball of the npm package."""
+    packed = io.BytesIO()
+    files = {"package.json": b'{"name": "harmless", "version": "1.0.0"}', "index.js": b'module.exports = "harmless"\n'}
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def modules(request: Request, _reader: Reader) -> Response:
+    """Serve one Go module as a module proxy does."""
+    module = "harmless.example/harmless"
+    mod = f"module {module}\n\ngo 1.19\n".encode()
+    inside = f"{module}@v1.0.0/"
+    files = {
+        "list": b"v1.0.0\n",
+        "v1.0.0.info": b'{"Version": "v1.0.0", "Time": "2024-01-01T00:00:00Z"}',
+        "v1.0.0.mod": mod,
+        "v1.0.0.zip": _zip({
+            f"{inside}go.mod": mod,
+            f"{inside}harmless.go": b'package harmless\n\nconst Word = "harmless"\n',
+        }),
+    }  # fmt: skip
+    found = files.get(request.path.removeprefix(f"/{module}/@v/"))
+    return Response(found) if found else NOT_FOUND
+
+
+def repository(folder: Path, request: Request, _reader: Reader) -> Response:
+    """Serve git repositories by git's own program."""
+    root = _made_repositories(folder)
+    env = {
+        "PATH": os.environ["PATH"],
+        "GIT_PROJECT_ROOT": str(root),
+        "GIT_HTTP_EXPORT_ALL": "1",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+        "PATH_INFO": request.path,
+        "QUERY_STRING": request.target.partition("?")[2],
+        "REQUEST_METHOD": request.method,
+        "CONTENT_TYPE": request.headers.get("content-type", ""),
+        "CONTENT_LENGTH": str(len(request.body)),
+        "HTTP_CONTENT_ENCODING": request.headers.get("content-encoding", ""),
+        "GIT_PROTOCOL": request.headers.get("git-protocol", ""),
+    }
+    done = subprocess.run(["git", "http-backend"], input=request.body, env=env, capture_output=True, check=True)
+    head, _, body = done.stdout.partition(b"\r\n\r\n")
+    headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+    return Response(body, headers.pop("Status", "200 OK"), headers)
+
+
+@functools.cache
+def _made_repositories(folder: Path) -> Path:
+    """Make a repository with one commit."""
+    root, work = folder / "git", folder / "work"
+    env = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/"}
+    words = ("git", "-c", "user.name=Tests", "-c", "user.email=tests@git.example")
+    subprocess.run([*words, "init", "--quiet", str(work)], env=env, check=True)
+    (work / "harmless.txt").write_text("harmless\n")
+    for rest in (["add", "."], ["commit", "--quiet", "--message=First"]):
+        subprocess.run([*words, "-C", str(work), *rest], env=env, check=True)
+    subprocess.run([*words, "clone", "--quiet", "--bare", str(work), str(root / "harmless.git")], env=env, check=True)
+    return root
