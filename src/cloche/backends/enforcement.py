@@ -99,9 +99,16 @@ _UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and T
 _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
 
 
-def with_network(enforcement: Enforcement, mode: str, *, is_proxied: bool) -> Enforcement:
-    """Return what holds where the egress process serves the network, in place of what holds without one."""
+def with_network(
+    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False
+) -> Enforcement:
+    """Return what holds where the egress process serves the network, in place of what holds without one.
+
+    `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in that namespace.
+    """
     mechanism = f"network namespace with nothing but loopback; the egress process reaches {_REACHED[mode]}"
+    if is_through_host:
+        mechanism += "; gVisor hands socket calls on to the host's kernel"
     if is_proxied:
         reason = f"addresses are chosen by the operator's upstream proxy; {_UNSEEN}"
         measure = _partial(mechanism, reason)

@@ -175,6 +175,7 @@ class _Process:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
 
     @property
     def is_alive(self) -> bool:

@@ -264,6 +264,10 @@ class Container(ABC, Generic[G]):
     def argv(self) -> Sequence[str]:
         """Return the arguments of a command that makes the same container."""
 
+    def _close_network(self) -> None:
+        if self.network is not None:
+            self.network.close()
+
     def listen(self, listener: Listener | None) -> None:
         """Hand everything that comes from now on to `listener`."""
         self._listener = listener

@@ -213,10 +213,6 @@ class DockerContainer(Container[Image]):
         self._close_network()
         self.daemon.remove(self.id)
 
-    def _close_network(self) -> None:
-        if self.network is not None:
-            self.network.close()
-
     def kill(self) -> None:
         """Kill the container."""
         self.daemon.kill(self.id)
