@@ -52,10 +52,10 @@ def authority_variables(policy: Policy) -> Mapping[str, str]:
     return files_and_variables()[1] if policy.network in SERVED else {}
 
 
-def new_network(rules: NetworkRules) -> Network:
-    """Return a network with these rules. Raises StartFailed."""
+def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
+    """Return a network with these rules, which `asks` about hosts that they do not name. Raises StartFailed."""
     try:
-        return open_network(rules, proxies=operator_proxies())
+        return open_network(rules, proxies=operator_proxies(), asks=asks)
     except OSError as error:
         text = f"cannot start the egress process: {error}"
         raise StartFailed(text, step="network", errno=error.errno) from error
@@ -64,7 +64,8 @@ def new_network(rules: NetworkRules) -> Network:
 def open_shared_network(policy: Policy) -> SharedNetwork | None:
     """Return a network for what lives, of which several may use it at once; None where there is none."""
     rules = network_rules(policy)
-    return SharedNetwork(new_network(rules), rules) if rules is not None else None
+    asks = policy.on_network == "ask"
+    return SharedNetwork(new_network(rules, asks=asks), rules) if rules is not None else None
 
 
 def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:

@@ -151,6 +151,10 @@ class SupportsNetwork(Protocol):
         """Decide by other rules from now on, and close connections that they do not allow."""
         ...
 
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+        """Have somebody decide about a host and port that no rule names, where the policy says to ask."""
+        ...
+
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return what was carried and refused since it was opened, in rows; see `Result.meta`."""
         ...

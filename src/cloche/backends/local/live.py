@@ -187,6 +187,8 @@ class LocalLiveSandbox(LiveSandbox):
         link: InitLink | None = None
         try:
             self.network = open_shared_network(self._policy)
+            if self.network is not None:
+                self.network.decide = self._decide
             jail_end = self.network.network.jail_end if self.network is not None else -1
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
