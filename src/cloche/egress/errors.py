@@ -1,0 +1,11 @@
+"""What the readers of a guest's bytes, and those who connect for it, say of what the policy does not permit."""
+
+from __future__ import annotations
+
+
+class Refused(Exception):
+    """Report that a connection is not passed on; `reason` is a sentence that a model can act on."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
