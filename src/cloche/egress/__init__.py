@@ -1,4 +1,4 @@
-"""The network of a jail, served from outside: what a guest may reach is decided by name.
+"""The network of a jail, served from outside: what a guest may reach is decided by name, and its bytes are read here.
 
 In: sockets that were born in a jail, the rules of its policy, and bytes from a guest, which are hostile. Out: answers
 of a name server, connections that are passed on, refusals with a sentence.

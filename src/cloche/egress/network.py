@@ -20,11 +20,12 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from cloche.core.hosts import parse_address
 from cloche.core.network import NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
-from .client_hello import NotTls, read_server_name
+from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
 from .ledger import Ledger, Row
@@ -397,8 +398,18 @@ class GuestNetwork:
 
     def _name_in(self, one: Connection, data: bytes) -> str | None:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
-        name = read_server_name(data)
-        if name is not None and name != one.host:
+        is_address = parse_address(one.host) is not None
+        try:
+            name = read_server_name(data)
+        except NoServerName:
+            if is_address:
+                return one.host
+            raise
+        if is_address and name is not None:  # a name in place of which its address was connected to
+            decision = self._rules.decide(name, one.port)
+            if not decision.is_allowed:
+                raise Refused(decision.why)
+        elif name is not None and name != one.host:
             raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
         return name
 
