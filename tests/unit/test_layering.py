@@ -136,7 +136,7 @@ ALLOWED_ARROWS = [
     ("forkserver/slot.py", "from cloche.jail.setup import launch\nfrom cloche.interpreter import preload"),
     (
         "egress/http.py",
-        "import h11\nfrom .stream import Stream\nfrom cloche.core import errors\nfrom ..jail import procfs",
+        "import h11\nfrom .stream import Stream\nfrom cloche.core import errors",
     ),
     ("backends/local/backend.py", "from cloche.backends.local import plan\nfrom .plan import read"),
     ("backends/local/backend.py", "from ..saved_files import copy_out\nfrom cloche.backends.session import Living"),

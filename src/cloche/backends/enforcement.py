@@ -392,13 +392,15 @@ def check_policy(
     network: str,
     remedy: str = "leave network off, or pass what the code needs as files",
     level: str = "",
+    can_ask: bool = False,
     lacks: Callable[[str], BackendUnavailable],
 ) -> None:
     """Raise BackendUnavailable where something that a policy asks for would be missing.
 
     `networks` are those that a backend has. `network` and `level` are its words about others: they complete "network
     'open': " and "level jail is not what "; without `level` it takes any. `remedy` is what to do about such a
-    network. `lacks` makes the error of what is missing. Raises InvalidRequest for docker's bridge anywhere else.
+    network; `can_ask` says that somebody may decide about a host that no rule names. `lacks` makes the error of what is
+    missing. Raises InvalidRequest for docker's bridge anywhere else.
     """
     if policy.network == "bridge" and "bridge" not in networks:
         raise InvalidRequest(
@@ -407,6 +409,8 @@ def check_policy(
         )
     if policy.network not in networks:
         raise BackendUnavailable(f"network {policy.network!r}: {network}, in this version; {remedy}")
+    if policy.on_network == "ask" and policy.network != "off" and not can_ask:
+        raise BackendUnavailable('on_network "ask": only backend "local" asks about hosts; use that, or leave it out')
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(
