@@ -484,7 +484,8 @@ class NetworkRules:
                 f"port {port} of {name} is not open: {_listed(map(str, ports))} are; the policy can name it in"
                 f" network_ports, or {name}:{port} in network_allow"
             )
-        return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open', if its address is public")
+        condition = "" if address is not None else ", if its address is public"
+        return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
 
     def _why_not_listed(self, name: str, port: int, matching: tuple[Rule, ...]) -> str:
         if matching:
