@@ -22,7 +22,7 @@ install_all() {
         --requirement requirements/examples.txt --requirement requirements/dev.txt
     "${uv[@]}" --no-deps --no-build-isolation --refresh-package cloche .
     # The user could not keep what Python compiles: each of hundreds of processes would do it anew.
-    packages=(cloche _pytest click execnet hypothesis platformdirs pluggy pygments rich xdist yaml)
+    packages=(cloche _pytest click execnet h11 hypothesis platformdirs pluggy pygments rich xdist yaml)
     (cd "$work"/venv/lib/python3.*/site-packages && "$work/venv/bin/python" -m compileall -q "${packages[@]}")
 }
 

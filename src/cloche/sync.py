@@ -280,6 +280,14 @@ class Network:
         """Return what decides now."""
         return self._network.rules
 
+    def ask(self, decide: Callable[[str, int], bool]) -> None:
+        """Have a function say whether a host and port may be reached; see `AsyncNetwork.ask`. It has its own thread."""
+
+        async def decide_in_thread(host: str, port: int) -> bool:
+            return await calls.in_own_thread(lambda at: decide(*at), (host, port))
+
+        self._network.ask(decide_in_thread)
+
     allow = _method(AsyncNetwork.allow, "_network")
     deny = _method(AsyncNetwork.deny, "_network")
     traffic = _method(AsyncNetwork.traffic, "_network")

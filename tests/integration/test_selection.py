@@ -144,9 +144,9 @@ def test_auto_takes_a_container_where_there_is_no_jail(docker: Daemon, plain_ima
 
 
 @pytest.mark.root
-def test_an_open_network_leaves_the_containers(docker: Daemon, plain_image: str) -> None:
+def test_dockers_bridge_leaves_its_own_runtime(docker: Daemon, plain_image: str) -> None:
     """The policy decides on who can be chosen."""
-    with cloche.Sandbox(live=False, prefer="fastest", network="open") as sandbox:
+    with cloche.Sandbox(live=False, prefer="strongest", network="bridge") as sandbox:
         assert (sandbox.backend, sandbox.policy.level) == ("docker", Level.JAIL)
         assert "has off only" in sandbox.notes["choice"]["passed_over"]["local"]
 

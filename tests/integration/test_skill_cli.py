@@ -149,7 +149,7 @@ def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
     skill = load_skill(folder, Settings())
     with pytest.raises(PolicyDenied, match=r"network: .*a\.example.*packages: .*\(x\).*tools: tier 3 has no os"):
         asyncio.run(arun_skill(skill, backend="docker"))
-    with pytest.raises(InvalidRequest, match="a skill has no network"):
+    with pytest.raises(InvalidRequest, match="a skill gets the hosts that it names"):
         run_skill(looking, network="open")
     with pytest.raises(InvalidRequest, match=r"'tool' is one of the skill's own"):
         run_skill(looking, files={"tool": b""})

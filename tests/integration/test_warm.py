@@ -271,7 +271,7 @@ def test_a_helper_killed_while_it_builds_takes_all_along(is_prefork: bool) -> No
     pool = pool_for(Policy(), measure_host())
     known = pool._latest
     assert isinstance(known, WarmJail)
-    jail = replace(known, key=("built in vain", is_prefork), is_prefork=is_prefork and known.is_prefork)
+    jail = replace(known, base_key=("built in vain", is_prefork), is_prefork=is_prefork and known.is_prefork)
     before = Snapshot.take()
     for number in range(40):
         run_warm("1")

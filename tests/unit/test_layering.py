@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jail/setup": {"jail"},
     "interpreter": set(),
     "forkserver": BELOW_MECHANISM | {"jail", "jail/setup", "interpreter"},
-    "egress": BELOW_MECHANISM,
+    "egress": BELOW_MECHANISM | {"jail"},
     "backends": BELOW_MECHANISM | MECHANISM,
     "backends/containers/inside": {"interpreter", "init"},
     "keeper": set(),
@@ -66,9 +66,9 @@ STANDARD_LIBRARY_ONLY = {
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "archive", "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live", "live_files",
-    "live_runs", "live_session", "live_streams", "results", "saved_files", "session", "session_languages",
-    "subordinate_ids", "toolchain",
+    "archive", "certificates", "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live",
+    "live_files", "live_runs", "live_session", "live_streams", "network", "results", "saved_files", "session",
+    "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"
@@ -94,7 +94,8 @@ WRONG_ARROWS = [
     ("interpreter/oneshot.py", "import numpy"),
     ("interpreter/oneshot.py", "from ..jail import steps"),
     ("interpreter/oneshot.py", "import importlib\nimportlib.import_module('jail.steps')"),
-    ("egress/proxy.py", "from cloche.jail import user_namespaces"),
+    ("egress/http.py", "from cloche.jail.setup import launch"),
+    ("egress/http.py", "from cloche.forkserver import pool"),
     ("forkserver/pool.py", "from cloche.backends import host"),
     ("keeper/process.py", "from cloche.init import wire"),
     ("keeper/relay.py", "from . import registry"),
@@ -133,6 +134,10 @@ ALLOWED_ARROWS = [
     ("jail/guest.py", "import ctypes\nfrom . import steps\nfrom .steps import perform"),
     ("jail/setup/plan.py", "import socket\nfrom .. import steps\nfrom ..steps import perform\nfrom . import mounts"),
     ("forkserver/slot.py", "from cloche.jail.setup import launch\nfrom cloche.interpreter import preload"),
+    (
+        "egress/http.py",
+        "import h11\nfrom .stream import Stream\nfrom cloche.core import errors",
+    ),
     ("backends/local/backend.py", "from cloche.backends.local import plan\nfrom .plan import read"),
     ("backends/local/backend.py", "from ..saved_files import copy_out\nfrom cloche.backends.session import Living"),
     ("backends/local/plan.py", "from cloche.jail.setup.plan import compile_jail\nfrom cloche import hostfs"),

@@ -39,7 +39,7 @@ def container_arguments(
     /configs.
 
     Of `options`, the keywords of `cloche.run`, those hold that a container has: memory in bytes, cpus, pids, the size
-    of /tmp, network (off or open), user, runtime and level. Nothing is started and no daemon is asked.
+    of /tmp, network (off or bridge), user, runtime and level. Nothing is started and no daemon is asked.
 
     Raises InvalidRequest for what cannot be meant, BackendUnavailable for a level or network that docker has not.
     """

@@ -27,11 +27,18 @@ YES, ALWAYS = ("y", "yes"), ("a", "always")
 POLL_S = 0.05
 
 
+# Lists of a policy that whoever approves a call should see, with the words before them.
+_NAMED = (
+    ("network_allow", "to"), ("network_deny", "never to"), ("network_ports", "also on port"), ("packages", "packages"),
+    ("best_effort", "not required:"),
+)  # fmt: skip
+
+
 def describe_rules(request: ApprovalRequest) -> str:
     """Return the rules of a call in words, and that there is no sandbox where that is so."""
     policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
     parts = [f"network {policy['network']}"] if "network" in policy else []
-    for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
+    for name, words in _NAMED:
         if named := policy.get(name):
             parts.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:

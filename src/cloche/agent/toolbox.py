@@ -26,7 +26,15 @@ from cloche.audit.recording import Execution, is_traced, recorded
 from cloche.blocking import calls
 from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Level
-from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileError, StartFailed
+from cloche.core.errors import (
+    ApprovalDenied,
+    AuditFailed,
+    ClocheError,
+    InvalidRequest,
+    OutcomeUnknown,
+    SandboxFileError,
+    StartFailed,
+)
 from cloche.core.escape import utf8_safe
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
@@ -453,7 +461,21 @@ class Toolbox:
             if not self._has_sandbox:
                 await self._stack.enter_async_context(self._sandbox)
                 self._has_sandbox = True
+                if self.policy.on_network == "ask" and self._sandbox.is_live:
+                    self._sandbox.network.ask(self._approve_host)
         return self._sandbox
+
+    async def _approve_host(self, host: str, port: int) -> bool:
+        """Ask the approver about a host that no rule names."""
+        rules = {"network": self.policy.network, "network_allow": self.policy.network_allow}
+        request = ApprovalRequest(
+            tool="network", risk=Risk.HIGH, arguments={"host": host, "port": port}, rules={"policy": rules}
+        )
+        try:
+            await self._gate.approve(request)
+        except ApprovalDenied:
+            return False
+        return True
 
     async def _run(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         sandbox, timeout_s = await self._opened(), self._timeout_s(read)

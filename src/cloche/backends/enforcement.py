@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 
 from .host import Host
@@ -99,9 +99,16 @@ _UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and T
 _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
 
 
-def with_network(enforcement: Enforcement, mode: str, *, is_proxied: bool) -> Enforcement:
-    """Return what holds where the egress process serves the network, in place of what holds without one."""
+def with_network(
+    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False
+) -> Enforcement:
+    """Return what holds where the egress process serves the network, in place of what holds without one.
+
+    `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in that namespace.
+    """
     mechanism = f"network namespace with nothing but loopback; the egress process reaches {_REACHED[mode]}"
+    if is_through_host:
+        mechanism += "; gVisor hands socket calls on to the host's kernel"
     if is_proxied:
         reason = f"addresses are chosen by the operator's upstream proxy; {_UNSEEN}"
         measure = _partial(mechanism, reason)
@@ -211,7 +218,9 @@ def _docker_gvisor(info: Mapping[str, object]) -> Controls:
 def _docker_network(policy: Policy) -> Measure:
     if policy.network == "off":
         return _enforced("network namespace with nothing but loopback")
-    return _absent("the policy opens the network")
+    if policy.network == "bridge":
+        return _partial("docker's bridge", "it reaches any address that this host's firewall lets through")
+    return _absent("no rules of the network are kept for containers of docker")
 
 
 _WATCHED = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
@@ -381,19 +390,27 @@ def check_policy(
     *,
     networks: tuple[str, ...] = ("off",),
     network: str,
+    remedy: str = "leave network off, or pass what the code needs as files",
     level: str = "",
+    can_ask: bool = False,
     lacks: Callable[[str], BackendUnavailable],
 ) -> None:
     """Raise BackendUnavailable where something that a policy asks for would be missing.
 
     `networks` are those that a backend has. `network` and `level` are its words about others: they complete "network
-    'open': " and "level jail is not what "; without `level` it takes any. `lacks` makes the error of what is missing.
+    'open': " and "level jail is not what "; without `level` it takes any. `remedy` is what to do about such a
+    network; `can_ask` says that somebody may decide about a host that no rule names. `lacks` makes the error of what is
+    missing. Raises InvalidRequest for docker's bridge anywhere else.
     """
-    if policy.network not in networks:
-        raise BackendUnavailable(
-            f"network {policy.network!r}: {network}, in this version; "
-            "leave network off, or pass what the code needs as files"
+    if policy.network == "bridge" and "bridge" not in networks:
+        raise InvalidRequest(
+            "network 'bridge' is docker's own, which only backend \"docker\" with its own runtime has; "
+            "use that one, or network 'open', which reaches public hosts by rules"
         )
+    if policy.network not in networks:
+        raise BackendUnavailable(f"network {policy.network!r}: {network}, in this version; {remedy}")
+    if policy.on_network == "ask" and policy.network != "off" and not can_ask:
+        raise BackendUnavailable('on_network "ask": only backend "local" asks about hosts; use that, or leave it out')
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(
@@ -405,6 +422,4 @@ def check_policy(
 
 def _excused(policy: Policy) -> tuple[Control, ...]:
     """Return what may be absent: what the policy says, and what it cannot have as it asked for less."""
-    if policy.level in _ON_REQUEST:
-        return tuple(Control)
-    return (*policy.best_effort, Control.NETWORK) if policy.network == "open" else policy.best_effort
+    return tuple(Control) if policy.level in _ON_REQUEST else policy.best_effort

@@ -31,7 +31,7 @@ from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessR
 from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.egress.client import Traffic
-from cloche.egress.windows import SharedNetwork, Window
+from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
 from .init_link import Channel, InitLink, OperationFailed
@@ -362,6 +362,7 @@ class LiveSandbox(LiveFiles):
         self.link: InitLink | None = None
         self.is_kept = False  # by a keeper: closing lets go of it
         self.network: SharedNetwork | None = None
+        self._decide: Decide | None = None
         self._paused_s, self._paused_at = 0.0, 0.0  # in all before the last pause; when that began, 0.0 for none
 
     @property
@@ -371,6 +372,12 @@ class LiveSandbox(LiveFiles):
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return NetworkRules()
+
+    def decide_network(self, decide: Decide) -> None:
+        """Have somebody decide about hosts that no rule names; see core.protocols.SupportsNetwork."""
+        self._decide = decide
+        if self.network is not None:
+            self.network.decide = decide
 
     async def change_network(self, rules: NetworkRules) -> None:
         """Decide by other rules from now on; see core.protocols.SupportsNetwork."""

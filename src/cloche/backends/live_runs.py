@@ -89,7 +89,12 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
         usage=usage,
         enforcement=sandbox.enforcement,
         found=found,
-        meta={**await run.notes(usage.wall_s), "backend": sandbox.backend, **report.notes(), **process.traffic.notes(is_shared=True)},
+        meta={
+            **await run.notes(usage.wall_s),
+            "backend": sandbox.backend,
+            **report.notes(),
+            **process.traffic.notes(is_shared=True),
+        },
     )
 
 

@@ -18,9 +18,10 @@ from cloche.core.events import HeadTail, OutputChunk, Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed, Result
+from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
-from .live import LATE_S, NAMES, LiveProcess, LiveSandbox, observed_end, usage_of
+from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_files import LiveFiles
 from .saved_files import Changes
 from .session import Printed, Session, SessionEnd, SessionLink
@@ -244,7 +245,7 @@ class LiveSession(Session):
 
 
 async def open_live_session(
-    sandbox: LiveSandbox,
+    sandbox: LiveFiles,
     link: InitLink,
     program: LiveProgram,
     limits: Limits,
@@ -252,12 +253,13 @@ async def open_live_session(
     enforcement: Enforcement,
     notes: Mapping[str, Any],
     slowness: float = 1.0,
+    network: SharedNetwork | None = None,
 ) -> LiveSession:
     """Start an interpreter by the link of a sandbox, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
     channel = link.open("start", **program.order, streams=STREAMS)
     transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)
-    session.network = sandbox.network
+    session.network = network
     try:
         await session.await_ready(await transport.start())
     except BaseException:

@@ -277,6 +277,7 @@ class Session:
         self._sending: asyncio.Future[None] | None = None  # of a cell that the link had no room for
         self._verdict: Verdict | None = None
         self.network: SharedNetwork | None = None
+        self.owns_network = False  # which then ends with it
         self._window: Window | None = None
         self._traffic = Traffic()  # of the present cell, by whomever
         self.start = str(notes.get("start", "cold"))
@@ -517,7 +518,11 @@ class Session:
         if self.is_closed:
             return
         self.is_closed = True
-        await finish(self._transport.close())
+        try:
+            await finish(self._transport.close())
+        finally:
+            if self.owns_network and self.network is not None:
+                self.network.close()
 
     def _why(self) -> str:
         """Say how it ended, as far as that is known."""

@@ -12,7 +12,17 @@ import click
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import Command, argument, debug_option, flag, json_option, option, program_options, sandbox_options
+from .options import (
+    Command,
+    argument,
+    debug_option,
+    flag,
+    json_option,
+    option,
+    program_options,
+    sandbox_options,
+    spelled,
+)
 from .output import exit_code_of, log_to_stderr
 from .run import conclude, read_files, read_pairs, run_and_report
 
@@ -157,7 +167,7 @@ def _refuse_options(name: str, file: Sequence[str], options: SandboxOptions) -> 
     for option_name, value in given.items():
         if value not in (None, ()):
             raise InvalidRequest(
-                f"--{option_name.replace('_', '-')} is for a sandbox that is opened, and {name!r} lives already; leave "
+                f"{spelled(option_name)} is for a sandbox that is opened, and {name!r} lives already; leave "
                 "it out, or open another one with it (cloche sandbox create)"
             )
 

@@ -128,7 +128,8 @@ def _name_env_file(_: click.Context, __: click.Parameter, file: str | None) -> N
         os.environ["CLOCHE_ENV_FILE"] = file
 
 
-# The keywords of a sandbox that have an option: how it is declared, in the order in which help shows it.
+# The keywords of a sandbox that have an option: how it is declared, in the order in which help shows it. `spelled` is
+# its name where that is not the keyword's.
 _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "backend": {"metavar": "NAME", "help": "A name of `cloche backends`."},
     "runtime": {"metavar": "NAME", "help": "runc: docker's own runtime, never gVisor's. Else as --backend."},
@@ -156,7 +157,19 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "pids": {"metavar": "N", "type": int, "help": "Processes and threads at once."},
     "disk": {"metavar": "SIZE", "help": "Size of the workspace."},
     "output_limit": {"metavar": "SIZE", "help": "Output kept in the result, per stream."},
-    "network": {"metavar": "MODE", "help": "off, allowlist or open."},
+    "network": {"metavar": "MODE", "help": "off, allowlist or open; bridge: docker's own."},
+    "network_allow": {
+        "metavar": "HOST", "multiple": True, "callback": _joined,
+        "help": "A host that may be reached, and no other: api.example.org, *.example.org:8443. Repeatable.",
+    },
+    "network_deny": {
+        "metavar": "HOST", "multiple": True, "callback": _joined,
+        "help": "A host or network that is never reached. Repeatable.",
+    },
+    "network_ports": {
+        "spelled": "--network-port", "metavar": "PORT", "multiple": True, "callback": _joined,
+        "help": "A port that --network open has beside 80 and 443. Repeatable.",
+    },
     "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip
 _ENV_FILE: Mapping[str, Any] = {
@@ -173,10 +186,16 @@ def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, s
     makers: list[Callable[[], click.Parameter]] = []
     for name in names or (name for name in _SANDBOX if name not in but):
         row = {**_SANDBOX[name], **({"help": help[name]} if help and name in help else {})}
-        makers.append(partial(_SandboxOption, [f"--{name.replace('_', '-')}", name], **row))
+        row.pop("spelled", None)
+        makers.append(partial(_SandboxOption, [spelled(name), name], **row))
         if name == "config":
             makers.append(partial(click.Option, ["--env-file"], **_ENV_FILE))
     return _adds(*makers)
+
+
+def spelled(name: str) -> str:
+    """Return how the option of a keyword is spelled."""
+    return str(_SANDBOX.get(name, {}).get("spelled", f"--{name.replace('_', '-')}"))
 
 
 def json_option(help: str = "Print JSON.") -> Decorator:  # noqa: A002 - click's own

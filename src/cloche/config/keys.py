@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Literal, Self, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
@@ -33,10 +33,11 @@ from cloche.core.limits import (
     parse_memory,
     parse_size,
 )
-from cloche.core.policy import Fallback, Policy, ScreenMode, parse_backend, parse_tier
+from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.protocols import Backend
 
 from . import readers
+from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
 from .readers import ANY_LANGUAGE, Parser, Reader, Secret, Values
 
 Prefer = Literal["strongest", "fastest"]
@@ -46,67 +47,6 @@ OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
 _USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
 
 
-OriginKind = Literal["default", "tier", "preset", "file", "environment", "argument", "ceiling", "several"]
-
-
-class Origin(str):
-    """Say where a value came from, as text with a kind. Without a kind it is the path of a file.
-
-    `first` is the original source: the argument behind `preset minimal (argument)`, and the argument whose value a
-    ceiling lowered.
-    """
-
-    __slots__ = ("_behind", "kind")
-    kind: OriginKind
-    _behind: Origin | None
-
-    def __new__(cls, text: str, kind: OriginKind = "file", behind: Origin | None = None) -> Self:
-        made = super().__new__(cls, text)
-        made.kind, made._behind = kind, behind
-        return made
-
-    @classmethod
-    def variable(cls, name: str) -> Self:
-        return cls(f"environment {name}", "environment")
-
-    @classmethod
-    def tier(cls, number: int) -> Self:
-        return cls(f"tier {number}", "tier")
-
-    @classmethod
-    def preset(cls, name: str, chosen_by: Origin) -> Self:
-        return cls(f"preset {name} ({chosen_by})", "preset", chosen_by)
-
-    @classmethod
-    def ceiling(cls, file: Origin, asked_by: Origin) -> Self:
-        return cls(f"ceiling in {file} (asked by {asked_by})", "ceiling", asked_by)
-
-    @classmethod
-    def joined(cls, origins: Iterable[Origin]) -> Origin:
-        """Return one origin for several keys that are listed as one; keys with their default do not count."""
-        known = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
-        return known[0] if len(known) == 1 else cls("; ".join(known), "several") if known else DEFAULT
-
-    @property
-    def first(self) -> Origin:
-        return self if self._behind is None else self._behind.first
-
-
-DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfiguredValue:
-    """Hold the value of one key from one source, with the source and the key as it is spelled there."""
-
-    value: Any
-    origin: Origin
-    key: str
-
-
-Layer = Mapping[str, ConfiguredValue]
-
-
 class SandboxOptions(TypedDict, total=False):
     """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
     "not given".
@@ -114,8 +54,10 @@ class SandboxOptions(TypedDict, total=False):
     - timeout: seconds of wall clock, or text such as "30s" or "500ms".
     - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
     - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
-    - network: "off", "allowlist" or "open" (False and True are off and open).
-    - network_allow: the hosts that "allowlist" may reach.
+    - network: "off", "allowlist", "open" or "bridge" (False and True are off and open; a list of hosts, an allowlist).
+    - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8".
+      Given without `network`, they are an allowlist. network_deny: hosts and networks that are never reached.
+    - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" asks the approver of an unlisted host.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
     - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
@@ -143,6 +85,9 @@ class SandboxOptions(TypedDict, total=False):
     output_limit: int | str | None
     network: bool | str | None
     network_allow: Sequence[str] | None
+    network_deny: Sequence[str] | None
+    network_ports: Sequence[int] | None
+    on_network: OnNetwork | None
     preset: str | None
     tier: int | None
     backend: str | Backend | None
@@ -196,8 +141,9 @@ def _is_openai(base_url: str) -> bool:
 class Settings:
     """Hold what was configured.
 
-    `ceilings` is keyed by the fields of `Limits` and by `users`, `images` by language (`*` is any other), `roots` by
-    those of `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    `ceilings` is keyed by the fields of `Limits` and by `users`, `network` (a `NetworkCeiling`), `packages` and `level`
+    of the policy, `images` by language (`*` is any other), `roots` by those of `memory` and `configs` that have a
+    folder of the host. `skill_path` names folders with skills, besides the
     platform's. `audit` None leaves it to the front end. `origins` says for every key, as one writes it in a file, which
     source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
     SANDBOX_TYPE" or "argument".
@@ -210,7 +156,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
     autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
-    ceilings: Mapping[str, float] = field(default_factory=dict)
+    ceilings: Mapping[str, Any] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
     audit: bool | None = None
     audit_folder: str | None = None
@@ -238,7 +184,7 @@ class Settings:
         rows = {label: ", ".join(texts) or empty_texts[label] for label, texts in parts.items()}
         names = {where: name for name, where in CEILING_FIELDS.items()}
         ceilings = {names[where]: most for where, most in self.ceilings.items()}
-        rows |= {f"ceilings.{name}": BY_NAME[name].render(most, self) for name, most in ceilings.items()}
+        rows |= {f"ceilings.{name}": BY_NAME[name].render(most, self) or "none" for name, most in ceilings.items()}
         return [(label, text, self.origins.get(label, DEFAULT)) for label, text in rows.items()]
 
 
@@ -265,7 +211,8 @@ class Key:
     - `is_looser(new, old)`: whether an untrusted file would get more by the new value. None refuses every value there.
       `join(one, other)` combines the values of two such files; without it the tighter one holds. With `is_added` a
       value is joined with what holds already instead of replacing it.
-    - `has_ceiling`: the owner's `ceilings` may name the most that holds of it, by the order of its values.
+    - `has_ceiling`: the owner's `ceilings` may name the most that holds of it, by the order of its values; where it has
+      none, `parse_ceiling` reads what stands there, and `join_ceilings` returns the lower of two (`resolve` compares).
     - `listed_as`: the key in `cloche config show`, if not the name; keys with the same one are listed as one line.
       `render` writes a value there; `text_if_empty` stands for None, empty text and an empty list.
     """
@@ -284,6 +231,8 @@ class Key:
     join: Callable[[ConfiguredValue, ConfiguredValue], ConfiguredValue] | None = None
     is_added: bool = False
     has_ceiling: bool = False
+    parse_ceiling: Parser | None = None
+    join_ceilings: Callable[[Any, Any], Any] = min
     listed_as: str = ""
     is_listed: bool = True
     render: Callable[[Any, Settings], str] = _render_value
@@ -348,11 +297,6 @@ def _highest(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
     return other if one.value is None or other.value > one.value else one
 
 
-def with_value(configured: ConfiguredValue, value: object) -> ConfiguredValue:
-    """Return a copy with another value."""
-    return ConfiguredValue(value=value, origin=configured.origin, key=configured.key)
-
-
 def _limit(name: str, where: str, parse: Parser, *aliases: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
     return Key(
         name=name, aliases=(*aliases, *((where,) if where != name else ())), parse=parse,
@@ -389,6 +333,9 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
 
 def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
     known = {spelling: by_name[spelling] for limit in CEILING_FIELDS for spelling in BY_NAME[limit].readers()}
+    for limit in CEILING_FIELDS:
+        if (parse := BY_NAME[limit].parse_ceiling) is not None:
+            known[limit] = _amount(limit, parse)
     return readers.read_ceilings(value, name=name, readers=known, limits=CEILING_FIELDS)
 
 
@@ -464,11 +411,25 @@ KEYS: tuple[Key, ...] = (
     # Mode and hosts are judged together, in `resolve`: neither says alone what can be reached.
     Key(
         name="network", aliases=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
-        settings_field="policy.network",
+        settings_field="policy.network", has_ceiling=True, parse_ceiling=readers.parse_network_ceiling,
+        join_ceilings=lambda one, other: one.joined(other),
     ),
     Key(
         name="network_allow", aliases=("NetworkAllowList",), parse=readers.parse_hosts,
         settings_field="policy.network_allow",
+    ),
+    # A file of the working directory adds to what is denied.
+    Key(
+        name="network_deny", parse=readers.parse_denied_hosts, settings_field="policy.network_deny",
+        is_looser=_is_never_looser, join=_in_either, is_added=True,
+    ),
+    Key(
+        name="network_ports", parse=readers.parse_network_ports, settings_field="policy.network_ports",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    Key(
+        name="on_network", parse=readers.one_of(get_args(OnNetwork)), settings_field="policy.on_network",
+        is_looser=_is_before("ask", "refuse"),
     ),
     Key(name="require", variable="CLOCHE_REQUIRE", read=readers.read_require),
     Key(
@@ -495,6 +456,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="packages", aliases=("PythonPackages",), parse=readers.parse_packages, settings_field="policy.packages",
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
+        has_ceiling=True, parse_ceiling=readers.parse_package_ceiling, join_ceilings=readers.packages_in_both,
     ),
     Key(
         name="languages", parse=readers.parse_languages,
@@ -521,6 +483,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="level", parse=readers.parse_level, is_in_files=False,
         settings_field="policy.level", text_if_empty="strongest",
+        has_ceiling=True, parse_ceiling=readers.parse_level, join_ceilings=max,
     ),
     # Docker's own runtime shuts gVisor out.
     Key(
@@ -554,7 +517,8 @@ LIMIT_FIELDS: Mapping[str, str] = {
     key.name: key.settings_field.removeprefix("limits.") for key in KEYS if key.settings_field.startswith("limits.")
 }
 
-# What may have a ceiling, in the same way: every limit, and `users`, where false is the lower value.
+# What may have a ceiling, in the same way: every limit; `users`, where false is the lower value; `level`, where the
+# higher one is; network and packages.
 CEILING_FIELDS: Mapping[str, str] = {key.name: key.settings_field.rpartition(".")[2] for key in KEYS if key.has_ceiling}
 
 
@@ -616,14 +580,21 @@ def read_layer(
 
 
 def _with_host_list(layer: dict[str, ConfiguredValue], *, where: str) -> Layer:
-    """Let `on` mean `allowlist` where the same source lists hosts. Raises InvalidRequest for `open` with a list."""
+    """Let `on` mean `allowlist` where the same source lists hosts.
+
+    Raises InvalidRequest for `bridge` with a list, and for `open` with a host that it reaches anyway: whoever lists
+    hosts does not mean all of them.
+    """
     network, hosts = layer.get("network"), layer.get("network_allow")
     if network is None or hosts is None or network.value in {"off", "allowlist"}:
         return layer
-    if network.value == "open":
+    ports = layer["network_ports"].value if "network_ports" in layer else ()
+    if network.value == "bridge" or (network.value == "open" and readers.is_in_open(hosts.value, ports)):
         raise InvalidRequest(
-            f"{where}{network.key} is open but {hosts.key} lists hosts; use allowlist, or drop the list"
+            f"{where}{network.key} is {network.value} but {hosts.key} lists hosts; use allowlist, or drop the list"
         )
+    if network.value == "open":
+        return layer
     return {**layer, "network": ConfiguredValue(value="allowlist", origin=network.origin, key=network.key)}
 
 

@@ -26,10 +26,10 @@ ANY_LANGUAGE = "*"
 MAX_TEXT_CHARS = 4096
 MOST_ROUNDS = 100
 
-_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
+_PORT = re.compile(r"[0-9]{1,5}")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
 
 
@@ -76,9 +76,91 @@ def parse_preset(value: object, *, name: str) -> str:
 
 
 def parse_hosts(value: object, *, name: str) -> tuple[str, ...]:
-    """Return the names of hosts, in lower case."""
-    hosts = (host.lower() for host in parse_list(value, name=name))
-    return _matching(_HOST, hosts, name=name, what="a host name")
+    """Return rules that allow hosts, in lower case."""
+    from cloche.core.network import parse_rule  # only where somebody lists hosts
+
+    return tuple(parse_rule(text, name=name).text for text in _rule_texts(value, name=name))
+
+
+def parse_denied_hosts(value: object, *, name: str) -> tuple[str, ...]:
+    """Return rules that deny hosts and networks, in lower case."""
+    from cloche.core.network import parse_deny_rule
+
+    return tuple(parse_deny_rule(text, name=name).text for text in _rule_texts(value, name=name))
+
+
+def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
+    """Return the texts of rules; in text with commas, ports and networks go on with the rule before them."""
+    texts: list[str] = []
+    for part in parse_list(value, name=name):
+        last = texts[-1] if texts and isinstance(value, str) else ""
+        is_port = ":" in last and "@" not in last and part.partition("@")[0].isdigit()
+        is_network = "@" in last and "@" not in part and "/" in part
+        if is_port or is_network:
+            texts[-1] = f"{last},{part}"
+        else:
+            texts.append(part)
+    return tuple(text.lower() for text in texts)
+
+
+def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:
+    """Return port numbers, from one, a list, or text with commas."""
+    from cloche.core.network import parse_ports
+
+    listed = [value] if isinstance(value, int) else value.split(",") if isinstance(value, str) else value
+    ports = _items(listed, name=name)
+    read = [int(port) if isinstance(port, str) and _PORT.fullmatch(port.strip()) else port for port in ports]
+    return parse_ports(read, name=name)
+
+
+def parse_network_ceiling(value: object, *, name: str) -> object:
+    """Return the most that anyone may ask of the network: a mode, hosts, or a mapping of mode, hosts and networks."""
+    from cloche.core.ceilings import NetworkCeiling
+    from cloche.core.network import parse_network_range
+
+    if not isinstance(value, Mapping):
+        is_list = isinstance(value, list | tuple)
+        return NetworkCeiling(**_ceiling_of({"hosts" if is_list else "mode": value}, name=name))
+    given = dict(_entries(value, name=name))
+    unknown = [key for key in given if key not in ("mode", "hosts", "networks")]
+    if unknown:
+        raise InvalidRequest(f"{name}: unknown key {unknown[0][:80]!r}; known keys: mode, hosts, networks")
+    networks = parse_list(given.pop("networks", ()), name=f"{name}.networks")
+    listed = tuple(str(parse_network_range(network, name=f"{name}.networks")) for network in networks)
+    return NetworkCeiling(**_ceiling_of(given, name=name), networks=listed)
+
+
+def _ceiling_of(given: Mapping[str, object], *, name: str) -> dict[str, Any]:
+    """Return mode and hosts; hosts alone are an allowlist, and without either the mode is `open`."""
+    hosts = parse_hosts(given["hosts"], name=f"{name}.hosts") if "hosts" in given else None
+    mode = parse_network(given.get("mode", "open" if hosts is None else "allowlist"), name=f"{name}.mode")
+    if hosts is not None and mode != "allowlist":
+        raise InvalidRequest(f"{name}.hosts: mode {mode!r} has no list of hosts; use allowlist, or leave the hosts out")
+    return {"mode": mode, "hosts": hosts}
+
+
+def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
+    """Return the packages that anyone may ask for; `none` is none."""
+    packages = () if value is False else parse_packages(value, name=name)
+    if isinstance(packages, str):
+        raise InvalidRequest(f"{name}: {packages!r} is no list; name the packages, or none, or leave it out")
+    return packages
+
+
+def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lower of two ceilings of packages."""
+    from cloche.core.ceilings import packages_in_both as in_both
+
+    return in_both(one, other)
+
+
+def is_in_open(hosts: tuple[str, ...], ports: tuple[int, ...]) -> bool:
+    """Tell whether mode `open` reaches one of these hosts by itself."""
+    from cloche.core.ceilings import covers
+    from cloche.core.network import NetworkRules, parse_rule
+
+    is_open = NetworkRules.parse(mode="open", ports=ports)
+    return any(covers(is_open, parse_rule(host)) for host in hosts)
 
 
 def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
@@ -272,7 +354,8 @@ def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], li
             raise InvalidRequest(f"{name}: unknown limit {spelling!r}; known limits: {', '.join(limits)}")
         where = f"{name}.{spelling}"
         for key, amount in readers[spelling](check_length(most, name=where), name=where).items():
-            values[f"ceiling.{key}"] = min(amount, values.get(f"ceiling.{key}", amount))
+            where_kept = f"ceiling.{key}"
+            values[where_kept] = min(amount, values[where_kept]) if where_kept in values else amount
     return values
 
 

@@ -17,35 +17,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from cloche.core.enforcement import Level
-from cloche.core.errors import InvalidRequest
+from cloche.core.enforcement import Level, NetworkMode
+from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.policy import BACKEND_ROWS, check_backend, preset_named, tier_numbered
 
-from .keys import (
-    AUTO,
-    BY_NAME,
-    CEILING_FIELDS,
-    DEFAULT,
-    DEFAULTS,
-    LIMIT_FIELDS,
-    ConfiguredValue,
-    Layer,
-    Origin,
-    format_limit,
-    with_value,
-)
+from .keys import AUTO, BY_NAME, CEILING_FIELDS, DEFAULTS, LIMIT_FIELDS, format_limit
+from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
 from .readers import ANY_LANGUAGE
 from .sources import ConfigPaths, argument_layer, checkout_layers, env_file_layer, operator_layers, variable_layer
 
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
 _KEYS_OF_LIMITS = {field: name for name, field in LIMIT_FIELDS.items()}
-_NETWORKS = ("off", "allowlist", "open")
+_NETWORKS = get_args(NetworkMode)
 _BACKEND_STRENGTH: Mapping[str, int] = {
     name: row.strength for name, row in BACKEND_ROWS.items() if row.strength is not None
 }
 _AUTO_STRENGTH = 4  # it may already be anything up to a virtual machine
 _NOTHING: Layer = MappingProxyType({})
+_PAIR = ("network", "network_allow")
+NetworkPair = tuple[NetworkMode, tuple[str, ...]]
 
 
 def expand_preset(layer: Layer) -> Layer:
@@ -90,20 +84,20 @@ def _with_network_pair(layer: Layer, base: Layer) -> Layer:
         return layer
     pair = ConfiguredValue(value=_network_pair({**base, **layer}), origin=named.origin, key=named.key)
     return {
-        **{w: configured for w, configured in layer.items() if w not in ("network", "network_allow")},
+        **{w: configured for w, configured in layer.items() if w not in _PAIR},
         "network_pair": pair,
     }
 
 
-def _network_pair(layer: Layer) -> tuple[str, tuple[str, ...]]:
+def _network_pair(layer: Layer) -> NetworkPair:
     return effective_network(layer), layer["network_allow"].value
 
 
-def effective_network(layer: Layer) -> str:
+def effective_network(layer: Layer) -> NetworkMode:
     """Return the mode; `on` means `allowlist` where any source gave a list of hosts, else `open`."""
-    mode: str = layer["network"].value
+    mode: Any = layer["network"].value
     if mode != "on":
-        return mode
+        return mode  # type: ignore[no-any-return]  # one of the modes
     return "open" if layer["network_allow"].origin == DEFAULT else "allowlist"
 
 
@@ -127,17 +121,30 @@ def _backend_loosens(new: str, resolved: Layer) -> bool:
     return strength is None or _BACKEND_STRENGTH[new] <= strength
 
 
-def _network_loosens(new: tuple[str, tuple[str, ...]], old: tuple[str, tuple[str, ...]]) -> bool:
-    (mode, hosts), (old_mode, old_hosts) = new, old
-    if mode == "allowlist" and old_mode == "allowlist":
-        return not set(hosts) <= set(old_hosts)
-    return _NETWORKS.index(mode) > _NETWORKS.index(old_mode)
+def _network_loosens(new: NetworkPair, resolved: Layer) -> bool:
+    """Tell whether a mode reaches more, or one of the hosts is more than what could be reached."""
+    old = _network_pair(resolved)
+    if new[0] == "off" or new == old:
+        return False
+    if _NETWORKS.index(new[0]) > _NETWORKS.index(old[0]):
+        return True
+    from cloche.core.ceilings import covers  # only where such a file says something of the network
+
+    reachable = _rules_of(old, resolved)
+    return not all(covers(reachable, rule) for rule in _rules_of(new).allow)
+
+
+def _rules_of(pair: NetworkPair, resolved: Layer = _NOTHING) -> NetworkRules:
+    from cloche.core.network import NetworkRules
+
+    ports = resolved["network_ports"].value if "network_ports" in resolved else ()
+    return NetworkRules.parse(mode=pair[0], allow=pair[1], ports=ports)
 
 
 # Rules of keys that depend on another key.
 _JOINT_RULES: Mapping[str, Callable[[Any, Layer], bool]] = {
     "backend": _backend_loosens,
-    "network_pair": lambda new, resolved: _network_loosens(new, _network_pair(resolved)),
+    "network_pair": _network_loosens,
     "timeout_override": lambda new, resolved: bool(new > resolved["timeout"].value),
 }
 
@@ -162,10 +169,12 @@ def _tighter(name: str, one: ConfiguredValue, other: ConfiguredValue) -> Configu
     return other if key.is_looser is not None and key.is_looser(one.value, other.value) else one
 
 
-def _narrower(one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...]]) -> tuple[str, tuple[str, ...]]:
-    if one[0] == other[0] == "allowlist":
-        return "allowlist", tuple(host for host in one[1] if host in other[1])
-    return min(one, other, key=lambda pair: _NETWORKS.index(pair[0]))
+def _narrower(one: NetworkPair, other: NetworkPair) -> NetworkPair:
+    if one[0] != other[0]:
+        return min(one, other, key=lambda pair: _NETWORKS.index(pair[0]))
+    from cloche.core.ceilings import allowed_by_both
+
+    return one[0], allowed_by_both(_rules_of(one), _rules_of(other))
 
 
 def _refusal(name: str, configured: ConfiguredValue, full: Layer) -> InvalidRequest:
@@ -240,14 +249,20 @@ def _tier_layer(tier: ConfiguredValue | None) -> Layer:
 def _apply(resolved: dict[str, ConfiguredValue], layer: Layer) -> None:
     """Let a layer's keys win. An image for any language replaces every image of lower layers.
 
-    Another backend than docker resets `runtime`, which is docker's.
+    Another backend than docker resets `runtime`, which is docker's. What is denied adds up, so that denying one more
+    host never allows another one.
     """
     if f"image.{ANY_LANGUAGE}" in layer:
         for name in [name for name in resolved if name.startswith("image.")]:
             del resolved[name]
     if "backend" in layer and layer["backend"].value != "docker":
         resolved["runtime"] = DEFAULTS["runtime"]
+    before = resolved["network_deny"]
     resolved.update(layer)
+    if "network_deny" in layer and before.value:
+        denied, origins = layer["network_deny"], (before.origin, layer["network_deny"].origin)
+        both = tuple(dict.fromkeys((*before.value, *denied.value)))
+        resolved["network_deny"] = ConfiguredValue(value=both, origin=Origin.joined(origins), key=denied.key)
 
 
 def _split_network_pair(between: Layer, upper: Sequence[Layer]) -> Layer:
@@ -258,7 +273,7 @@ def _split_network_pair(between: Layer, upper: Sequence[Layer]) -> Layer:
     pair = between.get("network_pair")
     if pair is None or any("network" in layer or "network_allow" in layer for layer in upper):
         return accepted
-    for name, value in zip(("network", "network_allow"), pair.value, strict=True):
+    for name, value in zip(_PAIR, pair.value, strict=True):
         accepted[name] = ConfiguredValue(value=value, origin=pair.origin, key=pair.key)
     return accepted
 
@@ -286,16 +301,65 @@ def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, ConfiguredValue]:
     for layer in files:
         for name in CEILING_FIELDS:
             configured = layer.get(f"ceiling.{name}")
-            if configured is not None and (name not in lowest or configured.value < lowest[name].value):
-                lowest[name] = configured
+            if configured is not None:
+                lowest[name] = _lower(name, lowest[name], configured) if name in lowest else configured
     return lowest
 
 
+def _lower(name: str, one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
+    joined = BY_NAME[name].join_ceilings(one.value, other.value)
+    if joined in (one.value, other.value):
+        return one if joined == one.value else other
+    return ConfiguredValue(value=joined, origin=Origin.joined((one.origin, other.origin)), key=one.key)
+
+
 def _cap(resolved: dict[str, ConfiguredValue], ceilings: Mapping[str, ConfiguredValue]) -> None:
+    """Lower what is above its ceiling. Raises PolicyDenied for what is no amount: less would be another thing."""
     for name, most in ceilings.items():
-        if resolved[name].value > most.value:
+        if name in _CEILING_RULES:
+            _CEILING_RULES[name](resolved, most)
+        elif resolved[name].value > most.value:
             origin = Origin.ceiling(most.origin, resolved[name].origin)
             resolved[name] = ConfiguredValue(value=most.value, origin=origin, key=most.key)
+
+
+def _check_network_ceiling(resolved: dict[str, ConfiguredValue], most: ConfiguredValue) -> None:
+    pair = _network_pair(resolved)
+    above = "" if pair[0] == "off" else most.value.excess(_rules_of(pair, resolved))
+    if above:
+        raise _above("network", above, resolved["network" if above == pair[0] else "network_allow"], most)
+
+
+def _check_package_ceiling(resolved: dict[str, ConfiguredValue], most: ConfiguredValue) -> None:
+    asked = resolved["packages"]
+    if not asked.value:
+        return
+    from cloche.core.ceilings import packages_above
+
+    if above := packages_above(asked.value, most.value):
+        raise _above("packages", above, asked, most)
+
+
+def _above(name: str, what: str, asked: ConfiguredValue, most: ConfiguredValue) -> PolicyDenied:
+    return PolicyDenied(
+        f"{asked.key}: {what} ({asked.origin}) is above the ceiling in {most.origin}"
+        f" (ceilings.{name}: {_render(name, most.value)}); ask for less, or have the operator raise it"
+    )
+
+
+def _require_level(resolved: dict[str, ConfiguredValue], least: ConfiguredValue) -> None:
+    """Let the ceiling of the level be required: what is weaker gives a program more."""
+    required = resolved["require_level"]
+    if required.value is None or required.value < least.value:
+        origin = Origin.ceiling(least.origin, resolved["level"].origin)
+        resolved["require_level"] = ConfiguredValue(value=least.value, origin=origin, key=least.key)
+
+
+_CEILING_RULES: Mapping[str, Callable[[dict[str, ConfiguredValue], ConfiguredValue], None]] = {
+    "network": _check_network_ceiling,
+    "packages": _check_package_ceiling,
+    "level": _require_level,
+}
 
 
 def _choose_for_level(resolved: dict[str, ConfiguredValue]) -> None:

@@ -16,17 +16,8 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import TIERS, Policy
 
-from .keys import (
-    ARGUMENT,
-    CEILING_FIELDS,
-    KEYS,
-    AutoFixSettings,
-    ConfiguredValue,
-    Layer,
-    Origin,
-    SandboxOptions,
-    Settings,
-)
+from .keys import CEILING_FIELDS, KEYS, AutoFixSettings, SandboxOptions, Settings
+from .origins import ARGUMENT, ConfiguredValue, Layer, Origin
 from .resolve import effective_network, resolve_settings
 from .sources import ConfigPaths, fingerprint
 

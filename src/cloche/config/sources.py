@@ -20,18 +20,8 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.hostfs import own_folder
 
-from .keys import (
-    ARGUMENT,
-    ARGUMENT_READERS,
-    JSON_READERS,
-    VARIABLE_READERS,
-    YAML_READERS,
-    ConfiguredValue,
-    Layer,
-    Origin,
-    read_layer,
-    with_auto_backend,
-)
+from .keys import ARGUMENT_READERS, JSON_READERS, VARIABLE_READERS, YAML_READERS, read_layer, with_auto_backend
+from .origins import ARGUMENT, ConfiguredValue, Layer, Origin, with_value
 from .readers import Reader, hint_for, nearest
 
 if TYPE_CHECKING:
@@ -472,7 +462,11 @@ def argument_layer(arguments: Mapping[str, Any]) -> Layer:
     unknown = [name for name in given if name not in ARGUMENT_READERS]
     if unknown:
         raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
-    return read_layer(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
+    layer = read_layer(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
+    hosts = layer.get("network_allow")
+    if hosts is None or "network" in layer:
+        return layer
+    return {**layer, "network": with_value(hosts, "allowlist")}  # whoever lists hosts for one run means them
 
 
 def _is_empty_list(value: object) -> bool:

@@ -6,7 +6,8 @@ who is to blame (`errors`). Standard library only, no I/O, no clock, no import f
 - A run: `request` (code or command, its files; also an agent's container), `limits` (amounts and their parsers),
   `policy` (rules; tables of presets, tiers, backend names, placements), `result` (also `decide`: which status a run
   has), `enforcement` (levels, controls, what was in force), `events` (events of a run, progress, bounded output).
-- The network: `hosts` (addresses in all spellings and their kinds, names in one), `network` (rules and decisions).
+- The network: `hosts` (addresses in all spellings and their kinds, names in one), `network` (rules and decisions);
+  `ceilings` (what an operator lets anyone ask for, where it is no amount).
 - The guest: `languages` (one row per language), `screen` (Python's syntax tree before a run), `frames` (codec of
   sessions and of values), `guest_json` (JSON from a guest in bounded time), `escape` (its text on a terminal).
 - `protocols` (what a backend must offer and what it may), `fixing` (auto-fix as values), `loops` (waiting in asyncio),

@@ -1,4 +1,4 @@
-"""Levels of isolation, the controls that they consist of, and the report of what was in force during a run.
+"""Levels of isolation, the controls and the modes of the network, and the report of what was in force during a run.
 
 `Level` is ordered. `Enforcement` has one `Measure` per control: its state, mechanism and reason. `shortfalls` says what
 it lacks of what was required.
@@ -10,8 +10,12 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from .errors import InvalidRequest
+
+# From the least to the most; `network` has the rules. `bridge` is docker's own, which no rules hold for.
+NetworkMode = Literal["off", "allowlist", "open", "bridge"]
 
 
 class Level(enum.IntEnum):

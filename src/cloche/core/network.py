@@ -16,8 +16,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, ip_network
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
+from .enforcement import NetworkMode
 from .errors import InvalidRequest
 from .escape import escape_name
 from .hosts import (
@@ -48,11 +49,11 @@ __all__ = [
     "normalize_host",
     "parse_address",
     "parse_deny_rule",
+    "parse_network_range",
     "parse_ports",
     "parse_rule",
 ]
 
-NetworkMode = Literal["off", "allowlist", "open", "bridge"]
 DEFAULT_PORTS = (80, 443)
 MOST_RULES = 1000  # of both lists together
 MOST_SERVED_PORTS = 64  # each is a socket in every sandbox
@@ -88,6 +89,11 @@ class Rule:
 
     def covers(self, port: int) -> bool:
         return not self.ports or port in self.ports
+
+    @property
+    def is_address(self) -> bool:
+        """Tell whether it names an address itself, and not a name or a network."""
+        return bool(self.networks) and self.host == str(self.networks[0].network_address)
 
     def has_address(self, address: Address) -> bool:
         return any(address in network for network in self.networks)
@@ -125,7 +131,7 @@ def _allow_rule(text: str) -> Rule:
             raise _Wrong("is a network; write host@CIDR for a name that resolves into it, or list the addresses")
         raise _Wrong("has a path. A rule sees host and port; methods and paths come with secrets. Write the host alone")
     host, is_wildcard, ports = _split_target(target)
-    networks = _parse_networks(networks_text) if at else ()
+    networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if at else ()
     address = parse_address(host)
     if address is not None:
         _check_literal(address, is_wildcard=is_wildcard, has_networks=bool(at))
@@ -242,20 +248,26 @@ def _check_literal(address: Address, *, is_wildcard: bool, has_networks: bool) -
         raise _Wrong(f"is in {_NAMES_RANGE}, which sandboxes use for names; allow the host's name")
 
 
-def _parse_networks(text: str) -> tuple[Network, ...]:
-    networks = []
-    for part in text.split(","):
-        network = _parse_network(part if "/" in part else f"{part}/128" if ":" in part else f"{part}/32")
-        if network is None:
-            raise _Wrong(f"has no network {shown(part)} after the @; write one like host@10.0.0.0/8")
-        _check_plain(network)
-        if has_only(network, NEVER_OPENED):
-            kind = registry_row(network.network_address)[1]
-            raise _Wrong(f"has the network {network} after the @, which is {kind} and which no rule opens")
-        if has_only(network, frozenset({"public"})):
-            raise _Wrong(f"has the public network {network} after the @; public addresses are allowed without it")
-        networks.append(network)
-    return tuple(dict.fromkeys(networks))
+def _opened_network(text: str) -> Network:
+    """Read a network that a rule opens, or one address."""
+    network = _parse_network(text if "/" in text else f"{text}/128" if ":" in text else f"{text}/32")
+    if network is None:
+        raise _Wrong(f"has no network {shown(text)}; write one like 10.0.0.0/8")
+    _check_plain(network)
+    if has_only(network, NEVER_OPENED):
+        kind = registry_row(network.network_address)[1]
+        raise _Wrong(f"has the network {network}, which is {kind} and which no rule opens")
+    if has_only(network, frozenset({"public"})):
+        raise _Wrong(f"has the public network {network}; public addresses are allowed without it")
+    return network
+
+
+def parse_network_range(text: str, *, name: str) -> Network:
+    """Read one network whose addresses a rule may open. Raises InvalidRequest."""
+    try:
+        return _opened_network(text)
+    except _Wrong as wrong:
+        raise InvalidRequest(f"{name}: {shown(text)} {wrong}") from None
 
 
 def _parse_network(text: str) -> Network | None:
@@ -356,7 +368,9 @@ class NetworkRules:
         count = len(self.allow) + len(self.deny)
         if count > MOST_RULES:
             raise InvalidRequest(f"network_allow and network_deny: {count} rules; at most {MOST_RULES} are taken")
-        served = set(self._open_ports())
+        if self.mode == "bridge" and self.deny:
+            raise InvalidRequest("network_deny: docker's own bridge keeps no rules; use network 'open' or 'allowlist'")
+        served = set(self.open_ports)
         if self.mode in ("allowlist", "open"):
             served.update(port for rule in self.allow for port in rule.ports)
         if len(served) > MOST_SERVED_PORTS:
@@ -424,7 +438,7 @@ class NetworkRules:
             name = normalize_host(host)
         except ValueError:
             return False
-        ports = set(self._open_ports()) if not _is_loopback_name(name) else set()
+        ports = set(self.open_ports) if not _is_loopback_name(name) else set()
         if self.mode in ("allowlist", "open"):
             ports.update(port for rule in self._allowed.named(name) for port in rule.ports)
         denying = tuple(self._denied.named(name))
@@ -450,7 +464,9 @@ class NetworkRules:
             return f"{refused}; no rule opens that"
         return f"{refused}; the policy can allow it by {_opening_rule(name, port, meant, network)}"
 
-    def _open_ports(self) -> tuple[int, ...]:
+    @property
+    def open_ports(self) -> tuple[int, ...]:
+        """Return the ports on which mode `open` reaches any public host; none in another mode."""
         return tuple(sorted({*DEFAULT_PORTS, *self.ports})) if self.mode == "open" else ()
 
     def _denying(self, name: str, address: Address | None, port: int) -> Rule | None:
@@ -462,13 +478,14 @@ class NetworkRules:
             return _refused(f"{name} is the sandbox itself; it is reached on its own loopback only")
         if address is not None and (reason := self.decide_address(None, address, host=name, port=port)):
             return _refused(reason)
-        ports = self._open_ports()
+        ports = self.open_ports
         if port not in ports:
             return _refused(
                 f"port {port} of {name} is not open: {_listed(map(str, ports))} are; the policy can name it in"
                 f" network_ports, or {name}:{port} in network_allow"
             )
-        return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open', if its address is public")
+        condition = "" if address is not None else ", if its address is public"
+        return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
 
     def _why_not_listed(self, name: str, port: int, matching: tuple[Rule, ...]) -> str:
         if matching:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .enforcement import Control, Level
+from .enforcement import Control, Level, NetworkMode
 from .errors import InvalidRequest
 from .limits import MIB
 
+if TYPE_CHECKING:
+    from .network import NetworkRules
+
 ScreenMode = Literal["off", "warn", "block"]
-NetworkMode = Literal["off", "allowlist", "open"]
+OnNetwork = Literal["refuse", "ask"]
 Fallback = Literal["none", "process"]
 ContainerRuntime = Literal["runc"]
 
@@ -34,7 +37,12 @@ class Policy:
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
     already loaded there. Without `package_managers`, programs that install packages are not shown, as far as the
-    backend can do that. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    backend can do that.
+
+    `network_allow` lists the hosts that mode `allowlist` may reach: empty means none. `network_deny` wins over it and
+    over mode `open`, which reaches any public host on the ports 80, 443 and `network_ports`. `on_network` says what
+    happens to a host that is not listed: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
+
     `users` lets a sandbox that lives have several, root inside among them.
     `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
@@ -43,6 +51,9 @@ class Policy:
 
     network: NetworkMode = "off"
     network_allow: tuple[str, ...] = ()
+    network_deny: tuple[str, ...] = ()
+    network_ports: tuple[int, ...] = ()
+    on_network: OnNetwork = "refuse"
     read_only_root: bool = True
     writable_paths: tuple[str, ...] = ("/workspace", "/tmp")
     user: str | None = None
@@ -72,7 +83,9 @@ class Policy:
             raise InvalidRequest(f"runtime: {self.runtime!r} is unknown; use {', '.join(get_args(ContainerRuntime))}")
         if self.network not in get_args(NetworkMode):
             raise InvalidRequest(f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}")
-        for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort", "preload"):
+        if self.on_network not in get_args(OnNetwork):
+            raise InvalidRequest(f"on_network: {self.on_network!r} is unknown; use {' or '.join(get_args(OnNetwork))}")
+        for name in _LISTS:
             object.__setattr__(self, name, _as_tuple(getattr(self, name), name=name))
         if self.packages != "auto":
             object.__setattr__(self, "packages", _as_tuple(self.packages, name="packages"))
@@ -81,10 +94,26 @@ class Policy:
                 raise InvalidRequest(
                     f"writable_paths: {path!r} cannot be writable; only /workspace, /tmp and /dev/shm can"
                 )
+        if self.network_allow or self.network_deny or self.network_ports:
+            self.network_rules()
+
+    def network_rules(self) -> NetworkRules:
+        """Return the rules of the network. Raises InvalidRequest for a wrong one."""
+        from .network import NetworkRules  # only where there are rules: every run makes a policy
+
+        return NetworkRules.parse(
+            mode=self.network, allow=self.network_allow, deny=self.network_deny, ports=self.network_ports
+        )
 
     def with_changes(self, **changes: Any) -> Policy:  # noqa: ANN401  # checked by __post_init__
         """Return a copy; a change of None is no change."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+_LISTS = (
+    "network_allow", "network_deny", "network_ports", "writable_paths", "languages", "require_controls", "best_effort",
+    "preload",
+)  # fmt: skip
 
 
 def _as_tuple(values: object, *, name: str) -> tuple[Any, ...]:
@@ -95,14 +124,14 @@ def _as_tuple(values: object, *, name: str) -> tuple[Any, ...]:
 
 
 def parse_network(value: object, *, name: str) -> NetworkMode:
-    """Read a network setting: a boolean (`true` is `open`), or the name of a mode."""
+    """Read a network setting: a boolean (`true` and `on` are `open`), or the name of a mode."""
     modes: dict[object, NetworkMode] = {
         False: "off", True: "open", "false": "off", "true": "open", "off": "off", "none": "off",
-        "open": "open", "bridge": "open", "on": "open", "allowlist": "allowlist",
+        "open": "open", "on": "open", "allowlist": "allowlist", "bridge": "bridge",
     }  # fmt: skip
     text = value.strip().lower() if isinstance(value, str) else value
     if not isinstance(text, bool | str) or text not in modes:
-        raise InvalidRequest(f"{name}: {value!r} is not a network setting; use off, allowlist or open")
+        raise InvalidRequest(f"{name}: {value!r} is not a network setting; use {', '.join(get_args(NetworkMode))}")
     return modes[text]
 
 
@@ -144,7 +173,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             name="network-open",
-            summary="standard with open outbound network",
+            summary="standard with outbound network to any public host, on ports 80 and 443",
             limits=_STANDARD,
             policy={"network": "open"},
         ),

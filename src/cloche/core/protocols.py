@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from .enforcement import Control, Enforcement, Level, Measure
+from .enforcement import Control, Enforcement, Level, Measure, NetworkMode
 from .events import Sink
 from .limits import Limits
 from .network import NetworkRules
-from .policy import NetworkMode, Policy
+from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
@@ -149,6 +149,10 @@ class SupportsNetwork(Protocol):
 
     async def change_network(self, rules: NetworkRules) -> None:
         """Decide by other rules from now on, and close connections that they do not allow."""
+        ...
+
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+        """Have somebody decide about a host and port that no rule names, where the policy says to ask."""
         ...
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:

@@ -44,7 +44,7 @@ class Traffic:
     @property
     def refused(self) -> int:
         """Count what was refused."""
-        return self.unlisted + sum(row["connections"] for row in self.rows if not row["is_allowed"])
+        return self.unlisted + sum(int(row["connections"]) for row in self.rows if not row["is_allowed"])
 
     def notes(self, *, is_shared: bool = False) -> dict[str, Any]:
         """Return what a result's `meta` says of it; nothing where there was nothing.
@@ -147,11 +147,16 @@ class Network:
 async def _until_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    loop.add_reader(fd, _set_done, readable)
     try:
         await readable
     finally:
         loop.remove_reader(fd)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class _Process:
@@ -170,6 +175,7 @@ class _Process:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
 
     @property
     def is_alive(self) -> bool:

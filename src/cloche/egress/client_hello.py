@@ -41,6 +41,10 @@ class NotTls(Exception):
     """Report that the first bytes of a connection are no record of TLS."""
 
 
+class NoServerName(Refused):
+    """Report a hello that names no server: what connects to an address does so."""
+
+
 def read_server_name(data: bytes) -> str | None:
     """Return the server's name, in lower case, from all bytes of a connection so far; None while more are needed.
 
@@ -145,14 +149,14 @@ def _server_names(hello: _Reader) -> _Reader:
     if hello:
         raise Refused(_MALFORMED)
     if _SERVER_NAME not in extensions:
-        raise Refused(_NO_NAME)
+        raise NoServerName(_NO_NAME)
     return extensions[_SERVER_NAME]
 
 
 def _read_name(extension: _Reader) -> str:
     """Return the one name of a host that the extension holds."""
     if not extension:
-        raise Refused(_NO_NAME)
+        raise NoServerName(_NO_NAME)
     names = extension.block(2)
     if extension or not names:
         raise Refused(_MALFORMED)

@@ -20,11 +20,12 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from cloche.core.hosts import parse_address
 from cloche.core.network import NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
-from .client_hello import NotTls, read_server_name
+from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
 from .ledger import Ledger, Row
@@ -396,9 +397,19 @@ class GuestNetwork:
         return data
 
     def _name_in(self, one: Connection, data: bytes) -> str | None:
-        """Return the name in the first bytes, which is the host's; None while more are needed. Raises Refused, NotTls."""
-        name = read_server_name(data)
-        if name is not None and name != one.host:
+        """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
+        is_address = parse_address(one.host) is not None
+        try:
+            name = read_server_name(data)
+        except NoServerName:
+            if is_address:
+                return one.host
+            raise
+        if is_address and name is not None:  # a name in place of which its address was connected to
+            decision = self._rules.decide(name, one.port)
+            if not decision.is_allowed:
+                raise Refused(decision.why)
+        elif name is not None and name != one.host:
             raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
         return name
 
@@ -426,6 +437,7 @@ class GuestNetwork:
 
     async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
         """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
+
         async def connect_to_host() -> SocketStream:
             try:
                 return await self._connect(one, await self._decide(one))
@@ -455,9 +467,14 @@ async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:
     """Wait until there is something to be read from one or the other; tell whether from the first."""
     loop = asyncio.get_running_loop()
     first: asyncio.Future[bool] = loop.create_future()
+
+    def note(*, is_one: bool) -> None:
+        if not first.done():
+            first.set_result(is_one)
+
     fds = {one.fileno(): True, other.fileno(): False}
     for fd, is_one in fds.items():
-        loop.add_reader(fd, lambda is_one=is_one: first.done() or first.set_result(is_one))
+        loop.add_reader(fd, functools.partial(note, is_one=is_one))
     try:
         async with asyncio.timeout(IDLE_S):
             return await first

@@ -24,7 +24,17 @@ RESOLVE_S, CONNECT_S, PROXY_S = 15.0, 10.0, 15.0
 MOST_ADDRESSES = 16
 RESOLVERS = 64
 MOST_PROXY_HEAD = 16_384
-PRIVATE_SUFFIXES = (".internal", ".local", ".localhost", ".lan", ".home", ".corp", ".intranet", ".private", ".home.arpa")
+PRIVATE_SUFFIXES = (
+    ".internal",
+    ".local",
+    ".localhost",
+    ".lan",
+    ".home",
+    ".corp",
+    ".intranet",
+    ".private",
+    ".home.arpa",
+)
 _resolvers = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="resolve")
 
 
@@ -143,7 +153,7 @@ async def _connect_by_proxy(url: str, host: str, port: int) -> socket.socket:
             await _open_tunnel(found, host, port, _credentials(parts.username, parts.password))
     except (OSError, TimeoutError) as error:
         found.close()
-        raise Failed(f"the upstream proxy did not open a tunnel: {error or 'time is up'}") from error
+        raise Failed(f"the upstream proxy did not open a tunnel: {str(error) or 'time is up'}") from error
     except BaseException:
         found.close()
         raise
@@ -170,4 +180,6 @@ async def _open_tunnel(proxy: socket.socket, host: str, port: int, credentials: 
             raise Failed("the upstream proxy answered nothing that is understood")
     status = head.split(None, 2)[1:2]
     if status != [b"200"]:
-        raise Refused(f"the upstream proxy refused {host}:{port}: {head.splitlines()[0][:80].decode('ascii', 'replace')}")
+        raise Refused(
+            f"the upstream proxy refused {host}:{port}: {head.splitlines()[0][:80].decode('ascii', 'replace')}"
+        )

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Self
 
 from cloche.core.network import NetworkRules
 
 from .client import REPORT_S, Network, Traffic
 
+log = logging.getLogger("cloche.egress")
 MOST_ROWS = 256
 _COUNTED = ("connections", "sent", "received")
-OnRefused = Callable[[Mapping[str, Any]], None]
+# Decides about a host and a port that no rule names.
+Decide = Callable[[str, int], Awaitable[bool]]
 
 
 class Window:
@@ -49,16 +53,19 @@ class Window:
 class SharedNetwork:
     """Be the network of a sandbox that lives, or of a session. Use from one event loop.
 
-    `on_refused` is told each refusal of a new kind when it happens: `host`, `port`, `why`.
+    `decide` is asked about what no rule names, where it was opened to ask; without it the answer is no.
     """
 
-    def __init__(self, network: Network, rules: NetworkRules, on_refused: OnRefused | None = None):
-        self.network, self.rules, self._on_refused = network, rules, on_refused
+    def __init__(self, network: Network, rules: NetworkRules):
+        self.network, self.rules = network, rules
+        self.decide: Decide | None = None
+        self._deciding: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._windows: set[Window] = set()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self.total = Window(0)
         self.is_lost = False
+        self._users = 1
         self._loop = asyncio.get_running_loop()
         network.on_message = self._take
         self._loop.add_reader(network.fileno(), self._read)
@@ -79,8 +86,22 @@ class SharedNetwork:
             waiting = self._waiting.pop(body["number"], None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
-        elif tag == "refused" and self._on_refused is not None:
-            self._on_refused(body)
+        elif tag == "ask":
+            task = self._loop.create_task(self._answer(body["number"], body["host"], body["port"]))
+            self._deciding.add(task)
+            task.add_done_callback(self._deciding.discard)
+
+    async def _answer(self, number: int, host: str, port: int) -> None:
+        """Have somebody decide, and say what was decided; whatever fails there is a no."""
+        is_allowed = False
+        try:
+            is_allowed = self.decide is not None and await self.decide(host, port) is True
+        except Exception as error:
+            log.warning("who decides about %s:%d failed, which is a no: %s", host, port, error)
+        finally:
+            if self.network.fileno() >= 0 and not self.is_lost:
+                with suppress(OSError):  # the egress process is gone, as its link will say
+                    self.network.answer(number, is_allowed=is_allowed)
 
     def _ask(self) -> int:
         number = next(self._numbers)
@@ -116,7 +137,8 @@ class SharedNetwork:
         waiting = self._waiting[number] = self._loop.create_future()
         try:
             await asyncio.wait((waiting,), timeout=REPORT_S)
-            self.is_lost = self.is_lost or not waiting.done()
+            if not waiting.done():
+                self.is_lost = True
         finally:
             self._waiting.pop(number, None)
 
@@ -125,8 +147,18 @@ class SharedNetwork:
         self.network.change(rules)
         self.rules = rules
 
+    def share(self) -> Self:
+        """Return it for one more user, who closes it as well."""
+        self._users += 1
+        return self
+
     def close(self) -> None:
-        """Have all connections closed, for good."""
+        """Have all connections closed, for good, once its last user closes it."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        for task in self._deciding:
+            task.cancel()
         if self.network.fileno() >= 0:
             self._loop.remove_reader(self.network.fileno())
         self.network.close()

@@ -1,12 +1,13 @@
-"""The network of a sandbox that lives: what it may reach, which can be changed while it runs, and what it has carried."""
+"""The network of a sandbox that lives: what it may reach, also changed while it runs, and what it has carried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.network import NetworkRules
+from cloche.core.policy import Policy
 from cloche.core.protocols import OpenLiveSandbox, SupportsNetwork
 
 from .live import LiveOperations
@@ -22,8 +23,8 @@ class AsyncNetwork:
         print(row["host"], row["port"], row["is_allowed"], row["why"])
     """
 
-    def __init__(self, live: SupportsNetwork, check: CheckRules) -> None:
-        self._live, self._check = live, check
+    def __init__(self, live: SupportsNetwork, policy: Policy, check: CheckRules) -> None:
+        self._live, self._policy, self._check = live, policy, check
 
     @property
     def rules(self) -> NetworkRules:
@@ -34,7 +35,7 @@ class AsyncNetwork:
         """Allow further hosts, as `network_allow` has them, on ports that are served here already.
 
         In mode `allowlist` that is what may be reached; a denying rule still wins. Raises InvalidRequest for a wrong
-        rule, for a port that is not served, and for more than the operator's ceiling allows.
+        rule and for a port that is not served, PolicyDenied for more than the operator's ceiling.
         """
         now = self.rules.as_wire()
         await self._change({**now, "allow": [*now["allow"], *rules]})
@@ -49,15 +50,29 @@ class AsyncNetwork:
         missing = sorted(set(new.served_ports) - set(now.served_ports))
         if missing:
             raise InvalidRequest(
-                f"network_allow: port {', '.join(map(str, missing))} is not served in this sandbox, whose ports were "
-                f"chosen when it was opened ({', '.join(map(str, now.served_ports))}); open one with a rule that names it"
+                f"network_allow: port {_listed(missing)} is not served in this sandbox, whose ports were chosen when "
+                f"it was opened ({_listed(now.served_ports)}); open one with a rule that names it"
             )
         self._check(new)
         await self._live.change_network(new)
 
+    def ask(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+        """Have `decide` say whether a host and port may be reached that no rule names; each is asked about once.
+
+        It takes a sandbox with `on_network="ask"`. The guest's connection waits meanwhile, five minutes at most. A
+        denying rule is not asked about. Raises InvalidRequest for a sandbox that does not ask.
+        """
+        if self._policy.on_network != "ask":
+            raise InvalidRequest('network.ask: this sandbox refuses what no rule names; open it with on_network="ask"')
+        self._live.decide_network(decide)
+
     async def traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it."""
         return await self._live.network_traffic()
+
+
+def _listed(ports: Sequence[int]) -> str:
+    return ", ".join(map(str, ports))
 
 
 class NetworkOperations(LiveOperations):
@@ -72,7 +87,14 @@ class NetworkOperations(LiveOperations):
                 f"network: this sandbox was opened with network {self.policy.network!r}, which nothing serves; open it "
                 'with network="allowlist" (its list may be empty) or "open", on backend "local"'
             )
-        return AsyncNetwork(live, self._check_network)
+        return AsyncNetwork(live, self.policy, self._check_network)
 
     def _check_network(self, rules: NetworkRules) -> None:
-        """Raise InvalidRequest for what is more than the operator allows."""
+        """Raise PolicyDenied for what is more than the operator lets anybody have."""
+        most = self._prepared.settings.ceilings.get("network")
+        above = most.excess(rules) if most is not None else ""
+        if above:
+            raise PolicyDenied(
+                f"network: {above} is above the operator's ceiling (ceilings.network: {most}); ask for less, or have "
+                "the operator raise it"
+            )

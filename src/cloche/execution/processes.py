@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from cloche.audit.recording import Execution, is_wanted, recorded, refusals
-from cloche.config.keys import DEFAULT
+from cloche.config.origins import DEFAULT
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, parse_duration

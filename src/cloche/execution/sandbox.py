@@ -41,8 +41,8 @@ from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
 from .live import most_at_once
 from .naming import Duration, NameOperations, read_terms
-from .paths import PathOperations
 from .network import NetworkOperations
+from .paths import PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
 from .processes import ProcessOperations

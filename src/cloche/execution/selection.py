@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from cloche.config.keys import ARGUMENT, AUTO, DEFAULT, Origin, Prefer, Settings
+from cloche.config.keys import AUTO, Prefer, Settings
+from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.enforcement import Control, Level, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy, ScreenMode
@@ -217,11 +218,11 @@ def check_local(policy: Policy) -> None:
 
 
 def _check_network(settings: Settings, policy: Policy) -> None:
-    """Raise PolicyDenied where the network was said to be off or narrow: a child process has all of the host's."""
+    """Raise PolicyDenied where the network was said to be off or to have rules: a child process has the host's."""
     origin = _origin(settings, "network")
     if Control.NETWORK in policy.require_controls:
         reason = f"the policy requires the control network ({_origin(settings, 'require')})"
-    elif policy.network != "open" and origin != DEFAULT:
+    elif policy.network != "bridge" and origin != DEFAULT:
         reason = f"the policy says network {policy.network} ({origin})"
     else:
         return

@@ -20,8 +20,8 @@ from __future__ import annotations
 import posix
 
 from . import messages, procfs
-from .procfs import text_of
 from .network import open_sockets
+from .procfs import text_of
 from .steps import MOUNT_NAMESPACE, NETWORK_NAMESPACE, NEXT_WORKSPACE, OWN_MOUNTS, SHOWN_WORKSPACE, perform
 from .syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, call, socketpair, unshare, wait4
 
@@ -180,8 +180,8 @@ def new_builder(spec: Spec, network_link: int = -1) -> Worker:
 def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int, number: int) -> None:
     """Begin to give `clone` ids, mounts and files like those of `parent`, both of which are stopped.
 
-    The result are the new workspace's mounts. `number` is the clone's among all of its session. `steps` are those of `setup.plan.compile_clone_mounts`. Raises OSError
-    where the builder cannot be reached.
+    The result are the new workspace's mounts. `number` is the clone's among all of its session, `steps` are those of
+    `setup.plan.compile_clone_mounts`. Raises OSError where the builder cannot be reached.
     """
     messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone, "number": number})
 

@@ -17,6 +17,7 @@ import posix
 
 from . import messages, user_namespaces
 from .cgroups import Cgroup
+from .network import open_sockets
 from .steps import perform_calls
 from .syscalls import (
     CLONE_NEWIPC,
@@ -35,6 +36,7 @@ from .syscalls import (
     ppoll,
     prctl,
     socketpair,
+    unshare,
     wait4,
 )
 
@@ -300,8 +302,11 @@ def _add_memfds(folder: str, found: dict[int, int]) -> None:
 
 
 def _become(body: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Become a program."""
+    """Become a program. Sockets of a network that is served go by the last of `fds`, from a namespace of its own."""
     try:
+        if body.get("network") is not None:
+            unshare(CLONE_NEWNET)
+            open_sockets(body["network"], fds.pop())
         prctl(PR_SET_PDEATHSIG, SIGKILL)
         _signal.set_wakeup_fd(-1)
         _signal.signal(SIGCHLD, _signal.SIG_DFL)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "write": 1, "close": 3, "mmap": 9, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47,
-        "bind": 49, "listen": 50, "socketpair": 53, "setsockopt": 54, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "umask": 95, "setsid": 112,
+        "bind": 49, "listen": 50, "socketpair": 53, "setsockopt": 54, "clone": 56, "wait4": 61, "chdir": 80,
+        "fchmod": 91, "umask": 95, "setsid": 112,
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157,
         "mount": 165, "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258,
         "mknodat": 259, "fchownat": 260, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272,
@@ -34,7 +35,8 @@ NUMBERS: dict[str, dict[str, int]] = {
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
-        "bind": 200, "listen": 201, "socketpair": 199, "setsockopt": 208, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166,
+        "bind": 200, "listen": 201, "socketpair": 199, "setsockopt": 208, "clone": 220, "wait4": 260, "chdir": 49,
+        "fchmod": 52, "umask": 166,
         "setsid": 157, "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41,
         "prctl": 167, "mount": 40, "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56,
         "mkdirat": 34, "mknodat": 33, "fchownat": 54, "unlinkat": 35, "symlinkat": 36, "ppoll": 73,

@@ -3,8 +3,9 @@
 Theory of operation: `decide_terms` is pure. It compares what a skill requests with what the operator has set. Requests
 replace defaults: Cloche's own, a tier's, plain values in the operator's files. The environment, arguments of this run
 and a file of the working directory (which may only tighten) win over a request, and an amount is lowered to the
-operator's ceiling. What is no amount (a language, a tool, the network, packages) is granted or refused. A skill cannot
-request any other part of a policy. `arun_skill` then runs the script with the skill's files in the workspace.
+operator's ceiling. What is no amount (a language, a tool, hosts, packages) is granted or refused: hosts, where the
+operator's own policy or ceiling covers each of them. A skill cannot request any other part of a policy. `arun_skill`
+then runs the script with the skill's files in the workspace.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import Any, Unpack, cast
 
 from cloche.agent.catalog import DEFAULT_TIER, tools_of
 from cloche.audit.recording import note_fallback, refusals
-from cloche.config.keys import DEFAULT, LIMIT_FIELDS, Origin, SandboxOptions, Settings, format_limit
+from cloche.config.keys import LIMIT_FIELDS, SandboxOptions, Settings, format_limit
+from cloche.config.origins import DEFAULT, Origin
 from cloche.config.settings import given_options, load_settings
 from cloche.config.sources import ConfigPaths, checkout_origins
+from cloche.core.ceilings import covers
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.limits import format_size
+from cloche.core.network import parse_rule
 from cloche.core.policy import HOST_BACKENDS, PRESETS, TIERS, Policy
 from cloche.core.request import Request
 from cloche.core.result import Result
@@ -63,14 +67,15 @@ class Terms:
     """Hold the outcome: the table, and what the run is to be given.
 
     `limits` has the amounts of the keys that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
-    joins what the operator and the skill require. `is_network_demanded`: the run must set the network to off
-    explicitly, because the skill asks for that or it would be on. `refusals` says why the skill may not run; empty when
-    it may.
+    joins what the operator and the skill require. `hosts` are those that it may reach, and no others.
+    `is_network_demanded`: without such, the run must set the network to off explicitly, because the skill asks for that
+    or it would be on. `refusals` says why the skill may not run; empty when it may.
     """
 
     table: tuple[Term, ...]
     limits: Mapping[str, float]
     require: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     is_network_demanded: bool = True
     refusals: tuple[Fault, ...] = ()
 
@@ -87,7 +92,7 @@ def decide_terms(
         table.append(term)
     scripts = skill.scripts if script is None else (script,)
     table += [
-        network := _network(asked, settings),
+        network := _network(asked, settings, checkout),
         _packages(asked, settings.policy),
         *_runtimes(scripts, settings),
         *_tools(asked, settings),
@@ -101,7 +106,8 @@ def decide_terms(
         table=tuple(table),
         limits=limits,
         require=_words(required.result),
-        is_network_demanded=bool(network.asked) or network.default != "off",
+        hosts=asked.hosts if network.result not in ("", "off") else (),
+        is_network_demanded=bool(network.asked) or settings.policy.network != "off",
         refusals=refused,
     )
 
@@ -148,22 +154,57 @@ def _decide_limit(
     return requested, ""
 
 
-def _network(asked: Asked, settings: Settings) -> Term:
+def _network(asked: Asked, settings: Settings, checkout: Collection[Origin]) -> Term:
+    """Grant the hosts that a skill names where the operator's policy or ceiling covers each of them; never more."""
     mode, hosts = asked.network, asked.hosts
     if mode is None and asked.preset is not None:
         mode = PRESETS[asked.preset].policy.get("network")
-    held, origin = settings.policy.network, settings.origins.get("network", "default")
-    wants = mode == "open" or (mode == "allowlist" and (bool(hosts) or asked.network is None))
+    policy, origins = settings.policy, settings.origins
+    held = policy.network if policy.network != "allowlist" else _listed_hosts(policy.network_allow)
+    wants = mode in ("open", "bridge") or (mode == "allowlist" and (bool(hosts) or asked.network is None))
+    known: dict[str, Any] = {
+        "key": "network", "default": held,
+        "origin": origins.get("network_allow" if policy.network == "allowlist" else "network", DEFAULT),
+    }  # fmt: skip
+    ceiling = settings.ceilings.get("network")
+    if ceiling is not None:
+        known |= {"ceiling": str(ceiling), "ceiling_origin": origins.get("ceilings.network", "")}
     if not wants:
-        why = "a skill has no network unless it names hosts" if held != "off" else ""
-        wanted = "off" if mode is not None else ""
-        return Term(key="network", default=held, origin=origin, asked=wanted, result="off", why=why)
-    wanted = "open" if mode == "open" else f"allowlist: {', '.join(hosts) or 'no host named'}"
-    why = (
-        f"the skill asks for the network ({wanted}); this version of Cloche enforces no allowlist of hosts yet, and "
-        "gives no skill an open network; run it without, or leave the key out"
-    )
-    return Term(key="network", default=held, origin=origin, asked=wanted, why=why, is_refused=True)
+        why = "a skill has no network unless it names hosts" if policy.network != "off" else ""
+        return Term(**known, asked="off" if mode is not None else "", result="off", why=why)
+    wanted = _listed_hosts(hosts) if mode == "allowlist" else str(mode)
+    why = _why_no_network(mode, hosts, settings, checkout)
+    if why:
+        why = f"the skill asks for the network ({wanted}); {why}; allow it, or leave the key out"
+    return Term(**known, asked=wanted, result="" if why else wanted, why=why, is_refused=bool(why))
+
+
+def _listed_hosts(hosts: tuple[str, ...]) -> str:
+    return f"allowlist: {', '.join(hosts) or 'no host named'}"
+
+
+def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings, checkout: Collection[Origin]) -> str:
+    """Return why a skill does not get the network that it asks for, empty where it gets it.
+
+    The ceiling grants by itself what it names, but where the network was said for this run, or was tightened.
+    """
+    if mode != "allowlist":
+        return "no skill gets more than the hosts that it names"
+    if not hosts:
+        return "it names no host"
+    own, ceiling = settings.policy.network_rules(), settings.ceilings.get("network")
+    said_by = settings.origins.get("network", DEFAULT).first
+    if said_by.kind in ("argument", "environment") or said_by in checkout:
+        ceiling = None
+    for rule in map(parse_rule, hosts):
+        granted = (own.mode != "bridge" and covers(own, rule)) or (ceiling is not None and ceiling.grants(rule))
+        if not granted:
+            return f"{rule.text} is in neither the operator's network_allow nor what ceilings.network grants"
+        denied = dataclasses.replace(own, mode="allowlist", allow=(rule,))
+        refused = [found for port in rule.ports if not (found := denied.decide(rule.host, port)).is_allowed]
+        if refused and not rule.is_wildcard:
+            return refused[0].why
+    return ""
 
 
 def _packages(asked: Asked, policy: Policy) -> Term:
@@ -263,7 +304,7 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
 def _settings_for(options: SandboxOptions) -> Settings:
     asked = given_options(options)
     if asked.get("network") not in (None, False, "off"):
-        raise InvalidRequest("network: a skill has no network; leave it out")
+        raise InvalidRequest("network: a skill gets the hosts that it names; allow them by network_allow")
     chosen = asked.get("backend")
     if chosen is not None and not isinstance(chosen, str):
         del asked["backend"]
@@ -317,11 +358,13 @@ run_skill = blocking(arun_skill, name="run_skill", module=__name__)
 def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
     """Return the keywords of the run: the caller's, and the terms in place of what they decide.
 
-    That the network is off is said only where somebody else says so or it would be on: trusted code of which it is
-    demanded finds no fallback.
+    A skill that was granted hosts reaches these. That the network is off is said only where somebody else says so or it
+    would be on: trusted code of which it is demanded finds no fallback.
     """
     agreed: dict[str, Any] = {"warm": False, **options, **terms.limits}
-    if terms.is_network_demanded:
+    if terms.hosts:
+        agreed |= {"network": "allowlist", "network_allow": terms.hosts}
+    elif terms.is_network_demanded:
         agreed["network"] = False
     if terms.require:
         agreed["require"] = terms.require

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cloche.core.enforcement import Control, Level
+from cloche.core.enforcement import Control, Level, NetworkMode
 from cloche.core.errors import InvalidRequest
-from cloche.core.policy import NetworkMode
 from cloche.core.request import InputFile
 
 CARD = "SKILL.md"

@@ -54,11 +54,11 @@ def test_what_is_asked_for_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     memory = tmp_path / "memory"
     monkeypatch.setenv("CLOCHE_ROOT_MEMORY", str(memory))
     words = arguments(
-        tmp_path, env={"A": "b c", "TOKEN": None}, name="mine", has_terminal=True, network="open", runtime="gvisor"
+        tmp_path, env={"A": "b c", "TOKEN": None}, name="mine", has_terminal=True, network="bridge", runtime="runc"
     )
-    assert {"--network=bridge", "--runtime=runsc", "--name=mine", "--tty", "--env=A=b c", "--env=TOKEN"} <= set(words)
+    assert {"--network=bridge", "--runtime=runc", "--name=mine", "--tty", "--env=A=b c", "--env=TOKEN"} <= set(words)
     assert f'--mount=type=bind,"src={memory}",dst=/memory' in words
-    assert "--runtime=runc" in arguments(tmp_path, runtime="runc")
+    assert "--runtime=runsc" in arguments(tmp_path, runtime="gvisor")
     assert "--user=65534:65534" in arguments(tmp_path, preset="locked-down")
 
 
@@ -69,7 +69,9 @@ def test_what_is_asked_for_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"level": "process"}, "level process"),
         ({"require": "memory"}, "cloche backends"),
         ({"runtime": "runc", "require": "gvisor"}, "exclude each other"),
-        ({"network": "allowlist"}, "off or open"),
+        ({"network": "allowlist"}, "off or bridge"),
+        ({"network": "open"}, "off or bridge"),
+        ({"network": "bridge", "runtime": "gvisor"}, "that of docker's own runtime"),
         ({"user": (0, 1000)}, "root's"),
         ({"user": (1000, 0)}, "root's"),
         ({"name": "--privileged"}, "name of a container"),

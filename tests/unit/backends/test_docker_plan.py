@@ -86,8 +86,8 @@ def test_a_watched_container_has_room_for_its_files() -> None:
     assert a_plan(is_watched=False).memory_bytes == 256 * MIB
 
 
-@pytest.mark.parametrize(("network", "mode"), [("off", "none"), ("open", "bridge")])
-def test_the_bridge_is_there_only_when_the_policy_opens_the_network(network: str, mode: str) -> None:
+@pytest.mark.parametrize(("network", "mode"), [("off", "none"), ("bridge", "bridge"), ("open", "none")])
+def test_the_bridge_is_there_only_when_the_policy_names_it(network: str, mode: str) -> None:
     """Off means no interface but loopback."""
     policy = Policy(network=network)  # type: ignore[arg-type]
     assert a_plan(policy).api()["HostConfig"]["NetworkMode"] == mode

@@ -12,7 +12,7 @@ from cloche.backends import enforcement
 from cloche.backends.enforcement import Controls, DaemonFacts, check_policy
 from cloche.backends.host import Host
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, State
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 
 ROOT = Host(
@@ -83,11 +83,22 @@ def test_what_is_missing_is_refused(policy: Policy, said: str) -> None:
     assert str(refused.value).startswith(said)
 
 
+def test_dockers_bridge_is_refused_elsewhere() -> None:
+    """It is a mistake of the request, not something that this host lacks."""
+    with pytest.raises(InvalidRequest, match="network 'bridge' is docker's own, which only backend \"docker\""):
+        check(Policy(network="bridge"), Enforcement(level=Level.JAIL, controls=CASES["jail"][1]))
+
+
 def test_what_was_asked_for_is_no_shortfall() -> None:
-    """An open network is not enforced, and a level below confined lacks what it lacks."""
+    """Docker's bridge is in force in part, and a level below confined lacks what it lacks."""
+    policy = Policy(network="bridge")
+    bridged = Enforcement(level=Level.JAIL, controls=enforcement.docker_controls(DAEMON, policy))
+    assert bridged["network"].state is State.PARTIAL
+    check_policy(policy, bridged, network="no lists", networks=("off", "bridge"), lacks=lacks)
+    with pytest.raises(BackendUnavailable, match="network is required but would be partial"):
+        check(Policy(require_controls=(Control.NETWORK,)), bridged)
     opened = Enforcement(level=Level.JAIL, controls={**CASES["jail"][1], Control.NETWORK: ABSENT})
-    check_policy(Policy(network="open"), opened, network="no lists", networks=("off", "open"), lacks=lacks)
     with pytest.raises(BackendUnavailable, match="network would not be enforced"):
-        check(Policy(), opened)
+        check_policy(Policy(network="open"), opened, network="no lists", networks=("off", "open"), lacks=lacks)
     process = Enforcement(level=Level.PROCESS, controls=enforcement.local_controls(Level.PROCESS, ROOT))
     check(Policy(level=Level.PROCESS), process)

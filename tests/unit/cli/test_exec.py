@@ -9,7 +9,7 @@ import pytest
 
 from cloche.cli.app import root
 from cloche.cli.exec import run_command
-from cloche.cli.options import sandbox_options
+from cloche.cli.options import sandbox_options, spelled
 from cloche.core.errors import InvalidRequest
 
 
@@ -49,7 +49,7 @@ def _sandbox_options() -> list[str]:
 def test_what_opens_a_sandbox_is_refused_with_a_name(option: str) -> None:
     """Each option but the time-out, by its name, before anything is looked for."""
     values: dict[str, Any] = {} if option == "file" else {option: 0}
-    with pytest.raises(InvalidRequest, match=rf"^--{option.replace('_', '-')} .* 'box' .*leave it out.*sandbox create"):
+    with pytest.raises(InvalidRequest, match=rf"^{spelled(option)} .* 'box' .*leave it out.*sandbox create"):
         run_command(
             "box", ["true"], reads=False, has_terminal=False, cwd=None, user=None, env=(),
             file=("no such file",) if option == "file" else (), options=values,  # type: ignore[arg-type]

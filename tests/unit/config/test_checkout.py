@@ -54,6 +54,9 @@ def checkout(tmp_path: Path) -> Checkout:
         ("network: true", "network"),
         ("network: allowlist", "network"),
         ("network: [packages.example]", "network"),
+        ("network: bridge", "network"),
+        ("network_ports: [22]", "network_ports"),
+        ("on_network: ask", "on_network"),
         ("NetworkEnabled: true", "NetworkEnabled"),
         ("tier: 4", "tier"),
         ("backend: none", "backend"),
@@ -70,6 +73,7 @@ def checkout(tmp_path: Path) -> Checkout:
         ("images: {python: 'evil:1'}", "images"),
         ("ceilings: {memory: 1g}", "ceilings"),
         ("ceilings: {users: true}", "ceilings"),
+        ("ceilings: {network: open}", "ceilings"),
         ("users: true", "users"),
         ("preset: standard", "preset"),
         ("preset: network-open", "preset"),
@@ -104,6 +108,8 @@ def test_a_loosening_key_is_refused_by_name(checkout: Checkout, text: str, key: 
         ("screen: block", "policy.screen", "block"),
         ("languages: [python]", "policy.languages", ("python",)),
         ("packages: none", "policy.packages", ()),
+        ("network_deny: [evil.example]", "policy.network_deny", ("evil.example",)),
+        ("on_network: refuse", "policy.on_network", "refuse"),
     ],
 )
 def test_a_tightening_key_holds(checkout: Checkout, text: str, word: str, value: object) -> None:
@@ -128,6 +134,67 @@ def test_what_an_owner_allows_is_the_measure(checkout: Checkout) -> None:
     assert "sandbox.screen asks for" in checkout.refusal()
     checkout.says("cloche.yaml", "sandbox: {network: [c.example]}")
     assert "sandbox.network asks for" in checkout.refusal()
+
+
+@pytest.mark.parametrize(
+    ("owner", "theirs", "policy"),
+    [
+        ("network: ['*.a.example']", "network: [b.a.example]", ("allowlist", ("b.a.example",))),
+        ("network: ['*.a.example']", "network: [a.example]", None),
+        ("network: [a.example]", "network: ['a.example:443']", ("allowlist", ("a.example:443",))),
+        ("network: ['a.example:443']", "network: [a.example]", None),
+        (
+            "network: ['db:5432@10.0.0.0/8']",
+            "network: ['db:5432@10.1.0.0/16']",
+            ("allowlist", ("db:5432@10.1.0.0/16",)),
+        ),
+        ("network: ['db:5432@10.0.0.0/8']", "network: ['db:5432@192.168.0.0/16']", None),
+        ("network: [db]", "network: ['db@10.0.0.0/8']", None),
+        ("network: open", "network: [a.example]", ("allowlist", ("a.example",))),
+        ("network: open", "network: ['a.example:22']", None),
+        ("network: open\nnetwork_ports: 22", "network: ['a.example:22']", ("allowlist", ("a.example:22",))),
+        ("network: open", "network: ['db@10.0.0.0/8']", None),
+        ("network: open", "network: ['10.0.0.5']", None),
+        ("network: open", "network: ['8.8.8.8']", ("allowlist", ("8.8.8.8",))),
+        ("network: bridge", "network: ['10.0.0.5:22']", ("allowlist", ("10.0.0.5:22",))),
+        ("network: bridge", "network: open", ("open", ())),
+        ("network: open", "network: bridge", None),
+        ("network: [a.example]", "network: true", ("allowlist", ("a.example",))),
+        ("network: [a.example]", "network_allow: [b.example]", None),
+        ("network: [a.example]", "network_allow: []", ("allowlist", ())),
+        ("network: off\nnetwork_allow: [a.example]", "network: 'on'", None),
+    ],
+)
+def test_a_checkouts_hosts_are_within_the_owners(
+    checkout: Checkout, owner: str, theirs: str, policy: tuple[str, tuple[str, ...]] | None
+) -> None:
+    """They are compared by what they allow: host, ports, and addresses that are not public."""
+    checkout.owner(owner)
+    checkout.says("cloche.yaml", theirs)
+    if policy is None:
+        assert "may only tighten" in checkout.refusal()
+    else:
+        held = checkout.load().policy
+        assert (held.network, held.network_allow) == policy
+
+
+def test_hosts_of_two_checkout_files_are_those_of_both(checkout: Checkout) -> None:
+    """Each of the two files tightens what the other one leaves."""
+    checkout.owner("network: open")
+    checkout.says("config.yaml", "sandbox: {network: ['*.a.example', b.example, c.example]}")
+    checkout.says("cloche.yaml", "sandbox: {network: [x.a.example, b.example, d.example]}")
+    assert checkout.load().policy.network_allow == ("b.example", "x.a.example")
+
+
+def test_what_is_denied_joins(checkout: Checkout) -> None:
+    """No source takes back what another one denies, and ports are those of the owner that the checkout leaves."""
+    checkout.owner("network: open\nnetwork_deny: [a.example]\nnetwork_ports: [22, 8443]")
+    checkout.says("cloche.yaml", "network_deny: ['203.0.113.0/24']\nnetwork_ports: [8443]")
+    policy = checkout.load().policy
+    assert (policy.network_deny, policy.network_ports) == (("a.example", "203.0.113.0/24"), (8443,))
+    assert checkout.load({"network_deny": ["b.example"]}).policy.network_deny == (
+        "a.example", "203.0.113.0/24", "b.example",
+    )  # fmt: skip
 
 
 def test_requirements_join(checkout: Checkout) -> None:

@@ -460,7 +460,7 @@ def test_an_image_is_no_option(host: Host) -> None:
         ({"cpus": float("nan")}, "cpus: nan"),
         ({"pids": 1.5}, "pids: 1.5"),
         ({"network": "sideways"}, "network: 'sideways'"),
-        ({"network": ["a b"]}, "network: 'a b' is not a host"),
+        ({"network": ["a b"]}, "network: 'a b' is empty or has blanks"),
         ({"screen": "maybe"}, "screen: 'maybe'"),
         ({"require": "fort"}, "require: unknown level or control 'fort'"),
         ({"require": 3}, "require: 3 is not a list"),

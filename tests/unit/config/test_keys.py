@@ -8,7 +8,8 @@ from dataclasses import fields
 
 import pytest
 
-from cloche.config.keys import ARGUMENT, CEILING_FIELDS, DEFAULT, KEYS, LIMIT_FIELDS, AutoFixSettings, Origin, Settings
+from cloche.config.keys import CEILING_FIELDS, KEYS, LIMIT_FIELDS, AutoFixSettings, Settings
+from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
@@ -25,7 +26,10 @@ def test_every_setting_has_a_row() -> None:
     }  # fmt: skip
     assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots."))}
     assert set(LIMIT_FIELDS.values()) == {spec.name for spec in fields(Limits)}
-    assert CEILING_FIELDS == {**LIMIT_FIELDS, "users": "users"}
+    assert {
+        **LIMIT_FIELDS,
+        **{name: name for name in ("users", "network", "packages", "level")},
+    } == CEILING_FIELDS
 
 
 def test_no_two_rows_are_of_one_spelling() -> None:

@@ -38,6 +38,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 FILE_VALUES = VALUES | {
     "network_allow": HOSTS,
+    "network_deny": HOSTS,
+    "network_ports": st.lists(st.sampled_from([22, 8443]), unique=True),
+    "on_network": st.sampled_from(["refuse", "ask"]),
     "languages": st.lists(st.sampled_from(["python", "go", "bash", "csharp"]), unique=True, min_size=1),
     "image": st.sampled_from(["a:1", "b:2"]),
 }
@@ -161,6 +164,9 @@ def assert_not_looser(held: Settings, before: Settings) -> None:
     (mode, hosts), (old_mode, old_hosts) = reach(held), reach(before)
     assert mode < old_mode or mode in (0, 2) or hosts <= old_hosts
     assert mode <= old_mode
+    assert set(policy.network_deny) >= set(old.network_deny)
+    assert set(policy.network_ports) <= set(old.network_ports)
+    assert policy.on_network in ("refuse", old.on_network)
     assert set(policy.best_effort) <= set(old.best_effort)
     assert set(policy.languages) <= set(old.languages)
     assert policy.packages == old.packages or (old.packages != "auto" and set(policy.packages) <= set(old.packages))

@@ -1,5 +1,7 @@
 """The rules of a run."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -23,7 +25,13 @@ def test_the_default_reaches_nothing() -> None:
     ("changes", "named"),
     [
         ({"screen": "maybe"}, "screen: 'maybe' is unknown; use one of off, warn, block"),
-        ({"network": "lan"}, "network: 'lan' is unknown; use one of off, allowlist, open"),
+        ({"network": "lan"}, "network: 'lan' is unknown; use one of off, allowlist, open, bridge"),
+        ({"on_network": "maybe"}, "on_network: 'maybe' is unknown; use refuse or ask"),
+        ({"network_allow": ("https://a.example",)}, "network_allow: 'https://a.example' has a scheme"),
+        ({"network_deny": ("a.example/x",)}, "network_deny: 'a.example/x' has a path"),
+        ({"network_deny": "a.example"}, "network_deny: 'a.example' must be a list"),
+        ({"network_ports": (0,)}, "network_ports: '0' is no port"),
+        ({"network": "bridge", "network_deny": ("a.example",)}, "network_deny: docker's own bridge keeps no rules"),
         ({"writable_paths": ("/etc",)}, "writable_paths: '/etc' cannot be writable"),
         ({"languages": "python"}, "languages: 'python' must be a list"),
         ({"packages": "numpy"}, "packages: 'numpy' must be a list"),
@@ -52,7 +60,9 @@ def test_lists_are_frozen() -> None:
         (True, "open"),
         ("none", "off"),
         (" OFF ", "off"),
-        ("bridge", "open"),
+        ("bridge", "bridge"),
+        (" On ", "open"),
+        ("true", "open"),
         ("allowlist", "allowlist"),
     ],
 )
@@ -66,3 +76,22 @@ def test_no_guess_about_a_network(value: Any) -> None:
     """Anything else is refused by name, a number too."""
     with pytest.raises(InvalidRequest, match=r"^network: "):
         parse_network(value, name="network")
+
+
+def test_a_policy_has_rules_of_the_network() -> None:
+    """What is allowed, denied and open is decided by the rules that a policy returns."""
+    policy = Policy(network="open", network_deny=("evil.example",), network_ports=(8443,))
+    rules = policy.network_rules()
+    assert rules.served_ports == (80, 443, 8443)
+    assert rules.decide("good.example", 8443).is_allowed
+    assert not rules.decide("evil.example", 443).is_allowed
+
+
+def test_a_policy_without_rules_does_not_load_them() -> None:
+    """Every run makes a policy: what parses addresses is not imported for one that names none."""
+    code = (
+        "import sys; from cloche.core.policy import Policy; Policy(); print('ipaddress' in sys.modules);"
+        "Policy(network_allow=('a.example',)); print('ipaddress' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -29,8 +29,8 @@ NO_QEMU = Capabilities(backend="microvm", available=False, reason="QEMU is not h
 NO_FIRECRACKER = Capabilities(backend="firecracker", available=False, reason="it is not on PATH", remedy="install it")
 HERE: Mapping[str, Capabilities | str] = {
     "local": found("local", Level.JAIL),
-    "docker": found("docker", Level.JAIL, networks=("off", "open")),
-    "gvisor": found("gvisor", Level.GVISOR, PARTIAL, networks=("off", "open")),
+    "docker": found("docker", Level.JAIL, networks=("off", "bridge")),
+    "gvisor": found("gvisor", Level.GVISOR, PARTIAL),
     "firecracker": NO_FIRECRACKER,
     "microvm": NO_QEMU,
 }
@@ -77,8 +77,9 @@ def name_of(choice: Choice) -> str:
         ({**CONFINED, "gvisor": NO_DAEMON}, "strongest", {}, "docker"),
         (HERE, "fastest", {"require_level": Level.GVISOR}, "gvisor"),
         (HERE, "strongest", {"require_controls": (Control.MEMORY,)}, "local"),
-        (HERE, "fastest", {"network": "open"}, "docker"),
-        (HERE, "strongest", {"network": "open"}, "gvisor"),
+        (HERE, "fastest", {"network": "bridge"}, "docker"),
+        (HERE, "strongest", {"network": "bridge"}, "docker"),
+        (HERE, "strongest", {"network": "open"}, "nothing"),
         (HERE, "strongest", {"level": Level.JAIL}, "local"),
         (ALONE, "strongest", {"require_level": Level.GVISOR}, "nothing"),
         (HERE, "strongest", {"network": "allowlist"}, "nothing"),
@@ -88,7 +89,7 @@ def name_of(choice: Choice) -> str:
         (WITH_BOTH, "strongest", {}, "firecracker"),
         (WITH_BOTH, "fastest", {}, "local"),
         (WITH_KVM, "fastest", {"require_level": Level.VM}, "microvm"),
-        (WITH_KVM, "strongest", {"network": "open"}, "gvisor"),
+        (WITH_KVM, "strongest", {"network": "bridge"}, "docker"),
         (EMULATED, "strongest", {}, "gvisor"),
         (EMULATED, "strongest", {"require_level": Level.VM}, "nothing"),
     ],

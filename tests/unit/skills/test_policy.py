@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloche.config.keys import ARGUMENT, DEFAULT, Origin, Settings
+from cloche.config.keys import Settings
+from cloche.config.origins import ARGUMENT, DEFAULT, Origin
+from cloche.core.ceilings import NetworkCeiling
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.policy import Policy
@@ -102,9 +104,10 @@ def test_a_preset_is_below_what_the_skill_says_itself() -> None:
     [
         ({"network": "allowlist", "hosts": ("a.example",)}, {}, "network", "a.example"),
         ({"network": "open"}, {}, "network", "open"),
-        ({"network": "open"}, {"policy": Policy(network="open")}, "network", "open"),
+        ({"network": "open"}, {"policy": Policy(network="open")}, "network", "no skill gets more than the hosts"),
+        ({"network": "bridge"}, {"policy": Policy(network="bridge")}, "network", "no skill gets more than the hosts"),
         ({"preset": "network-open"}, {}, "network", "open"),
-        ({"preset": "network-allowlist"}, {}, "network", "no host named"),
+        ({"preset": "network-allowlist"}, {}, "network", "it names no host"),
         ({"packages": ("numpy",)}, {}, "packages", "numpy"),
         ({"packages": "auto"}, {}, "packages", "auto"),
         ({}, {"policy": Policy(packages=("numpy",))}, "packages", "your configuration asks for packages (numpy)"),
@@ -172,6 +175,68 @@ def test_a_skill_that_names_no_host_has_no_network(asked: dict[str, Any], networ
     """Also where the operator's other runs have one; an empty list of hosts is none."""
     terms = decide_terms(skill_asking(**asked), Settings(policy=Policy(network=network)))
     assert (term(terms, "network").result, terms.is_network_demanded, terms.refusals) == ("off", is_demanded, ())
+
+
+OPEN = NetworkCeiling(mode="open", networks=("10.0.0.0/8",))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "policy", "ceiling", "refused"),
+    [
+        (("a.example",), {"network": "allowlist", "network_allow": ("a.example",)}, None, ""),
+        (("b.a.example",), {"network": "allowlist", "network_allow": ("*.a.example",)}, None, ""),
+        (
+            ("a.example", "c.example"),
+            {"network": "allowlist", "network_allow": ("a.example",)},
+            None,
+            "c.example is in",
+        ),
+        (("a.example:22",), {"network": "allowlist", "network_allow": ("a.example",)}, None, "a.example:22 is in"),
+        (("a.example@10.0.0.0/8",), {"network": "allowlist", "network_allow": ("a.example",)}, None, "a.example@10"),
+        (("a.example",), {"network_allow": ("a.example",)}, None, "a.example is in neither"),
+        (("a.example",), {"network": "open"}, None, ""),
+        (("a.example:22",), {"network": "open"}, None, "a.example:22 is in neither"),
+        (("a.example:22",), {"network": "open", "network_ports": (22,)}, None, ""),
+        (("10.0.0.5",), {"network": "open"}, None, "10.0.0.5 is in neither"),
+        (("a.example",), {"network": "bridge"}, None, "a.example is in neither"),
+        (
+            ("a.example",),
+            {"network": "open", "network_deny": ("*.example",)},
+            None,
+            "refused by *.example of network_deny",
+        ),
+        (("a.example",), {}, NetworkCeiling(mode="allowlist", hosts=("a.example",)), ""),
+        (("b.example",), {}, NetworkCeiling(mode="allowlist", hosts=("a.example",)), "b.example is in neither"),
+        (("a.example",), {}, NetworkCeiling(mode="allowlist"), "a.example is in neither"),
+        (("a.example", "10.0.0.5", "db@10.0.0.0/8"), {}, OPEN, ""),
+        (("db@192.168.0.0/16",), {}, OPEN, "db@192.168.0.0/16 is in neither"),
+        (("a.example",), {"network_deny": ("a.example",)}, OPEN, "refused by a.example of network_deny"),
+    ],
+)
+def test_hosts_are_granted_where_the_operator_covers_each(
+    hosts: tuple[str, ...], policy: dict[str, Any], ceiling: NetworkCeiling | None, refused: str
+) -> None:
+    """A skill gets exactly the hosts that it names, or is refused with the first one that nobody allows."""
+    settings = Settings(policy=Policy(**policy), ceilings={} if ceiling is None else {"network": ceiling})
+    terms = decide_terms(skill_asking(network="allowlist", hosts=hosts), settings)
+    found = term(terms, "network")
+    assert terms.hosts == (() if refused else hosts)
+    assert found.result == ("" if refused else f"allowlist: {', '.join(hosts)}")
+    assert refused in found.why
+    assert bool(found.why) == bool(refused)
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_granted"),
+    [(DEFAULT, True), (FILE, True), (ARGUMENT, False), (Origin.variable("CLOCHE_NETWORK"), False), (CHECKOUT, False)],
+)
+def test_a_ceiling_grants_no_network_that_was_switched_off(origin: Origin, is_granted: bool) -> None:
+    """What is said for this run wins over a skill, and so does a file that tightens."""
+    settings = Settings(
+        origins={"network": origin}, ceilings={"network": NetworkCeiling(mode="allowlist", hosts=("a.example",))}
+    )
+    asked = skill_asking(network="allowlist", hosts=("a.example",))
+    assert bool(decide_terms(asked, settings, checkout={CHECKOUT}).hosts) is is_granted
 
 
 def test_one_script_is_judged_by_its_own_language() -> None:

@@ -21,6 +21,7 @@ from cloche.core.events import Stream
 from cloche.core.guest_json import as_text, decode
 from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Network
 
 from .program import NOFILE
 
@@ -227,6 +228,7 @@ class Container(ABC, Generic[G]):
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
         self._file_listener: Listener | None = None
+        self.network: Network | None = None  # what serves it, where something does
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: Link | None = None
@@ -261,6 +263,10 @@ class Container(ABC, Generic[G]):
     @abstractmethod
     def argv(self) -> Sequence[str]:
         """Return the arguments of a command that makes the same container."""
+
+    def _close_network(self) -> None:
+        if self.network is not None:
+            self.network.close()
 
     def listen(self, listener: Listener | None) -> None:
         """Hand everything that comes from now on to `listener`."""

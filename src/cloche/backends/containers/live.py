@@ -25,11 +25,13 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Result
+from cloche.egress.windows import SharedNetwork
 
 from ..init_link import InitLink
 from ..live import LiveProcess, LiveSandbox
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
+from ..network import network_rules
 from ..results import run_notes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
 from .program import NOFILE, WORKSPACE, Program, SessionProgram
@@ -257,6 +259,9 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             container.release()
             raise
         self._container = container
+        rules = network_rules(self._policy)
+        if container.network is not None and rules is not None:
+            self.network = SharedNetwork(container.network, rules)
         return link
 
     async def _await_greeting(self, link: InitLink, container: C) -> None:
@@ -276,6 +281,9 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         async with self._opening:
             if self.link is not None:
                 self.link.close("the sandbox was closed")
+            network, self.network = self.network, None
+            if network is not None:
+                network.close()
             container, self._container = self._container, None
             if container is not None:
                 container.release()

@@ -27,6 +27,7 @@ from cloche.core.limits import Limits
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Traffic
 
 from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from ..results import make_result, run_notes
@@ -330,11 +331,12 @@ def result_of(
     program: Program,
     limits: Limits,
     enforcement: Enforcement,
+    traffic: Traffic,
     notes: Mapping[str, Any],
 ) -> Result:
     """Put a result together; `notes` is what the backend adds to `meta`."""
     told = listener.told()
-    seen = end.observed.with_refusal(told.refused)
+    seen = replace(end.observed, network_refused=traffic.refused).with_refusal(told.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
         seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
     common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
@@ -349,7 +351,7 @@ def result_of(
         usage=end.usage,
         enforcement=enforcement,
         found=found,
-        meta={**common, **notes, **told.notes()},
+        meta={**common, **notes, **told.notes(), **traffic.notes()},
     )
 
 

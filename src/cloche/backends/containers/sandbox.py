@@ -28,8 +28,11 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Traffic
+from cloche.egress.windows import SharedNetwork
 
 from ..archive import pack
+from ..network import network_rules
 from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
 from .container import SMALL_BYTES, Container, G
@@ -243,11 +246,12 @@ class ContainerSandbox(ABC, Generic[G, C]):
         end = await observed_end(container, listener.report, kill_timer.cause, timeout_s)
         if end is None:
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_output()}")
+        traffic = await container.network.report(ends=True) if container.network is not None else Traffic()
         until = Until(time_for_files(timeout_s))
         found = await self._workspace.changes(listener.spool, program.given(), answer, until)
         return result_of(
             end, listener, found, program=program, limits=self._limits, enforcement=self._enforced(container),
-            notes={**self._notes(container), "start": start},
+            traffic=traffic, notes={**self._notes(container), "start": start},
         )  # fmt: skip
 
     def _prepare_next(self, container: C, program: Program) -> None:
@@ -385,6 +389,9 @@ class SessionSandbox(ContainerSandbox[G, C]):
                 limits=self._limits, enforcement=self._enforced(container),
                 notes={**self._notes(container), "start": start},
             )  # fmt: skip
+            rules = network_rules(self._policy)
+            if container.network is not None and rules is not None:
+                session.network, session.owns_network = SharedNetwork(container.network, rules), True
             self._sessions[container] = session
         try:
             await session.await_ready(await transport.start())

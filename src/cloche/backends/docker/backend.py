@@ -7,27 +7,30 @@ time, and the answer kept for this process.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from cloche.core.enforcement import Enforcement, Level
+from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import WorkspaceContainer
+from cloche.egress.client import operator_proxies
 
 from ..containers.pool import close_pool
-from ..enforcement import check_policy, docker_controls, docker_with_users
+from ..enforcement import check_policy, docker_controls, docker_with_users, with_network
 from ..garbage_collection import owner
+from ..network import SERVED
 from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
 from .images import Image, find_image, image_name, is_here
 from .live import DockerLiveSandbox, find_live_image
-from .plan import MAPPED_ID, RUNC, RUNSC, workspace_arguments
+from .plan import MAPPED_ID, NETWORKS, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
 
 PROBE_S = 20
@@ -156,7 +159,9 @@ class DockerBackend:
         if why_not:
             return self._unavailable(why_not, remedy)
         found = docker_controls(daemon, Policy(), level)
-        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=("off", "open"))
+        return Capabilities(
+            backend=self.name, available=True, level=level, controls=found, networks=_networks(daemon, level)
+        )
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
@@ -220,13 +225,17 @@ class DockerBackend:
         enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
         if is_live and policy.users:
             enforcement = docker_with_users(enforcement, daemon)
-        _check(policy, enforcement)
+        if policy.network in SERVED:
+            enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
+        _check(daemon, policy, enforcement)
         return daemon, runtime, enforcement
 
     def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
         """Choose the runtime; trying one takes an image, and any will do."""
         if policy.runtime is not None:
             return own_runtime(daemon)
+        if policy.level is None and policy.network != "off":
+            return choose_runtime(daemon, None, Level.JAIL)  # the strongest one that has it
         if policy.level is Level.JAIL or is_ruled_out(daemon):
             return choose_runtime(daemon, None, policy.level)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
@@ -253,7 +262,17 @@ class DockerBackend:
         return clear(connect())
 
 
-def _check(policy: Policy, enforcement: Enforcement) -> None:
+def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:
+    """Return the modes of the network; its own bridge docker has with its own runtime.
+
+    What serves rules enters a container's network namespace, as root on the daemon's machine.
+    """
+    if level is not Level.JAIL:
+        return ("off",)
+    return (*NETWORKS, *SERVED) if daemon.is_by_socket and os.geteuid() == 0 else NETWORKS
+
+
+def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
     """Raise BackendUnavailable when something asked for would be missing."""
 
     def lacks(missing: str) -> BackendUnavailable:
@@ -262,8 +281,9 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     check_policy(
         policy,
         enforcement,
-        networks=("off", "open"),
-        network="the docker backend has the network off or open",
+        networks=_networks(daemon, enforcement.level),
+        network="rules of the network are kept for root on the daemon's own machine, with docker's own runtime",
+        remedy='use backend "local", or network="bridge", docker\'s own without any rules',
         level=f"a container gives: that is {enforcement.level}. "
         f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',
         lacks=lacks,

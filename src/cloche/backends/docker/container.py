@@ -17,6 +17,7 @@ from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, Wire, boot_message
+from ..network import serve_namespace
 from .daemon import Daemon, explained, release
 from .images import Image
 from .plan import Plan
@@ -165,6 +166,7 @@ class DockerContainer(Container[Image]):
             wire = AttachedWire(self.daemon.attach(self.id))
             self._link = Link(wire, self._receive, self._lose)
             self.daemon.start(self.id)
+            self._serve_network()
             self._begin(self._link, preload)
             if not self._is_ready():
                 raise StartFailed(f"the container of {self.rootfs.name!r} did not get ready{self.last_output()}")
@@ -186,14 +188,21 @@ class DockerContainer(Container[Image]):
             boot = make_boot()
             wire = AttachedWire(self.daemon.attach(self.id))
             self.daemon.start(self.id)
+            self._serve_network()
             with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
                 wire.send(boot)
         except BaseException:
             if wire is not None:
                 wire.close()
+            self._close_network()
             self.daemon.remove(self.id)
             raise
         return wire
+
+    def _serve_network(self) -> None:
+        """Have its network served, where it has one, before anything in it runs that is the guest's."""
+        if self.plan.rules is not None:
+            self.network = serve_namespace(self.daemon.pid_of(self.id), self.id, self.plan.rules)
 
     def _begin(self, link: Link, preload: Sequence[str]) -> None:
         """Send the first process its program."""
@@ -201,6 +210,7 @@ class DockerContainer(Container[Image]):
 
     def _abandon(self) -> None:
         self.shutdown()
+        self._close_network()
         self.daemon.remove(self.id)
 
     def kill(self) -> None:
@@ -215,6 +225,7 @@ class DockerContainer(Container[Image]):
 
     def release(self) -> None:
         """Remove it, with the workspace that is its own."""
+        self._close_network()
         release(self)
 
     def argv(self) -> Sequence[str]:

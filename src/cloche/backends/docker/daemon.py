@@ -162,6 +162,15 @@ class Daemon:
             raise StartFailed(f"the workspace cannot be found: {explained(error)}", step="inspect") from error
         return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
 
+    @property
+    def is_by_socket(self) -> bool:
+        """Tell whether it is reached by a socket of this machine."""
+        return str(self.api.base_url).startswith("http+docker:")
+
+    def pid_of(self, container: str) -> int:
+        """Return the first process of a container that runs, by its number on the daemon's machine; 0 for none."""
+        return int(self.api.inspect_container(container)["State"]["Pid"])
+
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
         """Tell whether a container ran out of memory between two Unix times, as far as the daemon knows soon after.
 

@@ -13,16 +13,21 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.enforcement import NetworkMode
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import WorkspaceContainer
+from cloche.egress.client import process_id
 from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
+from ..network import NAME_SERVER_ADDRESS, network_rules
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
+NETWORKS: tuple[NetworkMode, ...] = ("off", "bridge")
 # Of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE",
@@ -60,6 +65,7 @@ class Plan:
     labels: Mapping[str, str] = field(default_factory=dict)
     homes: tuple[str, ...] = ()
     has_users: bool = False
+    rules: NetworkRules | None = None  # of a network that is served
 
     @property
     def is_gvisor(self) -> bool:
@@ -71,6 +77,7 @@ class Plan:
         return (
             self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
             self.disk_bytes, self.inodes, self.tmp_bytes, self.network, self.runtime, self.is_tmp_writable,
+            self.rules and (self.rules, process_id()),
         )  # fmt: skip
 
     def ulimits(self) -> Mapping[str, int]:
@@ -143,6 +150,8 @@ class Plan:
             "RestartPolicy": {"Name": "no"},
             "Mounts": [self._workspace()],
         }
+        if self.rules is not None:
+            config["Dns"] = [NAME_SERVER_ADDRESS]
         return {**config, "Runtime": self.runtime} if self.runtime else config
 
     def _profile(self) -> str:
@@ -177,6 +186,7 @@ class Plan:
             *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
             "--read-only", "--hostname=sandbox", "--ipc=none", "--cgroupns=private", "--log-driver=none",
             *([f"--runtime={self.runtime}"] if self.runtime else []),
+            *([f"--dns={NAME_SERVER_ADDRESS}"] if self.rules is not None else []),
             *(f"--tmpfs={target}:{options}" for target, options in self.tmpfs().items()),
             *(f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()),
         ]  # fmt: skip
@@ -218,7 +228,8 @@ def plan_container(
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
-        network="bridge" if policy.network == "open" else "none",
+        network="bridge" if policy.network == "bridge" else "none",
+        rules=network_rules(policy),
         runtime=runtime,
         has_seccomp=True,
         is_id_mapped=is_id_mapped,
@@ -249,12 +260,16 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
 
     It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
 
-    Raises BackendUnavailable for a network that docker does not have.
+    Raises BackendUnavailable for a network that docker does not have, InvalidRequest for its bridge under gVisor.
     """
-    if policy.network == "allowlist":
+    if policy.network not in NETWORKS:
         raise BackendUnavailable(
-            "network 'allowlist': a container of docker's has the network off or open, in this version.",
-            remedy="Leave network off, or open it.",
+            f"network {policy.network!r}: a container of docker's has the network off or bridge, in this version.",
+            remedy="Leave network off, or use network 'bridge', which is docker's own, without any rules.",
+        )
+    if policy.network == "bridge" and wanted.runtime == RUNSC:
+        raise InvalidRequest(
+            "network 'bridge' is that of docker's own runtime, and runtime gvisor is asked for; drop one"
         )
     plan = plan_container(
         policy, limits, image=wanted.image, command=wanted.command, user=wanted.user, is_watched=False,

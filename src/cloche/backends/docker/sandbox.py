@@ -119,6 +119,8 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         return id(self._daemon), self._policy.preload, self._plan(rootfs, None).kind()
 
     def _release(self, container: DockerContainer, *, with_workspace: bool = False) -> None:
+        if container.network is not None:
+            container.network.close()
         release(container, self._volume if with_workspace else "")
 
     def _notes(self, container: DockerContainer) -> dict[str, Any]:

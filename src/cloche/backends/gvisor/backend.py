@@ -21,13 +21,15 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import Request
+from cloche.egress.client import operator_proxies
 
 from ..containers.pool import close_pool
 from ..containers.program import Program, SessionProgram
 from ..containers.sandbox import SessionSandbox
-from ..enforcement import check_policy, gvisor_controls
+from ..enforcement import check_policy, gvisor_controls, with_network
 from ..garbage_collection import remove_groups
 from ..host import Host, KeptAnswers, changed_ns, measure_host
+from ..network import SERVED
 from ..session_languages import DRIVERS
 from ..toolchain import languages_here
 from .container import KIND, RunscContainer, ShimClient, wait_for_all
@@ -244,6 +246,10 @@ class RunscBackend:
             raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
         host = self._host()
         enforcement = Enforcement(level=Level.GVISOR, controls=gvisor_controls(host))
+        if policy.network in SERVED:
+            enforcement = with_network(
+                enforcement, policy.network, is_proxied=bool(operator_proxies()), is_through_host=True
+            )
         _check(policy, enforcement)
         return engine, host, enforcement
 
@@ -273,7 +279,8 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     check_policy(
         policy,
         enforcement,
-        network="gVisor without docker has the network off only",
+        networks=("off", *SERVED),
+        network="gVisor without docker has the network off, by an allowlist, or open",
         level='gVisor gives; for it, use backend "local"',
         lacks=lambda missing: BackendUnavailable(f'backend "gvisor": {missing}'),
     )

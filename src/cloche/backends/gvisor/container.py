@@ -24,6 +24,7 @@ from typing import Any
 from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
+from cloche.egress.client import Network
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_shim
@@ -31,6 +32,7 @@ from cloche.jail.setup.launch import start_shim
 from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, Wire, boot_message
 from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
+from ..network import new_network
 from ..toolchain import has_customization, user_site
 from .plan import Plan, Shown
 
@@ -79,7 +81,7 @@ class ShimClient:
             self.close()
             raise
 
-    def start(self, plan: Plan, streams: Sequence[int], on_end: OnEnd) -> int:
+    def start(self, plan: Plan, streams: Sequence[int], on_end: OnEnd, network: Network | None = None) -> int:
         """Start a container with these standard streams; `on_end` is called in another thread. Raises StartFailed."""
         number = next(self._numbers)
         cgroup = _cgroup(plan, self._host)
@@ -97,7 +99,9 @@ class ShimClient:
             "watched_bytes": 0 if cgroup else plan.guest_bytes,
             "processors": 0 if cgroup else max(1, round(plan.cpus)),
         }
-        self._send("start", body, streams)
+        if network is not None and plan.rules is not None:
+            body["network"] = {"ports": list(plan.rules.served_ports)}
+        self._send("start", body, [*streams, *([network.jail_end] if network is not None else [])])
         self._await(number, "gVisor's runsc cannot be started")
         return number
 
@@ -292,8 +296,11 @@ class RunscContainer(Container[Shown]):
         except OSError as error:
             raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
         try:
-            self.number = self.shim.start(self.plan, wire.theirs, self._note_end)
+            if self.plan.rules is not None:
+                self.network = new_network(self.plan.rules)
+            self.number = self.shim.start(self.plan, wire.theirs, self._note_end, self.network)
         except BaseException:
+            self._close_network()
             wire.close_theirs()
             wire.close()
             raise
@@ -325,6 +332,7 @@ class RunscContainer(Container[Shown]):
 
     def end(self) -> None:
         """End this container alone; the shim stays, and its workspace."""
+        self._close_network()
         self.shim.kill(self.number)
         self.shutdown()
 
@@ -334,6 +342,7 @@ class RunscContainer(Container[Shown]):
 
     def release(self) -> None:
         """Remove it, with its shim."""
+        self._close_network()
         self.shim.close()
         self.shutdown()
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.languages import Engine as LanguageEngine
 from cloche.core.languages import Language, language_named
 from cloche.core.limits import MIB, Limits
+from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.jail.setup.mounts import chdir, from_rows, mount
@@ -29,6 +30,7 @@ from cloche.jail.steps import EEXIST, make
 from cloche.jail.syscalls import AT_FDCWD, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
 from .. import layout
+from ..certificates import files_and_variables
 from ..containers.container import ARGUMENTS
 from ..containers.program import (
     ENVIRONMENT,
@@ -42,6 +44,7 @@ from ..containers.program import (
     session_of,
 )
 from ..layout import SYSTEM_PATH, USERS, is_below
+from ..network import NAME_SERVER_ADDRESS, network_rules
 from ..session_languages import check_toolchain, session_language
 from ..toolchain import (
     Toolchain,
@@ -87,12 +90,15 @@ class Engine:
     platform: str
     is_rootless: bool
 
-    def argv(self) -> list[str]:
-        """Return the program and its options, which stand before the command."""
+    def argv(self, *, is_served: bool = False) -> list[str]:
+        """Return the program and its options, which stand before the command.
+
+        A network that `is_served` is that of the namespace which gVisor itself is in, with no interface but loopback.
+        """
         return [
             self.path,
             f"--platform={self.platform}",
-            "--network=none",
+            f"--network={'host' if is_served else 'none'}",
             "--ignore-cgroups",
             "--oci-seccomp",
             *(["--rootless"] if self.is_rootless else []),
@@ -165,6 +171,7 @@ class Plan:
     tmp_bytes: int
     is_tmp_writable: bool
     homes: tuple[str, ...] = ()  # folders that can be written to besides, which share the workspace's bound
+    rules: NetworkRules | None = None  # of a network that is served
 
     @property
     def uid(self) -> int:
@@ -213,7 +220,10 @@ class Plan:
         """Return what puts one container together: a root, and the bundle's description of it."""
         folder = self.folder(number)
         rows = [row for row in layout.system_rows() if row[0] != "device" and row not in _DEVICE_LINKS]
-        rows += layout.etc_rows(self.user, self.uid)
+        if self.rules is not None:
+            rows += [*layout.etc_rows(self.user, self.uid, NAME_SERVER_ADDRESS), *files_and_variables()[0]]
+        else:
+            rows += layout.etc_rows(self.user, self.uid)
         rows += [("bind", path, path[1:]) for path in self.shown.binds]
         shown: list[Any] = from_rows(rows)
         return [
@@ -233,7 +243,7 @@ class Plan:
     def argv(self, number: int) -> list[str]:
         """Return the arguments that start container `number`."""
         return [
-            *self.engine.argv(),
+            *self.engine.argv(is_served=self.rules is not None),
             f"--root={self.top}/state",
             "run",
             f"--bundle={self.folder(number)}",
@@ -249,10 +259,14 @@ class Plan:
             "hostname": "sandbox",
             "mounts": [_mount(*row) for row in (*self._mounts(), *self._inner_mounts(number))],
             "linux": {
-                "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
+                "namespaces": [{"type": kind} for kind in self._namespaces()],
                 "seccomp": _seccomp(),
             },
         }
+
+    def _namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces that runsc makes; that of a network which is served is there before."""
+        return ("pid", "ipc", "uts", "mount", *(() if self.rules is not None else ("network",)))
 
     def _process(self) -> dict[str, Any]:
         rlimits = {**ULIMITS, "nproc": self.guests + REAPERS}
@@ -307,6 +321,7 @@ def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Sho
     stored = 2 * limits.tmp_bytes + REAPER_BYTES
     return Plan(
         engine=engine,
+        rules=network_rules(policy),
         shown=shown,
         user=USERS.get(policy.user, USERS[None])[0],
         guest_bytes=limits.memory_bytes + stored,

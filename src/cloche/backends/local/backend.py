@@ -9,17 +9,18 @@ from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from cloche.core.enforcement import Enforcement, Level
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.languages import Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.egress.client import operator_proxies
 from cloche.core.protocols import Capabilities, Keeping
+from cloche.egress.client import operator_proxies
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
+from ..network import SERVED
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
 from .live import LocalLiveSandbox
@@ -123,6 +124,11 @@ class LocalBackend:
         return _Entering(make, join)
 
     def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
+        if policy.on_network == "ask" and policy.network in SERVED:
+            raise InvalidRequest(
+                'on_network: "ask" is for a sandbox that lives, which has somebody to ask (sandbox.network.ask, or a '
+                "toolbox's approver); leave it out for single runs"
+            )
         host, enforcement = self._settle(policy)
         return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
 
@@ -153,7 +159,7 @@ class LocalBackend:
         if found is None or found[0] is not host:
             level = _choose_level(policy, host)
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
-            if policy.network in ("allowlist", "open") and level is Level.JAIL:
+            if policy.network in SERVED and level is Level.JAIL:
                 enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
@@ -245,7 +251,8 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     check_policy(
         policy,
         enforcement,
-        networks=("off", "allowlist", "open") if enforcement.level is Level.JAIL else ("off",),
+        networks=("off", *SERVED) if enforcement.level is Level.JAIL else ("off",),
+        can_ask=True,
         network="the local backend has the network off, by an allowlist or open, at level jail alone",
         lacks=lacks,
     )

@@ -46,6 +46,7 @@ from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
 from ..live_files import Content
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
+from ..network import authority_variables, network_rules, open_shared_network
 from ..results import run_notes
 from ..toolchain import python_toolchain
 from .font_cache import seems_to_draw
@@ -54,18 +55,16 @@ from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
     Program,
-    authority_variables,
     build_program,
     build_session_program,
     build_spec,
     choose_guest_paths,
     filter_for,
     guest_environment,
-    network_rules,
     show_toolchain,
 )
 from .prefork import pool_for, preload_settings
-from .sandbox import LocalOpenSandbox, open_shared_network
+from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
@@ -188,6 +187,8 @@ class LocalLiveSandbox(LiveSandbox):
         link: InitLink | None = None
         try:
             self.network = open_shared_network(self._policy)
+            if self.network is not None:
+                self.network.decide = self._decide
             jail_end = self.network.network.jail_end if self.network is not None else -1
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
@@ -473,7 +474,7 @@ class LocalLiveSandbox(LiveSandbox):
         )  # fmt: skip
         return await open_live_session(
             self, link, started, self.limits,
-            enforcement=self.enforcement, notes={"backend": self.backend, "start": self.start},
+            enforcement=self.enforcement, notes={"backend": self.backend, "start": self.start}, network=self.network,
         )  # fmt: skip
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:

@@ -16,12 +16,10 @@ from typing import Any
 from cloche.core.enforcement import Level
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
 from cloche.core.limits import MIB, Limits
-from cloche.core.network import NetworkMode, NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, source_of
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
-from cloche.jail.network import NAME_SERVER
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import build_filter
@@ -31,6 +29,7 @@ from .. import layout
 from ..certificates import files_and_variables
 from ..garbage_collection import group_name, new_folder
 from ..host import Host
+from ..network import NAME_SERVER_ADDRESS, network_key, network_rules, served_ports
 from ..session_languages import (
     ONCE,
     Codec,
@@ -200,37 +199,9 @@ def filter_for(*, confined: bool, counted: bool = True, **kind: bool) -> bytes:
     return _FILTERS[key]
 
 
-def network_rules(policy: Policy) -> NetworkRules | None:
-    """Return what a policy's network may reach, None where there is none."""
-    return _parsed_rules(*network_key(policy)) if policy.network in ("allowlist", "open") else None
-
-
-def network_key(policy: Policy) -> tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
-    """Return what two policies must have in common to have the same network."""
-    return policy.network, policy.network_allow, getattr(policy,"network_deny",()), getattr(policy,"network_ports",())
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed_rules(
-    mode: NetworkMode, allow: tuple[str, ...], deny: tuple[str, ...], ports: tuple[int, ...]
-) -> NetworkRules:
-    return NetworkRules.parse(mode=mode, allow=allow, deny=deny, ports=ports)
-
-
-def authority_variables(policy: Policy) -> Mapping[str, str]:
-    """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
-    return files_and_variables()[1] if network_rules(policy) is not None else {}
-
-
-def served_ports(policy: Policy) -> tuple[int, ...]:
-    """Return the ports at which a sandbox's network is served besides that of names; none without a network."""
-    rules = network_rules(policy)
-    return rules.served_ports if rules is not None else ()
-
-
 def _mounts(user: str, uid: int, limits: Limits, policy: Policy) -> list[layout.Row]:
     has_network = network_rules(policy) is not None
-    name_server = ".".join(map(str, NAME_SERVER)) if has_network else layout.NO_NAME_SERVER
+    name_server = NAME_SERVER_ADDRESS if has_network else layout.NO_NAME_SERVER
     authorities = files_and_variables()[0] if has_network else ()
     memory = [("tmpfs", mount_point, limits.tmp_bytes, limits.inodes, "1777") for mount_point in ("dev/shm", "tmp")]
     return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *authorities, *memory]

@@ -23,8 +23,9 @@ from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host
+from ..network import network_key, network_rules
 from ..toolchain import has_customization, python_toolchain, user_site
-from .plan import KIND, GuestPaths, guest_environment, network_key, network_rules
+from .plan import KIND, GuestPaths, guest_environment
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
@@ -171,8 +172,8 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
     """
     known = (
-        spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
-        tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
+        spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds),
+        tuple(run.private), tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
     )  # fmt: skip
     found = _jails.get(known)
     if found is None or spec.origin is None:

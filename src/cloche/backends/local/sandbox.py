@@ -16,17 +16,16 @@ from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, 
 from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
-from cloche.egress.client import Network, Traffic, open_network, operator_proxies
-from cloche.egress.windows import SharedNetwork
+from cloche.egress.client import Network, Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from ..host import Host, forget_host
+from ..network import authority_variables, network_rules, new_network, open_shared_network
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
@@ -34,12 +33,10 @@ from . import font_cache, run_report
 from .helper_link import Connection
 from .plan import (
     Program,
-    authority_variables,
     build_program,
     build_spec,
     choose_guest_paths,
     make_forkable,
-    network_rules,
     show_toolchain,
 )
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
@@ -167,6 +164,7 @@ class LocalOpenSandbox:
             self._begin_soon()
         connection = self._new_connection(spec, slot)
         session.network = open_shared_network(self._policy) if spec.network is not None else None
+        session.owns_network = True
         jail_end = session.network.network.jail_end if session.network is not None else -1
 
         workspace = self.workspace
@@ -428,7 +426,8 @@ class LocalOpenSandbox:
 
         A jail that goes on with another guest has seen no socket of this one's, so there is nothing to ask for.
         """
-        network = self._slot.network if self._slot is not None and self._slot.network is not None else self._network
+        of_slot = self._slot.network if self._slot is not None else None
+        network = of_slot if isinstance(of_slot, Network) else self._network
         is_unused = self._start.kind != "own" and ended["ended"] is not None and not ended["ended"]["is_worn"]
         if network is None or is_unused:
             return Traffic()
@@ -498,7 +497,7 @@ class LocalOpenSandbox:
         if rules is None:
             return -1
         if self._network is None:
-            self._network = _new_network(rules)
+            self._network = new_network(rules)
         return self._network.jail_end
 
     async def _connected(self, jail: WarmJail) -> Connection:
@@ -571,20 +570,6 @@ class LocalOpenSandbox:
             found=found,
             meta={**notes, "backend": "local", "start": self._start.name, **report.notes(), **traffic.notes()},
         )
-
-
-def _new_network(rules: NetworkRules) -> Network:
-    try:
-        return open_network(rules, proxies=operator_proxies())
-    except OSError as error:
-        text = f"cannot start the egress process: {error}"
-        raise StartFailed(text, step="network", errno=error.errno) from error
-
-
-def open_shared_network(policy: Policy) -> SharedNetwork | None:
-    """Return a network for what lives, of which several may use it at once; None where there is none."""
-    rules = network_rules(policy)
-    return SharedNetwork(_new_network(rules), rules) if rules is not None else None
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:

@@ -382,18 +382,11 @@ class LocalSession(Session):
             can_fork=self._can_fork,
         )  # fmt: skip
         session.runtime, session.start, session._has_signalled = self.runtime, "forked", self._has_signalled
+        if self.network is not None:
+            session.network, session.owns_network = self.network.share(), True
         owner.hold(session)
         fork_tree.members += 1
         return session
-
-    async def close(self) -> None:
-        """End the interpreter, and close what is its own."""
-        try:
-            await super().close()
-        finally:
-            network, self.network = self.network, None
-            if network is not None:
-                network.close()
 
     def _forkable(self, *, needs_life: bool = True) -> ForkTree:
         """Return the fork tree. Raises where this session cannot be cloned."""

@@ -1,0 +1,109 @@
+"""A sandbox's network, for every backend that has one: its rules, who serves it, and how its sockets come to be."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Mapping
+
+from cloche.core.enforcement import NetworkMode
+from cloche.core.errors import StartFailed
+from cloche.core.network import NetworkRules
+from cloche.core.policy import Policy
+from cloche.egress.client import Network, open_network, operator_proxies
+from cloche.egress.windows import SharedNetwork
+from cloche.jail.network import NAME_SERVER, open_sockets
+from cloche.jail.steps import StepFailed
+from cloche.jail.syscalls import CLONE_NEWNET, call
+
+from .certificates import files_and_variables
+
+SERVED: tuple[NetworkMode, ...] = ("allowlist", "open")
+NAME_SERVER_ADDRESS = ".".join(map(str, NAME_SERVER))
+Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+
+
+def network_key(policy: Policy) -> Key:
+    """Return what two policies must have in common to have the same network."""
+    return policy.network, policy.network_allow, policy.network_deny, policy.network_ports
+
+
+def network_rules(policy: Policy) -> NetworkRules | None:
+    """Return what a policy's network may reach; None where nothing serves one."""
+    return _parsed_rules(*network_key(policy)) if policy.network in SERVED else None
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed_rules(
+    mode: NetworkMode, allow: tuple[str, ...], deny: tuple[str, ...], ports: tuple[int, ...]
+) -> NetworkRules:
+    return NetworkRules.parse(mode=mode, allow=allow, deny=deny, ports=ports)
+
+
+def served_ports(policy: Policy) -> tuple[int, ...]:
+    """Return the ports at which a sandbox's network is served besides that of names; none without a network."""
+    rules = network_rules(policy)
+    return rules.served_ports if rules is not None else ()
+
+
+def authority_variables(policy: Policy) -> Mapping[str, str]:
+    """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
+    return files_and_variables()[1] if policy.network in SERVED else {}
+
+
+def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
+    """Return a network with these rules, which `asks` about hosts that they do not name. Raises StartFailed."""
+    try:
+        return open_network(rules, proxies=operator_proxies(), asks=asks)
+    except OSError as error:
+        text = f"cannot start the egress process: {error}"
+        raise StartFailed(text, step="network", errno=error.errno) from error
+
+
+def open_shared_network(policy: Policy) -> SharedNetwork | None:
+    """Return a network for what lives, of which several may use it at once; None where there is none."""
+    rules = network_rules(policy)
+    asks = policy.on_network == "ask"
+    return SharedNetwork(new_network(rules, asks=asks), rules) if rules is not None else None
+
+
+def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:
+    """Return a network whose sockets are made, from outside, in the network namespace of a container's process.
+
+    Its control group's name must have the `mark` in it: a daemon elsewhere has other numbers for its processes. Blocks.
+    Raises StartFailed.
+    """
+    network = new_network(rules)
+    failed: list[BaseException] = []
+
+    def work() -> None:  # a namespace is a thread's own, and this one ends in it
+        try:
+            _enter(pid, mark)
+            open_sockets({"ports": list(rules.served_ports)}, network.jail_end)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="cloche-network")
+    thread.start()
+    thread.join()
+    if failed:
+        network.close()
+        error = failed[0]
+        if isinstance(error, OSError | StepFailed):
+            raise StartFailed(f"cannot serve the container's network: {error}", step="network", errno=error.errno or 0)
+        raise error
+    return network
+
+
+def _enter(pid: int, mark: str) -> None:
+    """Enter the network namespace of a process that is what we take it for. Raises OSError."""
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            is_it = mark in file.read()
+        if not is_it or os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
+            raise OSError(0, f"process {pid} is not the container's; is its daemon on another machine?")
+        call("setns", namespace, CLONE_NEWNET)
+    finally:
+        os.close(namespace)

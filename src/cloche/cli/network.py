@@ -1,0 +1,109 @@
+"""Ask what the rules of the network allow, without any sandbox."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_line
+
+from .app import root
+from .options import argument, flag, json_option, sandbox_options
+from .output import Row, show
+
+if TYPE_CHECKING:
+    from cloche.config.keys import SandboxOptions, Settings
+    from cloche.core.network import Address, Decision, NetworkRules
+
+EXIT_REFUSED = 1
+_TLS_PORT = 443
+
+network = root.group("network", help="Ask what a sandbox may reach.")(lambda: None)
+
+
+@network.command("test")
+@argument("target", metavar="HOST[:PORT,...]", help="A name or an address. Without a port: 443.")
+@flag("--resolve", help="Resolve the name here, too, and decide on each of its addresses.")
+@sandbox_options("network", "network_allow", "network_deny", "network_ports", "preset", "config")
+@json_option()
+def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) -> int:
+    """Say whether a host may be reached, why, and by which rule of whom.
+
+    Nothing is connected to, and without --resolve nothing is asked of anybody. The exit code is 0 where each port is
+    allowed, for one address at least, else 1.
+    """
+    return decide_on(target, options, is_resolved=resolve, as_json=as_json)
+
+
+def decide_on(target: str, options: SandboxOptions, *, is_resolved: bool = False, as_json: bool = False) -> int:
+    """Show what is decided on a host and its ports, and return the exit code."""
+    from cloche.config.settings import load_settings
+
+    settings = load_settings(options)
+    host, ports = _split(target)
+    rows = [row for port in ports for row in _rows(host, port, settings, is_resolved=is_resolved)]
+    show([dict(row) for row in rows], as_json=as_json, below=("why",))
+    allowed = {row["port"] for row in rows if row["allowed"]}
+    return 0 if allowed == set(ports) else EXIT_REFUSED
+
+
+def _split(target: str) -> tuple[str, tuple[int, ...]]:
+    """Return the host in its one spelling, and the ports."""
+    from cloche.core.network import parse_deny_rule  # whose form is the same, but for wildcards and networks
+
+    rule = parse_deny_rule(target, name="HOST")
+    if rule.is_wildcard or "/" in rule.host:
+        raise InvalidRequest(f"HOST: {target!r} stands for several hosts; name one")
+    return rule.host, rule.ports or (_TLS_PORT,)
+
+
+def _rows(host: str, port: int, settings: Settings, *, is_resolved: bool) -> Iterator[Row]:
+    """Yield what is decided on the host, or on each of its addresses where it was resolved."""
+    policy, origins = settings.policy, settings.origins
+    if policy.network == "bridge":
+        why = f"network 'bridge' has no rules: {host}:{port} is reached where this host's firewall lets it through"
+        yield _row(host, port, is_allowed=True, why=why, origin=origins.get("network", ""))
+        return
+    rules = policy.network_rules()
+    decision = rules.decide(host, port)
+    found = {"rule": decision.rule.text if decision.rule is not None else "", "origin": _origin(decision, settings)}
+    if not is_resolved or not decision.is_allowed:
+        yield _row(host, port, is_allowed=decision.is_allowed, why=decision.why, **found)
+        return
+    for address, why in _decided_addresses(rules, decision, host, port):
+        yield _row(host, port, is_allowed=not why, why=why or decision.why, address=address, **found)
+
+
+def _decided_addresses(rules: NetworkRules, decision: Decision, host: str, port: int) -> Iterator[tuple[str, str]]:
+    """Yield each address of a name, with the reason why it is refused; empty where it is not."""
+    try:
+        addresses = _addresses(host, port)
+    except OSError as error:
+        yield "", f"{host} cannot be resolved here: {error.strerror}"
+        return
+    for address in addresses:
+        yield str(address), rules.decide_address(decision.rule, address, host=host, port=port)
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [ip_address(text) for text in dict.fromkeys(str(entry[4][0]) for entry in found)]
+
+
+def _origin(decision: Decision, settings: Settings) -> str:
+    """Return which source the rule that decided came from; without a rule, the mode's."""
+    if decision.rule is None:
+        return settings.origins.get("network", "")
+    return settings.origins.get("network_allow" if decision.is_allowed else "network_deny", "")
+
+
+def _row(
+    host: str, port: int, *, is_allowed: bool, why: str, rule: str = "", origin: str = "", address: str = ""
+) -> Row:
+    return {
+        "host": host, "port": port, "address": address, "allowed": is_allowed, "rule": escape_line(rule),
+        "from": escape_line(origin), "why": why,
+    }  # fmt: skip

@@ -1,0 +1,72 @@
+"""Where a value came from: origins, values that have one, and the layers that each source becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+OriginKind = Literal["default", "tier", "preset", "file", "environment", "argument", "ceiling", "several"]
+
+
+class Origin(str):
+    """Say where a value came from, as text with a kind. Without a kind it is the path of a file.
+
+    `first` is the original source: the argument behind `preset minimal (argument)`, and the argument whose value a
+    ceiling lowered.
+    """
+
+    __slots__ = ("_behind", "kind")
+    kind: OriginKind
+    _behind: Origin | None
+
+    def __new__(cls, text: str, kind: OriginKind = "file", behind: Origin | None = None) -> Self:
+        made = super().__new__(cls, text)
+        made.kind, made._behind = kind, behind
+        return made
+
+    @classmethod
+    def variable(cls, name: str) -> Self:
+        return cls(f"environment {name}", "environment")
+
+    @classmethod
+    def tier(cls, number: int) -> Self:
+        return cls(f"tier {number}", "tier")
+
+    @classmethod
+    def preset(cls, name: str, chosen_by: Origin) -> Self:
+        return cls(f"preset {name} ({chosen_by})", "preset", chosen_by)
+
+    @classmethod
+    def ceiling(cls, file: Origin, asked_by: Origin) -> Self:
+        return cls(f"ceiling in {file} (asked by {asked_by})", "ceiling", asked_by)
+
+    @classmethod
+    def joined(cls, origins: Iterable[Origin]) -> Origin:
+        """Return one origin for several keys that are listed as one; keys with their default do not count."""
+        known = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
+        return known[0] if len(known) == 1 else cls("; ".join(known), "several") if known else DEFAULT
+
+    @property
+    def first(self) -> Origin:
+        return self if self._behind is None else self._behind.first
+
+
+DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredValue:
+    """Hold the value of one key from one source, with the source and the key as it is spelled there."""
+
+    value: Any
+    origin: Origin
+    key: str
+
+
+Layer = Mapping[str, ConfiguredValue]
+
+
+def with_value(configured: ConfiguredValue, value: object) -> ConfiguredValue:
+    """Return a copy with another value."""
+    return ConfiguredValue(value=value, origin=configured.origin, key=configured.key)

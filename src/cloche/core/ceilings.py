@@ -1,0 +1,177 @@
+"""The most that an operator lets anyone ask for, where that is no amount: the network, packages. Pure.
+
+What is asked for is compared by what it allows, not by its text: `a.example.org` is within `*.example.org`, and
+`db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .enforcement import NetworkMode
+from .errors import InvalidRequest
+from .escape import escape_name
+from .hosts import Network, has_only
+from .network import NetworkRules, Rule, parse_network_range, parse_rule
+
+PackageList = tuple[str, ...] | Literal["auto"]
+
+_MODES: tuple[NetworkMode, ...] = get_args(NetworkMode)
+_PUBLIC = frozenset({"public"})
+# A requirement that is no more than a name with versions, extras and a marker; an address or a path is another thing.
+_REQUIREMENT = re.compile(
+    r"((?:npm:)?@?[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*([<>=!~;^*].*)?"
+)
+
+
+def mode_rank(mode: str) -> int:
+    """Return how much a mode of the network reaches; more is more."""
+    return _MODES.index(mode)
+
+
+def covers(rules: NetworkRules, rule: Rule, *, networks: Iterable[Network] = ()) -> bool:
+    """Tell whether all that `rule` allows is allowed by `rules`, whatever they deny, or lies in `networks`."""
+    if rules.mode in ("off", "bridge"):
+        return rules.mode == "bridge"
+    opened = _opened(rule)
+    if rule.is_address and opened and _are_inside(opened, networks):
+        return True
+    return all(_covers_port(rules, rule, port, opened, networks) for port in rule.ports)
+
+
+def _covers_port(
+    rules: NetworkRules, rule: Rule, port: int, opened: tuple[Network, ...], networks: Iterable[Network]
+) -> bool:
+    outer = [one for one in rules.allow if one.covers(port) and _has_hosts_of(one, rule)]
+    if not outer and port not in rules.open_ports:
+        return False
+    return _are_inside(opened, (*networks, *(network for one in outer for network in one.networks)))
+
+
+def _has_hosts_of(outer: Rule, inner: Rule) -> bool:
+    if outer.host == inner.host:
+        return outer.is_wildcard == inner.is_wildcard
+    return outer.is_wildcard and inner.host.endswith(f".{outer.host}")
+
+
+def _opened(rule: Rule) -> tuple[Network, ...]:
+    """Return the networks of a rule that hold addresses which are not public."""
+    return tuple(network for network in rule.networks if not has_only(network, _PUBLIC))
+
+
+def _are_inside(inner: Iterable[Network], outer: Iterable[Network]) -> bool:
+    around = tuple(outer)
+    return all(any(_is_inside(one, other) for other in around) for one in inner)
+
+
+def _is_inside(inner: Network, outer: Network) -> bool:
+    return inner.version == outer.version and inner.prefixlen >= outer.prefixlen and inner.network_address in outer
+
+
+def allowed_by_both(one: NetworkRules, other: NetworkRules) -> tuple[str, ...]:
+    """Return the rules of each that the other one covers, as they are written."""
+    kept = [rule.text for rule in one.allow if covers(other, rule)]
+    kept += [rule.text for rule in other.allow if covers(one, rule)]
+    return tuple(dict.fromkeys(kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCeiling:
+    """Bound what any source may ask of the network.
+
+    `mode` is the most. `hosts`: an allowlist may have no others; None leaves it free to name public ones. `networks`:
+    further addresses that are not public and that rules may open, beside those that `hosts` open themselves.
+    """
+
+    mode: NetworkMode
+    hosts: tuple[str, ...] | None = None
+    networks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise InvalidRequest(f"mode: {self.mode!r} is unknown; use one of {', '.join(_MODES)}")
+        if self.hosts is not None and self.mode != "allowlist":
+            raise InvalidRequest(
+                f"hosts: mode {self.mode!r} has no list of hosts; use mode allowlist, or leave them out"
+            )
+        self.as_rules()
+        self._networks()
+
+    def __str__(self) -> str:
+        hosts = () if self.hosts is None else self.hosts or ("no host",)
+        listed = ", ".join((*hosts, *(f"addresses in {network}" for network in self.networks)))
+        return f"{self.mode}: {listed}" if listed else self.mode
+
+    def as_rules(self) -> NetworkRules:
+        """Return the ceiling as rules: what it lets through by itself, without anything that is asked for."""
+        mode: NetworkMode = "open" if self.mode == "bridge" else self.mode
+        return NetworkRules(mode=mode, allow=tuple(parse_rule(host, name="hosts") for host in self.hosts or ()))
+
+    def excess(self, rules: NetworkRules) -> str:
+        """Return what these rules ask for above the ceiling, empty for nothing."""
+        if mode_rank(rules.mode) > mode_rank(self.mode):
+            return rules.mode
+        if rules.mode in ("off", "bridge"):
+            return ""
+        return next((escape_name(rule.text) for rule in rules.allow if not self._permits(rule)), "")
+
+    def grants(self, rule: Rule) -> bool:
+        """Tell whether the ceiling itself names what a rule allows: a mode without hosts names only `open`."""
+        return covers(self.as_rules(), rule, networks=self._networks())
+
+    def joined(self, other: NetworkCeiling) -> NetworkCeiling:
+        """Return the ceiling that lets through what both do."""
+        if "bridge" in (self.mode, other.mode):  # which lets through everything
+            return other if self.mode == "bridge" else self
+        if "off" in (self.mode, other.mode):
+            return NetworkCeiling(mode="off")
+        networks = [
+            str(inner)
+            for one in self._networks()
+            for two in other._networks()
+            for inner, outer in ((one, two), (two, one))
+            if _is_inside(inner, outer)
+        ]
+        hosts = [host for host in self.hosts or () if other._permits(parse_rule(host))]
+        hosts += [host for host in other.hosts or () if self._permits(parse_rule(host))]
+        is_free = self.hosts is None and other.hosts is None
+        return NetworkCeiling(
+            mode=min(self.mode, other.mode, key=mode_rank),
+            hosts=None if is_free else tuple(dict.fromkeys(hosts)),
+            networks=tuple(dict.fromkeys(networks)),
+        )
+
+    def _permits(self, rule: Rule) -> bool:
+        if self.mode == "bridge":
+            return True
+        if self.hosts is None:
+            return self.mode != "off" and _are_inside(_opened(rule), self._networks())
+        return self.grants(rule)
+
+    def _networks(self) -> tuple[Network, ...]:
+        return tuple(parse_network_range(network, name="networks") for network in self.networks)
+
+
+def packages_above(asked: PackageList, most: tuple[str, ...]) -> str:
+    """Return the first package that is not among `most`, empty for none.
+
+    `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with versions.
+    """
+    if asked == "auto":
+        return "auto"
+    known = {_package_name(name) for name in most}
+    return next((escape_name(text) for text in asked if _package_name(text) not in known), "")
+
+
+def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the packages of one list that the other one has, too."""
+    return tuple(text for text in one if not packages_above((text,), other))
+
+
+def _package_name(text: str) -> str | None:
+    """Return the normalized name that a requirement begins with; None for an address, a path or an option."""
+    match = _REQUIREMENT.fullmatch(text.strip())
+    return re.sub(r"[-_.]+", "-", match[1]).lower() if match is not None else None
