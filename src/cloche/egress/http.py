@@ -1,0 +1,331 @@
+"""The relay of plain HTTP between a guest and one host: each request is decided, written anew, and answered in turn.
+
+Theory of operation: the guest's side is read head by head (`http_request` decides), and nothing is connected before the
+first request was allowed. A task of its own passes on what the host answers, at any time and as it comes. A request
+goes upstream when the answer to the one before is complete, so a refusal never stands in the middle of an answer, and a
+WebSocket begins exactly where the host agreed to it. While an answer goes on, the guest is read ahead, no further than
+one head, so that its going away is noticed. No read is ever cancelled whose bytes are still wanted.
+
+The guest has `head_s` for each head, whatever it sends meanwhile, and nothing may stand still for longer than `idle_s`.
+In the end the guest is read for a moment longer: closing with bytes unread would take away the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from .errors import Refused
+from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
+from .stream import Stream, idle_limit, splice
+
+HEAD_S = 30.0
+IDLE_S = 300.0
+LINGER_S = 2.0
+MOST_LINGER_BYTES = 1 << 20
+_READ_BYTES = 64 << 10
+_PARSED_BYTES = 4 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
+_TURN_S = 0.005  # to compute before others have a turn
+_REASONS = {
+    400: "Bad Request",
+    403: "Forbidden",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    502: "Bad Gateway",
+}
+
+
+async def relay(
+    guest: Stream, host: str, port: int, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
+    *, proxied: bool = False, head_s: float = HEAD_S, idle_s: float = IDLE_S,
+) -> None:  # fmt: skip
+    """Pass on a guest's requests for `host`, which is in lower case, and the answers; close both sides at the end.
+
+    `connect` is called once, for the first request that is allowed. It raises Refused for what the policy does not
+    permit, which the guest reads with status 403, and OSError, which becomes 502. `refuse` is told what was refused, as
+    in "a request for other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy
+    needs them. Returns when the connection is over, however that came about.
+    """
+    place = Place(host=host, port=port, is_proxied=proxied)
+    connection = _Connection(guest, place, connect, refuse, head_s)
+    try:
+        async with idle_limit(idle_s) as note:
+            connection.note = note
+            await connection.serve()
+        await connection.finish(idle_s)
+    except OSError:  # an end is gone, or nothing moved for too long
+        pass
+    finally:
+        await connection.close()
+
+
+class _GuestGone(OSError):
+    """Report that the guest's connection broke."""
+
+
+class _Failed(Exception):
+    """Report what the guest is told, and is no refusal."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+class _Turn:
+    """Let other connections have their turn when this one has computed for long."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+
+    async def pass_on(self) -> None:
+        """Let others run, where it is time."""
+        if self._loop.time() - self._since > _TURN_S:
+            await asyncio.sleep(0)
+            self._since = self._loop.time()
+
+
+class _Guest:
+    """What the guest sends, read ahead while something else is waited for; a stream for what comes after HTTP."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+        self.buffer = bytearray()
+        self.has_ended = False
+        self._reading: asyncio.Task[bytes] | None = None
+        self.send, self.end_sending = stream.send, stream.end_sending
+
+    async def wait(self, *others: asyncio.Future[None]) -> None:
+        """Wait until the guest has sent more or has ended, or one of the others is done."""
+        waited: set[asyncio.Future[None] | asyncio.Future[bytes]] = set(others)
+        if not self.has_ended and len(self.buffer) <= MOST_HEAD_BYTES:
+            self._reading = self._reading or asyncio.create_task(self._stream.receive(_READ_BYTES))
+            waited.add(self._reading)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._reading is not None and self._reading.done():
+            self.buffer += await self._end_reading(self._reading)
+
+    async def _end_reading(self, reading: asyncio.Task[bytes]) -> bytes:
+        self._reading = None
+        try:
+            data = await reading
+        except OSError as error:
+            raise _GuestGone from error
+        self.has_ended = not data
+        return data
+
+    async def receive(self, size: int) -> bytes:
+        """Return what was read ahead, then what comes."""
+        if self.buffer:
+            return self.take(size)
+        if self._reading is not None:
+            return await self._end_reading(self._reading)
+        return b"" if self.has_ended else await self._stream.receive(size)
+
+    def take(self, size: int) -> bytes:
+        """Take off bytes that were read ahead."""
+        data = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        return data
+
+    async def stop(self) -> None:
+        """End reading ahead, whatever it would bring."""
+        if self._reading is not None:
+            await _cancel(self._reading)
+
+    def close(self) -> None:
+        """Give the guest up."""
+        self._stream.close()
+
+
+class _Upstream:
+    """The connection to the host, and the task that passes on what it answers.
+
+    `answered` is done when the guest has all of the answer to the last request; where only the connection's end can
+    tell, it never is. `passing` is done when nothing more comes, or what comes is no HTTP.
+    """
+
+    def __init__(self, stream: Stream, guest: _Guest, request: Request, note: Callable[[], None]):
+        self.stream = stream
+        self._guest, self._note = guest, note
+        self.expect(request)
+        self.passing = asyncio.create_task(self._pass_answers())
+
+    def expect(self, request: Request) -> None:
+        """Take note of a request that is about to be sent."""
+        self.answer = AnswerReader(request)
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_between_answers(self) -> bool:
+        """Say whether the guest has all of an answer and nothing of the next one."""
+        return not self.answer.has_begun or (self.answer.progress == "complete" and self.answered.done())
+
+    async def _pass_answers(self) -> None:
+        while data := await self.stream.receive(_READ_BYTES):
+            self._note()
+            await self._follow(data)
+            await self._guest.send(data)
+            self._note()
+            if self.answer.progress not in ("open", "unknown") and not self.answered.done():
+                self.answered.set_result(None)
+            if self.answer.progress == "switched":
+                return
+
+    async def _follow(self, data: bytes) -> None:
+        at, turn = 0, _Turn()
+        while at < len(data):
+            size = _PARSED_BYTES if self.answer.is_chunked else len(data)
+            self.answer.feed(data[at : at + size])
+            at += size
+            await turn.pass_on()
+
+    async def stop(self) -> None:
+        """Pass on nothing more."""
+        await _cancel(self.passing)
+
+
+class _Connection:
+    """One connection of a guest."""
+
+    def __init__(
+        self, guest: Stream, place: Place, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
+        head_s: float,
+    ):  # fmt: skip
+        self._guest, self._place = _Guest(guest), place
+        self._connect, self._refuse, self._head_s = connect, refuse, head_s
+        self._upstream: _Upstream | None = None
+        self.note: Callable[[], None] = lambda: None
+
+    async def serve(self) -> None:
+        """Answer one request after the other, until there can be no further one."""
+        try:
+            while (head := await self._next_head()) is not None:
+                request, body = read_request(head, self._place)
+                if not await self._exchange(request, body):
+                    return
+        except Rejected as rejected:
+            await self._say(rejected.status, self._refuse(rejected.what))
+        except Refused as refused:
+            await self._say(403, refused.reason)
+        except _Failed as failed:
+            await self._say(failed.status, failed.sentence)
+
+    async def _next_head(self) -> bytes | None:
+        """Return the head of the next request; None when there is none. Only the first one's time begins before it."""
+        finder, until, upstream = HeadFinder(), None, self._upstream
+        if upstream is None:
+            until = asyncio.get_running_loop().time() + self._head_s
+        while True:
+            if self._guest.buffer:
+                until = until or asyncio.get_running_loop().time() + self._head_s
+                if end := finder.find(self._guest.buffer):
+                    return self._guest.take(end)
+            if self._guest.has_ended or (upstream is not None and upstream.passing.done()):
+                return None
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._guest.wait(*(() if upstream is None else (upstream.passing,)))
+            except TimeoutError:
+                if not self._guest.buffer:
+                    return None
+                raise _Failed(408, f"the request's head did not come within {self._head_s:g} s") from None
+            self.note()
+
+    async def _exchange(self, request: Request, body: Body) -> bool:
+        """Pass on a request and its answer; say whether another one may follow."""
+        if self._upstream is None:
+            self._upstream = _Upstream(await self._open(), self._guest, request, self.note)
+        elif self._upstream.answer.progress == "complete":
+            self._upstream.expect(request)
+        else:  # the host said something that nobody had asked for
+            return False
+        try:
+            await self._upstream.stream.send(request.head)
+            is_sent = await self._send_body(self._upstream, body)
+        except _GuestGone:
+            raise
+        except OSError:  # the host takes no more, but may have said why
+            is_sent = False
+        await self._wait_for_answer(self._upstream)
+        return is_sent and not request.is_last and self._upstream.answer.progress == "complete"
+
+    async def _open(self) -> Stream:
+        try:
+            return await self._connect()
+        except OSError as error:
+            why = error.strerror or str(error) or "no answer in time"
+            raise _Failed(502, f"cannot connect to {self._place.host}:{self._place.port}: {why}") from error
+
+    async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
+        """Send the body as it comes; say whether all of it went."""
+        data, size, turn = b"", _PARSED_BYTES if body.is_chunked else _READ_BYTES, _Turn()
+        while True:
+            if content := body.feed(data):
+                await upstream.stream.send(content)
+            self.note()
+            if body.has_ended:
+                self._guest.buffer[:0] = body.rest
+                return True
+            if not self._guest.buffer:
+                if self._guest.has_ended or upstream.passing.done():
+                    upstream.stream.end_sending()
+                    return False
+                await self._guest.wait(upstream.passing)
+            await turn.pass_on()
+            data = self._guest.take(size)
+
+    async def _wait_for_answer(self, upstream: _Upstream) -> None:
+        """Wait until the answer is complete, or nothing more comes; meanwhile the guest may end its side."""
+        while not (upstream.answered.done() or upstream.passing.done()):
+            if self._guest.has_ended and not self._guest.buffer:
+                upstream.stream.end_sending()
+            await self._guest.wait(upstream.answered, upstream.passing)
+
+    async def _say(self, status: int, sentence: str) -> None:
+        """Answer in the host's place, unless the guest has the beginning of another answer."""
+        if self._upstream is not None:
+            await self._upstream.stop()
+            if not self._upstream.is_between_answers:
+                return
+        body = f"{sentence}\n".encode(errors="replace")
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        with suppress(OSError):
+            await self._guest.send(head.encode() + body)
+
+    async def finish(self, idle_s: float) -> None:
+        """Pass on what is no HTTP any more, where the host agreed to it; else take leave of the guest."""
+        if self._upstream is not None and self._upstream.answer.progress == "switched":
+            await splice(self._guest, self._upstream.stream, idle_s=idle_s)
+            return
+        if self._upstream is not None:
+            await self._upstream.stop()
+            self._upstream.stream.close()
+        self._guest.end_sending()
+        left = MOST_LINGER_BYTES
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (data := await self._guest.receive(_READ_BYTES)):
+                left -= len(data)
+
+    async def close(self) -> None:
+        """Give both sides up."""
+        try:
+            await self._guest.stop()
+            if self._upstream is not None:
+                await self._upstream.stop()
+        finally:
+            self._guest.close()
+            if self._upstream is not None:
+                self._upstream.stream.close()
+
+
+async def _cancel(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:
+    """End a task, and report what it failed of but a connection that broke."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OSError):
+        raise error

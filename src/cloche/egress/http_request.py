@@ -1,0 +1,299 @@
+"""What a request over plain HTTP has to look like, how it is written anew, and where an answer ends. No I/O.
+
+Theory of operation: rules are about a host, so the host that a server reads must be the one that we read. Attacks make
+both read differently: two lengths, two hosts, line ends that are none. So a head is refused for any form on which
+programs differ, is parsed by h11, checked, and written anew from its parts: no byte of it goes upstream as it came, nor
+does the framing of a body in chunks. The Host that goes upstream is ours. Forms are those of RFC 9112.
+
+Answers come from a host that is allowed, and go to the guest as they are. `AnswerReader` follows them to know where
+each ends: only then is the next request decided, and only the answer to a request that asks to go on as a WebSocket can
+end HTTP on a connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import h11
+
+MOST_HEAD_BYTES = 64 << 10
+MOST_HEADERS = 128
+PORT = 80  # that a Host without a port means
+MOST_ANSWER_HEAD_BYTES = 256 << 10
+MOST_SHOWN = 100  # characters of a guest's in a sentence
+
+_END = b"\r\n\r\n"
+# Control characters, of which HT alone may stand in a head, CR without LF, and LF without CR.
+_ILLEGAL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?=[^\n])")
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.[01]")
+_ABSOLUTE = re.compile(r"http://([^/?#]*)([/?].*)?", re.IGNORECASE)
+_LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
+# Headers of which there is one at most. With an underscore for the hyphen they are the same ones to some servers.
+_SINGLE = (b"host", b"content-length", b"transfer-encoding", b"upgrade")
+_CONNECTION_OPTIONS = {b"close", b"keep-alive", b"upgrade", b"te"}
+# Host is written anew; the others are for a proxy between the guest and us, which there is not.
+_NOT_PASSED = (b"host", b"proxy-connection", b"proxy-authorization")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Rejected(Exception):
+    """Report a request that is not passed on; `what` names it in a few words, `status` is that of the answer."""
+
+    def __init__(self, status: int, what: str):
+        super().__init__(what)
+        self.status, self.what = status, what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Say whom requests of a connection are for, and whether they go there by a proxy of the operator's."""
+
+    host: str
+    port: int
+    is_proxied: bool = False
+
+    @property
+    def authority(self) -> str:
+        """Return host and port as a client writes them."""
+        return self.host if self.port == PORT else f"{self.host}:{self.port}"
+
+    def is_meant_by(self, authority: str) -> bool:
+        """Say whether a Host, or the authority of a target, is this place."""
+        return authority.lower() in (self.authority, f"{self.host}:{self.port}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Hold one request: its head as it goes upstream, and what its answer and its connection depend on."""
+
+    method: bytes
+    head: bytes
+    is_upgrade: bool
+    is_last: bool
+
+
+class HeadFinder:
+    """Find where the head at the beginning of a growing buffer ends, looking at each byte once.
+
+    It is found out with the first byte that no head may have, so that nobody waits for the end of what is none.
+    """
+
+    def __init__(self) -> None:
+        self._searched = 0
+        self._has_line = False
+
+    def find(self, data: bytearray) -> int:
+        """Return where the head ends, 0 while it does not. Raises Rejected."""
+        # What marks a place may have begun in the bytes before.
+        end = data.find(_END, max(0, self._searched - len(_END) + 1))
+        end = end + len(_END) if end >= 0 else 0
+        stop, start = end or len(data), max(0, self._searched - 1)
+        self._searched = len(data)
+        if illegal := _ILLEGAL.search(data, start, stop):
+            raise Rejected(400, f"a request with {_named(illegal[0])} in its head")
+        if stop > MOST_HEAD_BYTES:
+            raise Rejected(431, f"a request with a head of more than {MOST_HEAD_BYTES} bytes")
+        if not self._has_line and (line_end := data.find(b"\r\n", start, stop)) >= 0:
+            self._has_line = True
+            if not _REQUEST_LINE.fullmatch(data, 0, line_end):
+                raise Rejected(400, f"what is no request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
+        return end
+
+
+def _named(character: bytes) -> str:
+    names = {b"\r": "a CR without LF", b"\n": "an LF without CR", b"\0": "a NUL"}
+    return names.get(character, "a control character")
+
+
+def _shown(data: bytes | bytearray) -> str:
+    """Return a guest's bytes as text that may stand anywhere."""
+    text = bytes(data[:MOST_SHOWN]).decode("latin-1")
+    return '"' + "".join(one if " " <= one <= "~" and one not in '"\\' else f"\\x{ord(one):02x}" for one in text) + '"'
+
+
+def read_request(head: bytes, place: Place) -> tuple[Request, Body]:
+    """Return a request that may go upstream, and the reader of its body. Raises Rejected for any other.
+
+    `head` is what `HeadFinder` found, with its end.
+    """
+    single = _read_lines(head[: -len(_END)].split(b"\r\n")[1:])
+    is_chunked = _is_chunked(single)
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
+    connection.receive_data(head)
+    try:
+        event = connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise Rejected(400, f"a malformed request: {_shown(str(error).encode())}") from None
+    assert isinstance(event, h11.Request)  # noqa: S101 - a whole head is one, or the error above
+    if is_chunked and event.http_version == b"1.0":
+        raise Rejected(400, "a request of HTTP/1.0 with a Transfer-Encoding")
+    return _decide(event, single, place), Body(connection, is_chunked=is_chunked)
+
+
+def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Check the form of a head's lines; return, as they were written, the headers that there may be one of."""
+    if len(lines) > MOST_HEADERS:
+        raise Rejected(431, f"a request with more than {MOST_HEADERS} headers")
+    single: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if line[:1] in (b" ", b"\t"):
+            raise Rejected(400, "a request with a header that goes on in the next line")
+        if not colon or name != name.strip():
+            raise Rejected(400, f"a request with a line that is no header: {_shown(line)}")
+        key = name.lower().replace(b"_", b"-")
+        if key not in _SINGLE:
+            continue
+        if key in single or b"_" in name:
+            raise Rejected(400, f"a request with several headers of the kind {key.decode()}")
+        single[key] = value.strip(b" \t")
+    return single
+
+
+def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
+    """Say whether the body is in chunks; refuse every framing of which there are two opinions."""
+    length, coding = single.get(b"content-length"), single.get(b"transfer-encoding")
+    if length is not None and coding is not None:
+        raise Rejected(400, "a request with both Content-Length and Transfer-Encoding")
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise Rejected(400, f"a request with the Content-Length {_shown(length)}")
+    if coding is not None and coding.lower() != b"chunked":
+        raise Rejected(400, f"a request with the Transfer-Encoding {_shown(coding)}")
+    return coding is not None
+
+
+def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> Request:
+    """Check what a request asks for, and write it anew."""
+    if event.method.upper() == b"CONNECT":
+        raise Rejected(403, f"CONNECT to {_shown(event.target)}")
+    target = _target(event, place)
+    host = single.get(b"host")
+    if host is not None and not place.is_meant_by(host.decode("latin-1")):
+        raise Rejected(403, f"a request for {_shown(host)}")
+    options = _options(event)
+    is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
+    is_old = event.http_version == b"1.0"
+    kept = [header for header in event.headers.raw_items() if header[0].lower() not in _NOT_PASSED]
+    if is_old:  # what keeps a connection open was never one thing before HTTP/1.1
+        kept = [*(one for one in kept if one[0].lower() != b"connection"), (b"Connection", b"close")]
+    return Request(
+        method=event.method,
+        head=_write(event, target, [(b"Host", place.authority.encode()), *kept]),
+        is_upgrade=is_upgrade,
+        is_last=is_old or b"close" in options,
+    )
+
+
+def _target(event: h11.Request, place: Place) -> str:
+    """Return the target for upstream: a path, or all of it for a proxy."""
+    target = event.target.decode("ascii")
+    path = target
+    if absolute := _ABSOLUTE.fullmatch(target):
+        if not place.is_meant_by(absolute[1]):
+            raise Rejected(403, f"a request for {_shown(event.target)}")
+        path = absolute[2] or ""
+        path = path if path.startswith("/") else f"/{path}"
+    elif not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
+        raise Rejected(403, f"a request for {_shown(event.target)}")
+    return f"http://{place.authority}{path.removeprefix('*')}" if place.is_proxied else path
+
+
+def _options(event: h11.Request) -> set[bytes]:
+    """Return what Connection says; refuse names of headers, which the next program would take out of the request."""
+    values = b",".join(value for name, value in event.headers if name == b"connection")
+    options = {option.strip(b" \t").lower() for option in values.split(b",")} - {b""}
+    if b"http2-settings" in options:
+        raise Rejected(403, "an upgrade to h2c")
+    if unknown := options - _CONNECTION_OPTIONS:
+        raise Rejected(400, f"a request with the Connection {_shown(min(unknown))}")
+    return options
+
+
+def _is_upgrade(event: h11.Request, single: Mapping[bytes, bytes], options: set[bytes]) -> bool:
+    """Say that a request asks for a WebSocket as RFC 6455 does; refuse every other protocol and form."""
+    has_body = single.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in single
+    wanted = single[b"upgrade"].lower()
+    if wanted != b"websocket":
+        raise Rejected(403, f"an upgrade to {_shown(wanted)}")
+    if event.method != b"GET" or event.http_version != b"1.1" or has_body or b"upgrade" not in options:
+        raise Rejected(400, "a malformed upgrade to a WebSocket")
+    return True
+
+
+def _write(event: h11.Request, target: str, headers: Headers) -> bytes:
+    line = b"%b %b HTTP/%b\r\n" % (event.method, target.encode("ascii"), event.http_version)
+    return line + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n"
+
+
+class Body:
+    """Turn what follows a request's head into what is sent on; what follows the body is `rest`, once it `has_ended`."""
+
+    def __init__(self, connection: h11.Connection, *, is_chunked: bool):
+        self._connection, self.is_chunked = connection, is_chunked
+        self.has_ended = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what to send for what came; extensions of chunks and trailers are left out. Raises Rejected."""
+        if data:  # h11 takes nothing for the end of the connection
+            self._connection.receive_data(data)
+        pieces = []
+        try:
+            while isinstance(event := self._connection.next_event(), h11.Data):
+                pieces.append(event.data)
+        except h11.RemoteProtocolError as error:
+            raise Rejected(400, f"a request with a malformed body: {_shown(str(error).encode())}") from None
+        if isinstance(event, h11.EndOfMessage):
+            self.has_ended, self.rest = True, self._connection.trailing_data[0]
+        content = b"".join(pieces)
+        return self._in_chunks(content) if self.is_chunked else content
+
+    def _in_chunks(self, content: bytes) -> bytes:
+        chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+        return chunk + b"0\r\n\r\n" if self.has_ended else chunk
+
+
+# How far the answer to a request is: it goes on; it is complete; it is complete, and nothing may follow on this
+# connection; what follows is no HTTP; it ends with the connection, as far as we can tell.
+Progress = Literal["open", "complete", "last", "switched", "unknown"]
+
+
+class AnswerReader:
+    """Follow the bytes of an answer, which others pass on as they are, to know how far it is."""
+
+    def __init__(self, request: Request):
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD_BYTES)
+        upgrade = [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")] if request.is_upgrade else []
+        # What was sent matters to h11 only as far as the form of the answer depends on it.
+        self._connection.send(h11.Request(method=request.method, target="/", headers=[(b"Host", b"-"), *upgrade]))
+        self._connection.send(h11.EndOfMessage())
+        self.progress: Progress = "open"
+        self.has_begun = self.is_chunked = False
+
+    def feed(self, data: bytes) -> None:
+        """Take what came, at least one byte."""
+        self.has_begun = True
+        if self.progress == "open":
+            self._connection.receive_data(data)
+            try:
+                self._follow()
+            except h11.RemoteProtocolError:
+                self.progress = "unknown"
+        elif self.progress != "switched":
+            self.progress = "unknown"  # nobody asked for more
+
+    def _follow(self) -> None:
+        while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            if isinstance(event, h11.Response):
+                self.is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
+                self.progress = "switched"
+                return
+            if isinstance(event, h11.EndOfMessage):
+                can_follow = self._connection.their_state is h11.DONE and not self._connection.trailing_data[0]
+                self.progress = "complete" if can_follow else "last"
+                return

@@ -1,0 +1,117 @@
+"""A connection's two directions, and passing both on between two connections.
+
+Theory of operation: a stream is read only when what was read before has been taken by the other side, so nothing piles
+up here (backpressure). The end of one direction is passed on as such (half-close) and the other goes on: git,
+PostgreSQL and nc need that. Who waits longer than the idle limit without a byte in any direction ends. A socket with
+something to read at all times lets other connections have their turn before each read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, Protocol
+
+MOST_READ_BYTES = 512 << 10  # at once: above, a copy is not faster, and this much may wait for a slow reader
+
+
+class Stream(Protocol):
+    """Move bytes in both directions. Each method that waits is called by one task at a time."""
+
+    async def receive(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises OSError when the connection broke."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when nobody takes it."""
+        ...
+
+    def end_sending(self) -> None:
+        """Tell the other side that nothing more comes; what it sends is still received."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection up. Nobody may wait for it any more."""
+        ...
+
+
+class SocketStream:
+    """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count what it moved."""
+
+    def __init__(self, connected: socket.socket):
+        connected.setblocking(False)
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            # What we pass on was put together by its sender: to wait for more would only delay it.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self.received_bytes = self.sent_bytes = 0
+
+    async def receive(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises OSError when the connection broke."""
+        await asyncio.sleep(0)
+        data = await self._loop.sock_recv(self._socket, size)
+        self.received_bytes += len(data)
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when nobody takes it."""
+        await self._loop.sock_sendall(self._socket, data)
+        self.sent_bytes += len(data)
+
+    def end_sending(self) -> None:
+        """Tell the other side that nothing more comes; what it sends is still received."""
+        with suppress(OSError):  # it is gone
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Give the connection up. Nobody may wait for it any more."""
+        if self._socket.fileno() >= 0:  # else the loop would watch the next socket with this number
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+
+@asynccontextmanager
+async def idle_limit(idle_s: float) -> AsyncIterator[Callable[[], None]]:
+    """Give a function to note that bytes moved; raise TimeoutError once that has not happened for `idle_s`."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(idle_s) as clock:
+
+        def note() -> None:
+            if not clock.expired():
+                clock.reschedule(loop.time() + idle_s)
+
+        yield note
+
+
+# How the passing on of a connection ended: by both sides, since one broke off, or by the idle limit.
+End = Literal["ended", "broken", "idle"]
+
+
+async def splice(one: Stream, other: Stream, *, idle_s: float) -> End:
+    """Pass on what comes, in both directions, until both have ended; then close both, as also when cancelled."""
+    try:
+        async with idle_limit(idle_s) as note, asyncio.TaskGroup() as group:
+            group.create_task(_pass_on(one, other, note))
+            group.create_task(_pass_on(other, one, note))
+    except TimeoutError:
+        return "idle"
+    except ExceptionGroup as errors:
+        if errors.split(OSError)[1] is not None:
+            raise
+        return "broken"
+    finally:
+        one.close()
+        other.close()
+    return "ended"
+
+
+async def _pass_on(source: Stream, target: Stream, note: Callable[[], None]) -> None:
+    while data := await source.receive(MOST_READ_BYTES):
+        note()
+        await target.send(data)
+        note()
+    target.end_sending()
