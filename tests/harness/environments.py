@@ -111,7 +111,8 @@ def run_as_user(
     ]
     done = subprocess.run(
         [*inside, "unshare", "--mount", "sh", "-c", _MOUNTS, "sh", *words],
-        env={**(env or {}), **usual, "OPENED": " ".join(opened)}, capture_output=True, text=True, timeout=120, check=False,
+        env={**(env or {}), **usual, "OPENED": " ".join(opened)},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -20,7 +20,20 @@ from typing import Any
 
 import cloche
 from tests.harness.environments import run_as_user
-from tests.harness.internet.build import BUNDLE, HOME, OWN, OWN6, OWN_PRIVATE, SYSTEM_PATH
+from tests.harness.internet.build import BUNDLE, HOME, OWN, OWN6, OWN_PRIVATE, RESOLVER, SYSTEM_PATH
+
+__all__ = [
+    "METADATA",
+    "OWN",
+    "OWN6",
+    "OWN_PRIVATE",
+    "PRIVATE",
+    "PUBLIC",
+    "PUBLIC_TOO",
+    "RESOLVER",
+    "World",
+    "open_world",
+]
 
 ROOT = Path(__file__).parents[2]
 ENTER = ("-m", "tests.harness.internet.enter")
@@ -47,7 +60,14 @@ NAMES: dict[str, list[list[str]]] = {
     **{f"{site}.example": [["93.184.216.40"]] for site in ("index", "files", "registry", "modules", "git", "socket")},
 }
 # Of a host whose operator has an authority of its own; names that programs read where it is.
-BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO")
+BUNDLE_VARIABLES = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +131,11 @@ class World:
         self.pid, self._host, self._internet = pid, host, internet
 
     def name(self, table: Mapping[str, Sequence[Sequence[str]]]) -> None:
-        """Have the name server answer so for these names, from their first turns."""
+        """Have the name server answer so for these names."""
         self._internet.ask("name", table=table)
 
     def forget(self) -> None:
-        """Begin a new record."""
+        """Begin a new record; names are at their first turns again."""
         self._internet.ask("forget")
         self._host.ask("forget")
 
@@ -152,8 +172,8 @@ class World:
     ) -> Any:
         """Run a program of Python's on the host, and return the JSON that it prints last.
 
-        It has `json`, and its argument as `ARGUMENT`, and can import Cloche. `user="ordinary"` has it run by an ordinary
-        user where this is root (environments.py).
+        It has `json`, and its argument as `ARGUMENT`, and can import Cloche. `user="ordinary"` has it run by an
+        ordinary user where this is root (environments.py).
         """
         env = {**host_variables(), **(env or {})}
         with NamedTemporaryFile("w", suffix=".json") as file:
@@ -172,7 +192,7 @@ class World:
 
 
 def host_variables() -> dict[str, str]:
-    """Return the environment of programs on the host: what the operator would set there, and nothing of the machine's."""
+    """Return the environment of programs on the host: what its operator would set, and nothing of the machine's."""
     return {
         "HOME": str(HOME),
         "PATH": SYSTEM_PATH,
@@ -195,7 +215,9 @@ def open_world(names: Mapping[str, Sequence[Sequence[str]]] = NAMES) -> Iterator
         told = {"names": names, "host": theirs[0].fileno(), "internet": theirs[1].fileno()}
         words = [sys.executable, "-m", "tests.harness.internet", json.dumps(told)]
         env = {**host_variables(), "PYTHONPATH": _both_paths()}
-        process = stack.enter_context(subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[end.fileno() for end in theirs]))
+        process = stack.enter_context(
+            subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[end.fileno() for end in theirs])
+        )
         stack.callback(process.kill)  # what is below it has ended by itself, or does so then
         for end in theirs:
             end.close()
@@ -206,6 +228,3 @@ def open_world(names: Mapping[str, Sequence[Sequence[str]]] = NAMES) -> Iterator
         for control in controls:
             control.close()
         process.wait(START_S)
-
-
-__all__ = ["METADATA", "NAMES", "OWN", "OWN6", "OWN_PRIVATE", "PRIVATE", "PUBLIC", "PUBLIC_TOO", "Seen", "World", "open_world"]

@@ -1,11 +1,11 @@
 """Attempts to reach an internet past a policy: what one is, how many are run at once, and how they are judged.
 
 Theory of operation. An attempt (a `Row`) is the body of a function. It carries a token of its own there where it tries
-to get through and nowhere else: in a name, a path, a datagram. It is run on the host of a world (tests/harness/world.py)
+to get through and nowhere else: in a name, a path, a datagram. It is run on the host of a world (harness/world.py)
 without any policy, where it must succeed, and in a sandbox, where it must not. It succeeds when its token arrives: at a
 server, at the name server, or among the packets that left; `at` names the addresses that count, where the token may
-come to another one. What no server can see, such as a changed route, an attempt says itself. One that crashed has proved
-nothing and fails the test. All rows of a policy are run by one program (egress_program.py), in one sandbox.
+come to another one. What no server can see, such as a changed route, an attempt says itself. One that crashed has
+proved nothing and fails the test. All rows of a policy are run by one program (egress_program.py), in one sandbox.
 """
 
 from __future__ import annotations

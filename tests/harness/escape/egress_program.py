@@ -16,7 +16,7 @@ import sys
 import textwrap
 import time
 import traceback
-import urllib.request  # for rows: each would load it anew
+import urllib.request  # noqa: F401 - for rows: each would load it anew
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ WAIT_S = 4.0
 QUIET_S = 0.3
 HEARD_BYTES = 2000
 RESULT_BYTES = 1 << 16
+TO_MANY = ("255.255.255.255", "224.0.0.251")  # answers come from another address
 NEVER = OSError("there is nobody")
 
 
@@ -103,6 +104,11 @@ def client_hello(names: list[bytes], session: bytes = b"", padding: int = 0) -> 
     return b"\x01" + struct.pack("!I", len(body))[1:] + body
 
 
+def other(token: str) -> list[bytes]:
+    """Return the server name that is not allowed, for a ClientHello."""
+    return [f"{token}.other.example".encode()]
+
+
 def record(data: bytes, kind: int = 22) -> bytes:
     """Return a TLS record."""
     return bytes([kind]) + b"\x03\x01" + struct.pack("!H", len(data)) + data
@@ -127,6 +133,8 @@ def datagram(host: str, port: int, data: bytes, family: int = socket.AF_INET) ->
     with socket.socket(family, socket.SOCK_DGRAM) as caller:
         caller.settimeout(1.0)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        if host not in TO_MANY:
+            caller.connect((host, port))  # so that the kernel says that nobody is there
         caller.sendto(data, (host, port))
         return caller.recv(4096)
 
@@ -166,7 +174,7 @@ def devices() -> list[tuple[int, str]]:
 
 
 def attempt(row: "dict[str, str]") -> "dict[str, str]":
-    """Run a row, and say what came of it. Its code is text, whose lines are indented, so that it has none in strings."""
+    """Run a row, and say what came of it. Its lines are indented: no string of it may go over more than one."""
     places = {**globals(), "T": row["token"]}
     try:
         exec("def body():\n" + textwrap.indent(textwrap.dedent(row["code"]).strip(), " " * 4), places)

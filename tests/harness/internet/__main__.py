@@ -65,8 +65,8 @@ def _be_internet(told: Mapping[str, Any]) -> None:
     listeners.start()
 
     def forget() -> None:
-        for record in (listeners.record, names.record, packets.record):
-            record.forget()
+        for one in (listeners.record, names, packets.record):
+            one.forget()
 
     def seen() -> dict[str, Any]:
         listeners.settle()

@@ -119,7 +119,14 @@ def _mount_tmpfs(folder: Path) -> None:
 
 def _make_certificates(names: Sequence[str]) -> None:
     """Make an authority, and one certificate for all names."""
-    authority = ("-keyout", f"{FOLDER}/authority.key", "-out", f"{FOLDER}/authority.pem", "-subj", "/CN=Authority of tests")
+    authority = (
+        "-keyout",
+        f"{FOLDER}/authority.key",
+        "-out",
+        f"{FOLDER}/authority.pem",
+        "-subj",
+        "/CN=Authority of tests",
+    )
     _openssl("req", "-x509", *EC, *authority, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
     subjects = ",".join(f"DNS:{name}" for name in names)
     server = ("-keyout", f"{FOLDER}/server.key", "-out", f"{FOLDER}/server.pem", "-subj", "/CN=Server of tests")

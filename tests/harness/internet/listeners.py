@@ -114,7 +114,9 @@ class Listeners:
         self.record.add(arrival)
         # From the address that was asked; from another one to who asked a group or all.
         source = struct.pack(layout, 0, address, bytes(4)) if is_old else struct.pack(layout, address, 0)
-        info = [] if ip_address(address).is_multicast or arrival.address == "255.255.255.255" else [(level, kind, source)]
+        info = (
+            [] if ip_address(address).is_multicast or arrival.address == "255.255.255.255" else [(level, kind, source)]
+        )
         try:
             receiver.sendmsg([reply(data, arrival)], info, 0, peer)
         except (OSError, ValueError, IndexError) as error:  # nobody listens there any more, or it is not understood

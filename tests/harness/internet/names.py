@@ -41,11 +41,16 @@ class Names:
         self._lock = threading.Lock()
 
     def set(self, table: Table) -> None:
-        """Know these names from now on, all at their first turn."""
+        """Know these names from now on."""
         with self._lock:
             self._table = {**self._table, **table}
-            for key in [key for key in self._asked if key[0] in table]:
-                del self._asked[key]
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a new record, and have all names at their first turns."""
+        self.record.forget()
+        with self._lock:
+            self._asked.clear()
 
     def address_of(self, name: str) -> str | None:
         """Return the first address of a name, as who is asked in its own house."""

@@ -9,11 +9,10 @@ import ssl
 import struct
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from . import web
-from .build import FOLDER, program
+from .build import FOLDER
 from .listeners import Answerer, Replier
 from .names import Names
 from .record import Arrival
@@ -159,7 +158,18 @@ def start_postgres() -> str:
     if uid != os.geteuid():
         for path in (folder, *folder.iterdir()):
             os.chown(path, uid, uid)
-    words = ["unshare", "--mount", "sh", "-c", _AS_ITS_USER, "sh", str(folder), str(uid), str(found[0]), str(POSTGRES_INSIDE)]
+    words = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        _AS_ITS_USER,
+        "sh",
+        str(folder),
+        str(uid),
+        str(found[0]),
+        str(POSTGRES_INSIDE),
+    ]
     log = (folder / "log").open("wb")
     process = subprocess.Popen(words, stdout=log, stderr=log, cwd="/")
     deadline = time.monotonic() + PATIENCE_S

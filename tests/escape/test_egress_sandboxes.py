@@ -1,0 +1,277 @@
+"""Attempts at the network of others, or past the end: of other sandboxes, without the egress process, after a run.
+
+Each is one program on the host of a world (tests/harness/world.py), where the same guest is first run without a policy.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.harness.world import PUBLIC, PUBLIC_TOO, World, open_world
+
+pytestmark = pytest.mark.both_users
+
+TABLE = {
+    "good.example": [[PUBLIC]], "third.example": [[PUBLIC_TOO]],
+}  # fmt: skip
+# What guests and the host's programs have in common. `reach` says what came back, or why nothing did.
+REACH = """
+import os, socket, sys, time
+def reach(host, word, name=None):
+    try:
+        with socket.create_connection((host, 80), 4) as caller:
+            head = f"GET /{word} HTTP/1.1\\r\\nHost: {name or host}\\r\\nConnection: close\\r\\n\\r\\n"
+            caller.sendall(head.encode())
+            return caller.recv(400).decode().split("\\r\\n")[0]
+    except OSError as error:
+        return type(error).__name__
+"""
+HOST = f"""
+import json, os, subprocess, sys, time
+import cloche
+REACH = {REACH!r}
+POLICY = dict(network="allowlist", network_allow=["good.example"], level="jail", timeout=60)
+def outside(code):
+    return subprocess.run([sys.executable, "-c", REACH + code], stdout=subprocess.PIPE, text=True).stdout
+"""
+OK = "HTTP/1.1 200 OK"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with two names, each with an address of its own."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+def token() -> str:
+    """Return a word that nobody else says."""
+    return f"t{secrets.token_hex(6)}"
+
+
+def run(world: World, program: str, argument: object) -> Any:
+    """Run a program on the host, with a new record."""
+    world.forget()
+    return world.run(HOST + program, argument)
+
+
+def arrivals(world: World, word: str) -> list[str]:
+    """Return the addresses where a word arrived."""
+    return [row["address"] for row in world.seen().holding(word)]
+
+
+LEFT = """
+if os.fork() == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.close(fd)
+    time.sleep(0.3)
+    reach("good.example", "{word}")
+    os._exit(0)
+print(reach("good.example", "first"))
+"""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_a_run_leaves_running_reaches_nobody(world: World, warm: bool) -> None:
+    """A process in the background ends with the run, and its network too."""
+    word, deadline = token(), time.monotonic() + 30
+    assert run(world, "print(json.dumps(outside(ARGUMENT)))", LEFT.format(word=word)).strip() == OK
+    while arrivals(world, word) != [PUBLIC]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    inside = f"""
+found = [cloche.run(REACH + ARGUMENT, warm={warm}, **POLICY).stdout for _ in range(2)]
+time.sleep(1)  # in which what was left would have arrived
+print(json.dumps(found))
+"""
+    assert run(world, inside, LEFT.format(word=word)) == [f"{OK}\n"] * 2
+    assert arrivals(world, word) == []
+
+
+def test_a_connection_ends_with_the_sandbox_that_lives(world: World) -> None:
+    """Nothing more comes by a connection that its processes had open."""
+    held = """
+with socket.create_connection(("good.example", 80)) as caller:
+    for number in range(40):
+        caller.sendall(f"GET /{number}-WORD HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n".encode())
+        time.sleep(0.05)
+""".replace("WORD", word := token())
+    count = run(
+        world,
+        """
+with cloche.Sandbox(live=True, **POLICY) as sandbox:
+    sandbox.write_file("held.py", REACH + ARGUMENT)
+    process = sandbox.start(["python3", "held.py"])
+    while sum(row["connections"] for row in sandbox.network.traffic()) == 0:
+        time.sleep(0.01)
+time.sleep(0.5)  # in which more would have come
+print(json.dumps(0))
+""",
+        held,
+    )
+    (row,) = [row for row in world.seen().holding(word) if row["protocol"] == "tcp"]
+    assert count == 0
+    assert len(row["requests"]) < 40
+
+
+BOTH = """
+with cloche.Sandbox(live=True, **POLICY) as one, cloche.Sandbox(
+    live=True, **{**POLICY, "network_allow": ["third.example"]}
+) as other:
+    codes = ARGUMENT
+    print(json.dumps([sandbox.run(REACH + code).stdout.split("\\n") for sandbox in (one, other) for code in codes]))
+"""
+
+
+def test_two_sandboxes_have_each_its_own_list(world: World) -> None:
+    """What one may reach the other may not, neither by name nor by the address that the other's name has."""
+    word = token()
+    reaches = [f"print(reach('{name}', '{word}-{name}'))" for name in ("good.example", "third.example")]
+    by_address = f"""
+for last in range(4):
+    for name in ("good.example", "third.example"):
+        print(reach(f"198.18.1.{{last}}", "{word}-address", name))
+"""
+    assert run(world, "print(json.dumps([outside(code) for code in ARGUMENT]))", reaches) == [f"{OK}\n"] * 2
+    assert set(arrivals(world, f"{word}-")) == {PUBLIC, PUBLIC_TOO}
+    first, not_listed, by_number, also_not, second, by_number_too = run(world, BOTH, [*reaches, by_address])
+    assert (first[0], second[0]) == (OK, OK)
+    assert (not_listed[0], also_not[0]) == ("gaierror", "gaierror")
+    assert by_number.count(OK) == by_number_too.count(OK) == 1, "the own name's address, by the own name"
+    went = {(row["address"], request["host"]) for row in world.seen().arrivals for request in row["requests"]}
+    assert went == {(PUBLIC, "good.example"), (PUBLIC_TOO, "third.example")}
+
+
+FOLLOWING = """
+codes, found = ARGUMENT, []
+lists = [["good.example"], ["third.example"], None, ["good.example"], None, ["third.example"]]
+for allow in lists * 2:
+    policy = {**POLICY, "network_allow": allow} if allow else {"level": "jail", "network": "off", "timeout": 60}
+    found.append([cloche.run(REACH + code, **policy).stdout.strip() for code in codes])
+print(json.dumps(found))
+"""
+
+
+def test_runs_that_follow_one_another_have_each_its_own_network(world: World) -> None:
+    """A warm jail holds nothing of the network that a run before had."""
+    word = token()
+    codes = [f"print(reach('{name}', '{word}'), reach('198.18.1.0', '{word}', '{name}'))" for name in TABLE]
+    all_found = run(world, FOLLOWING, codes)
+    for found, listed in zip(all_found, [{0}, {1}, set(), {0}, set(), {1}] * 2, strict=True):
+        assert [text == f"{OK} {OK}" for text in found] == [number in listed for number in range(2)], all_found
+        assert [OK in text for text in found] == [number in listed for number in range(2)], all_found
+
+
+KILLED = """
+from cloche.egress import client
+import signal
+code = REACH + ARGUMENT
+with cloche.Sandbox(live=True, **POLICY) as sandbox:
+    before = sandbox.run(code).stdout
+    os.kill(client.process_id(), signal.SIGKILL)
+    while client.process_id():
+        time.sleep(0.01)
+    after = sandbox.run(code)
+    again = cloche.run(code, **POLICY).stdout
+    still = sandbox.run(code).stdout
+print(json.dumps([before, after.stdout, again, still, "network_lost" in after.meta]))
+"""
+
+
+def test_a_sandbox_whose_egress_process_was_killed_reaches_nobody(world: World) -> None:
+    """It fails closed, for good, and the result says so; the next sandbox has another one."""
+    word = token()
+    code = "".join(
+        f"print(reach('{host}', '{word}', 'good.example'))\n" for host in ("good.example", "198.18.1.0", PUBLIC)
+    )
+    before, after, again, still, is_said = run(world, KILLED, code)
+    assert OK in before
+    assert OK in again
+    assert OK not in after + still
+    assert is_said
+    assert len(arrivals(world, word)) == 4
+
+
+def test_refusals_without_end_hold_up_nobody(world: World) -> None:
+    """A guest that is refused thousands of times is answered all the same, and all of it is counted."""
+    flood = """
+import struct
+caller = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+caller.connect(("198.18.0.1", 53))
+caller.settimeout(5)
+for number in range(1500):
+    name = b"n%06d" % number
+    caller.send(b"ab" + struct.pack("!5H", 256, 1, 0, 0, 0) + bytes([7]) + name + bytes([0, 0, 1, 0, 1]))
+    caller.recv(512)
+print("answered", reach("good.example", "WORD"))
+""".replace("WORD", word := token())
+    inside = """
+result = cloche.run(REACH + ARGUMENT, **POLICY)
+print(json.dumps([result.stdout, dict(result.enforcement.hits)]))
+"""
+    assert run(world, inside, flood) == [f"answered {OK}\n", {"network": 1500}]
+    assert arrivals(world, word) == [PUBLIC]
+
+
+LOOKS = """
+import json
+found = []
+for entry in os.listdir("/proc"):
+    try:
+        if entry.isdigit() and "cloche.egress" in open(f"/proc/{entry}/cmdline").read().replace("\\0", " "):
+            found.append("process")
+        if entry.isdigit() and int(entry) != os.getpid():
+            links = [os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")]
+            found += ["socket" for link in links if "socket:" in link]
+    except OSError:
+        continue
+for name in NAMES:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as caller:
+            try:
+                caller.connect("\\0" + name)
+                found.append("name")
+            except OSError:
+                continue
+print(json.dumps(sorted(set(found))))
+"""
+
+
+def test_the_egress_process_is_neither_seen_nor_reached(world: World) -> None:
+    """Its process, its descriptors and the names of sockets of the host are not there for a guest."""
+    program = """
+names = [line.split()[-1][1:] for line in open("/proc/net/unix").read().splitlines()[1:] if "@" in line]
+code = f"NAMES = {names!r}\\n" + ARGUMENT
+with cloche.Sandbox(live=True, **POLICY) as sandbox:
+    sandbox.run("pass")
+    print(json.dumps([json.loads(outside(code)), json.loads(sandbox.run(REACH + code).stdout)]))
+"""
+    outside, inside = run(world, program, LOOKS)
+    assert {"process", "name"} <= set(outside)
+    assert inside == []
+
+
+FORKED = """
+codes = ARGUMENT
+with cloche.Sandbox(live=False, **POLICY) as sandbox:
+    session = sandbox.session()
+    first = session.run(REACH + codes[0]).stdout
+    forks = session.fork(2)
+    print(json.dumps([first, *(fork.run(code).stdout for fork in forks for code in codes)]))
+"""
+
+
+def test_forks_have_the_network_of_their_session(world: World) -> None:
+    """Each fork reaches what the session may reach, and nothing else."""
+    words = token(), token()
+    codes = [f"print(reach('{name}', '{word}'))" for name, word in zip(TABLE, words, strict=True)]
+    found = [text.strip() for text in run(world, FORKED, codes)]
+    assert found == [OK, OK, "gaierror", OK, "gaierror"]
+    assert arrivals(world, words[0]) == [PUBLIC] * 3
+    assert arrivals(world, words[1]) == []
