@@ -207,6 +207,7 @@ def _a_label(label: str) -> str:
     if DEVIATIONS & set(lowered):
         a_label = "xn--" + lowered.encode("punycode").decode("ascii")
         raise ValueError(f"{shown(label)} means different names to different programs; write it as {a_label}")
+    encoded = b""
     try:
         encoded = label.encode("idna")
         survives = encoded.startswith(b"xn--") and encoded.decode("idna") == lowered
