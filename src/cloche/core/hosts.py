@@ -210,12 +210,11 @@ def _a_label(label: str) -> str:
     encoded = b""
     try:
         encoded = label.encode("idna")
-        survives = encoded.startswith(b"xn--") and encoded.decode("idna") == lowered
-    except UnicodeError:
-        survives = False
-    if not survives:
-        raise ValueError(f"{shown(label)} has no single spelling as an A-label; write it as xn--...")
-    return encoded.decode("ascii")
+        if encoded.startswith(b"xn--") and encoded.decode("idna") == lowered:
+            return encoded.decode("ascii")
+    except UnicodeError:  # what IDNA prohibits
+        pass
+    raise ValueError(f"{shown(label)} has no single spelling as an A-label; write it as xn--...")
 
 
 def shown(text: str) -> str:
