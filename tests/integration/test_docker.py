@@ -125,6 +125,13 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("network", ["open", "allowlist"])
+def test_a_network_by_rules_is_refused(docker: Daemon, python_image: str, network: str) -> None:
+    """Nothing keeps rules for containers: the error names docker's own bridge, and what has rules."""
+    with pytest.raises(cloche.BackendUnavailable, match=r'use network="bridge", docker\'s own .* or backend "local"'):
+        cloche.run("print(1)", backend="docker", image=python_image, network=network)
+
+
 REACH = """
 import os
 for path in ("mem", "environ", "fd/1", "fd/0", "maps"):

@@ -254,6 +254,8 @@ def test_the_network_is_off_and_cannot_be_had_yet() -> None:
     """An open network is refused, not ignored."""
     with pytest.raises(cloche.BackendUnavailable, match="network"):
         cloche.run("print(1)", network="open")
+    with pytest.raises(cloche.InvalidRequest, match="network 'bridge' is docker's own"):
+        cloche.run("print(1)", network="bridge")
 
 
 def test_the_global_override_wins(monkeypatch: pytest.MonkeyPatch) -> None:

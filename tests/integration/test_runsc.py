@@ -271,6 +271,8 @@ def test_an_open_network_is_refused() -> None:
     """It has the network off, and says so instead of running with less."""
     with pytest.raises(cloche.BackendUnavailable, match="network 'open'"):
         cloche.run("print(1)", backend="gvisor", network="open")
+    with pytest.raises(cloche.InvalidRequest, match="network 'bridge' is docker's own"):
+        cloche.run("print(1)", backend="gvisor", network="bridge")
 
 
 def test_an_image_is_dockers() -> None:

@@ -207,14 +207,14 @@ def _a_label(label: str) -> str:
     if DEVIATIONS & set(lowered):
         a_label = "xn--" + lowered.encode("punycode").decode("ascii")
         raise ValueError(f"{shown(label)} means different names to different programs; write it as {a_label}")
+    encoded = b""
     try:
         encoded = label.encode("idna")
-        survives = encoded.startswith(b"xn--") and encoded.decode("idna") == lowered
-    except UnicodeError:
-        survives = False
-    if not survives:
-        raise ValueError(f"{shown(label)} has no single spelling as an A-label; write it as xn--...")
-    return encoded.decode("ascii")
+        if encoded.startswith(b"xn--") and encoded.decode("idna") == lowered:
+            return encoded.decode("ascii")
+    except UnicodeError:  # what IDNA prohibits
+        pass
+    raise ValueError(f"{shown(label)} has no single spelling as an A-label; write it as xn--...")
 
 
 def shown(text: str) -> str:

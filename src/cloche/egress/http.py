@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from .errors import Refused
-from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, Place, Rejected, Request, end_of_head, read_request
+from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
 from .stream import Stream, idle_limit, splice
 
 HEAD_S = 30.0
@@ -25,7 +25,8 @@ IDLE_S = 300.0
 LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
 _READ_BYTES = 64 << 10
-_PARSED_BYTES = 16 << 10  # before others have a turn: a chunk of one byte costs as much as one of thousands
+_PARSED_BYTES = 4 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
+_TURN_S = 0.005  # to compute before others have a turn
 _REASONS = {
     400: "Bad Request",
     403: "Forbidden",
@@ -69,6 +70,20 @@ class _Failed(Exception):
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
         self.status, self.sentence = status, sentence
+
+
+class _Turn:
+    """Let other connections have their turn when this one has computed for long."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+
+    async def pass_on(self) -> None:
+        """Let others run, where it is time."""
+        if self._loop.time() - self._since > _TURN_S:
+            await asyncio.sleep(0)
+            self._since = self._loop.time()
 
 
 class _Guest:
@@ -150,15 +165,21 @@ class _Upstream:
     async def _pass_answers(self) -> None:
         while data := await self.stream.receive(_READ_BYTES):
             self._note()
-            for at in range(0, len(data), _PARSED_BYTES):
-                self.answer.feed(data[at : at + _PARSED_BYTES])
-                await asyncio.sleep(0)
+            await self._follow(data)
             await self._guest.send(data)
             self._note()
             if self.answer.progress not in ("open", "unknown") and not self.answered.done():
                 self.answered.set_result(None)
             if self.answer.progress == "switched":
                 return
+
+    async def _follow(self, data: bytes) -> None:
+        at, turn = 0, _Turn()
+        while at < len(data):
+            size = _PARSED_BYTES if self.answer.is_chunked else len(data)
+            self.answer.feed(data[at : at + size])
+            at += size
+            await turn.pass_on()
 
     async def stop(self) -> None:
         """Pass on nothing more."""
@@ -193,15 +214,14 @@ class _Connection:
 
     async def _next_head(self) -> bytes | None:
         """Return the head of the next request; None when there is none. Only the first one's time begins before it."""
-        searched, until, upstream = 0, None, self._upstream
+        finder, until, upstream = HeadFinder(), None, self._upstream
         if upstream is None:
             until = asyncio.get_running_loop().time() + self._head_s
         while True:
             if self._guest.buffer:
                 until = until or asyncio.get_running_loop().time() + self._head_s
-                if end := end_of_head(self._guest.buffer, searched):
+                if end := finder.find(self._guest.buffer):
                     return self._guest.take(end)
-                searched = len(self._guest.buffer)
             if self._guest.has_ended or (upstream is not None and upstream.passing.done()):
                 return None
             try:
@@ -240,7 +260,7 @@ class _Connection:
 
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
         """Send the body as it comes; say whether all of it went."""
-        data = b""
+        data, size, turn = b"", _PARSED_BYTES if body.is_chunked else _READ_BYTES, _Turn()
         while True:
             if content := body.feed(data):
                 await upstream.stream.send(content)
@@ -253,7 +273,8 @@ class _Connection:
                     upstream.stream.end_sending()
                     return False
                 await self._guest.wait(upstream.passing)
-            data = self._guest.take(_PARSED_BYTES)
+            await turn.pass_on()
+            data = self._guest.take(size)
 
     async def _wait_for_answer(self, upstream: _Upstream) -> None:
         """Wait until the answer is complete, or nothing more comes; meanwhile the guest may end its side."""

@@ -72,26 +72,36 @@ class Request:
 
     method: bytes
     head: bytes
-    is_chunked: bool
     is_upgrade: bool
     is_last: bool
 
 
-def end_of_head(data: bytearray, searched: int) -> int:
-    """Return where the head at the beginning ends, 0 while it does not; `searched` is how much was looked at before.
+class HeadFinder:
+    """Find where the head at the beginning of a growing buffer ends, looking at each byte once.
 
-    Raises Rejected with the first byte that no head may have, so that nobody waits for the end of what is none.
+    It is found out with the first byte that no head may have, so that nobody waits for the end of what is none.
     """
-    end = data.find(_END, max(0, searched - len(_END) + 1))
-    shown = end + len(_END) if end >= 0 else len(data)
-    if illegal := _ILLEGAL.search(data, max(0, searched - 1), shown):
-        raise Rejected(400, f"a request with {_named(illegal[0])} in its head")
-    if shown > MOST_HEAD_BYTES:
-        raise Rejected(431, f"a request with a head of more than {MOST_HEAD_BYTES} bytes")
-    line_end = data.find(b"\r\n", 0, shown)
-    if line_end >= 0 and searched <= line_end + 1 and not _REQUEST_LINE.fullmatch(data, 0, line_end):
-        raise Rejected(400, f"what is no request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
-    return end + len(_END) if end >= 0 else 0
+
+    def __init__(self) -> None:
+        self._searched = 0
+        self._has_line = False
+
+    def find(self, data: bytearray) -> int:
+        """Return where the head ends, 0 while it does not. Raises Rejected."""
+        # What marks a place may have begun in the bytes before.
+        end = data.find(_END, max(0, self._searched - len(_END) + 1))
+        end = end + len(_END) if end >= 0 else 0
+        stop, start = end or len(data), max(0, self._searched - 1)
+        self._searched = len(data)
+        if illegal := _ILLEGAL.search(data, start, stop):
+            raise Rejected(400, f"a request with {_named(illegal[0])} in its head")
+        if stop > MOST_HEAD_BYTES:
+            raise Rejected(431, f"a request with a head of more than {MOST_HEAD_BYTES} bytes")
+        if not self._has_line and (line_end := data.find(b"\r\n", start, stop)) >= 0:
+            self._has_line = True
+            if not _REQUEST_LINE.fullmatch(data, 0, line_end):
+                raise Rejected(400, f"what is no request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
+        return end
 
 
 def _named(character: bytes) -> str:
@@ -108,9 +118,10 @@ def _shown(data: bytes | bytearray) -> str:
 def read_request(head: bytes, place: Place) -> tuple[Request, Body]:
     """Return a request that may go upstream, and the reader of its body. Raises Rejected for any other.
 
-    `head` is what `end_of_head` found, with its end.
+    `head` is what `HeadFinder` found, with its end.
     """
     single = _read_lines(head[: -len(_END)].split(b"\r\n")[1:])
+    is_chunked = _is_chunked(single)
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
     connection.receive_data(head)
     try:
@@ -118,8 +129,9 @@ def read_request(head: bytes, place: Place) -> tuple[Request, Body]:
     except h11.RemoteProtocolError as error:
         raise Rejected(400, f"a malformed request: {_shown(str(error).encode())}") from None
     assert isinstance(event, h11.Request)  # noqa: S101 - a whole head is one, or the error above
-    request = _decide(event, single, place)
-    return request, Body(connection, is_chunked=request.is_chunked)
+    if is_chunked and event.http_version == b"1.0":
+        raise Rejected(400, "a request of HTTP/1.0 with a Transfer-Encoding")
+    return _decide(event, single, place), Body(connection, is_chunked=is_chunked)
 
 
 def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -142,6 +154,18 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
     return single
 
 
+def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
+    """Say whether the body is in chunks; refuse every framing of which there are two opinions."""
+    length, coding = single.get(b"content-length"), single.get(b"transfer-encoding")
+    if length is not None and coding is not None:
+        raise Rejected(400, "a request with both Content-Length and Transfer-Encoding")
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise Rejected(400, f"a request with the Content-Length {_shown(length)}")
+    if coding is not None and coding.lower() != b"chunked":
+        raise Rejected(400, f"a request with the Transfer-Encoding {_shown(coding)}")
+    return coding is not None
+
+
 def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> Request:
     """Check what a request asks for, and write it anew."""
     if event.method.upper() == b"CONNECT":
@@ -150,7 +174,6 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> 
     host = single.get(b"host")
     if host is not None and not place.is_meant_by(host.decode("latin-1")):
         raise Rejected(403, f"a request for {_shown(host)}")
-    is_chunked = _is_chunked(event, single)
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
@@ -160,7 +183,6 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> 
     return Request(
         method=event.method,
         head=_write(event, target, [(b"Host", place.authority.encode()), *kept]),
-        is_chunked=is_chunked,
         is_upgrade=is_upgrade,
         is_last=is_old or b"close" in options,
     )
@@ -178,19 +200,6 @@ def _target(event: h11.Request, place: Place) -> str:
     elif not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
         raise Rejected(403, f"a request for {_shown(event.target)}")
     return f"http://{place.authority}{path.removeprefix('*')}" if place.is_proxied else path
-
-
-def _is_chunked(event: h11.Request, single: Mapping[bytes, bytes]) -> bool:
-    """Say whether the body is in chunks; refuse every framing of which there are two opinions."""
-    length, coding = single.get(b"content-length"), single.get(b"transfer-encoding")
-    if length is not None and coding is not None:
-        raise Rejected(400, "a request with both Content-Length and Transfer-Encoding")
-    if length is not None and not _LENGTH.fullmatch(length):
-        raise Rejected(400, f"a request with the Content-Length {_shown(length)}")
-    if coding is not None and (coding.lower() != b"chunked" or event.http_version == b"1.0"):
-        version = event.http_version.decode()
-        raise Rejected(400, f"a request of HTTP/{version} with the Transfer-Encoding {_shown(coding)}")
-    return coding is not None
 
 
 def _options(event: h11.Request) -> set[bytes]:
@@ -224,7 +233,7 @@ class Body:
     """Turn what follows a request's head into what is sent on; what follows the body is `rest`, once it `has_ended`."""
 
     def __init__(self, connection: h11.Connection, *, is_chunked: bool):
-        self._connection, self._is_chunked = connection, is_chunked
+        self._connection, self.is_chunked = connection, is_chunked
         self.has_ended = False
         self.rest = b""
 
@@ -241,7 +250,7 @@ class Body:
         if isinstance(event, h11.EndOfMessage):
             self.has_ended, self.rest = True, self._connection.trailing_data[0]
         content = b"".join(pieces)
-        return self._in_chunks(content) if self._is_chunked else content
+        return self._in_chunks(content) if self.is_chunked else content
 
     def _in_chunks(self, content: bytes) -> bytes:
         chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
@@ -263,7 +272,7 @@ class AnswerReader:
         self._connection.send(h11.Request(method=request.method, target="/", headers=[(b"Host", b"-"), *upgrade]))
         self._connection.send(h11.EndOfMessage())
         self.progress: Progress = "open"
-        self.has_begun = False
+        self.has_begun = self.is_chunked = False
 
     def feed(self, data: bytes) -> None:
         """Take what came, at least one byte."""
@@ -279,6 +288,8 @@ class AnswerReader:
 
     def _follow(self) -> None:
         while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            if isinstance(event, h11.Response):
+                self.is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
             if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
                 self.progress = "switched"
                 return

@@ -14,7 +14,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
 
-MOST_READ_BYTES = 512 << 10  # at once: above, a copy is not faster, and this much may wait for a slow reader
+# What is read at once, and may wait for a slow reader: above the most, a copy is not faster. All directions that this
+# process passes on share what it may hold.
+MOST_READ_BYTES, LEAST_READ_BYTES, HELD_BYTES = 512 << 10, 16 << 10, 128 << 20
+_directions: set[object] = set()
 
 
 class Stream(Protocol):
@@ -114,8 +117,18 @@ async def splice(one: Stream, other: Stream, *, idle_s: float) -> End:
 
 
 async def _pass_on(source: Stream, target: Stream, note: Callable[[], None]) -> None:
-    while data := await source.receive(MOST_READ_BYTES):
-        note()
-        await target.send(data)
-        note()
+    this = object()
+    _directions.add(this)
+    try:
+        while data := await source.receive(read_size(len(_directions))):
+            note()
+            await target.send(data)
+            note()
+    finally:
+        _directions.discard(this)
     target.end_sending()
+
+
+def read_size(directions: int) -> int:
+    """Return how many bytes each of so many directions may read at once."""
+    return max(LEAST_READ_BYTES, min(MOST_READ_BYTES, HELD_BYTES // directions))

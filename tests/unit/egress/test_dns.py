@@ -147,14 +147,12 @@ def test_what_is_no_question_has_no_answer(query: bytes) -> None:
     assert answered(query) == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("rest", "code", "extended"), [(EDNS, 0, 0), (COOKIE, 0, 0), (EDNS[:6] + b"\1" + EDNS[7:], 0, 1)]
-)
-def test_edns_is_answered(rest: bytes, code: int, extended: int) -> None:
+@pytest.mark.parametrize(("rest", "extended"), [(EDNS, 0), (COOKIE, 0), (EDNS[:6] + b"\1" + EDNS[7:], 1)])
+def test_edns_is_answered(rest: bytes, extended: int) -> None:
     """A record of EDNS has one in the answer; a later version of it than the first is said to be unknown."""
     found, _ = answered(ask(counts=(1, 0, 0, 1), rest=rest))
     reply = read(found, 18)
-    assert (reply.code, reply.counts) == (code, (1, int(not extended), 0, 1))
+    assert (reply.code, reply.counts) == (NOERROR, (1, int(not extended), 0, 1))
     assert reply.records[-11:] == b"\0" + struct.pack("!HHBBHH", OPT, 1232, extended, 0, 0, 0)
 
 
