@@ -78,9 +78,9 @@ class Seen:
     all that passed from the host: first packets of connections, and whatever is not TCP.
     """
 
-    arrivals: Sequence[Mapping[str, Any]]
-    questions: Sequence[Mapping[str, Any]]
-    packets: Sequence[Mapping[str, Any]]
+    arrivals: Sequence[dict[str, Any]]
+    questions: Sequence[dict[str, Any]]
+    packets: Sequence[dict[str, Any]]
 
     @property
     def names(self) -> set[str]:
@@ -95,8 +95,7 @@ class Seen:
     def holding(self, token: str) -> list[Mapping[str, Any]]:
         """Return what holds a word anywhere: in bytes below or above TLS, in a server name, in a name asked for."""
         small = token.lower()
-        rows = [*self.arrivals, *self.questions, *self.packets]
-        return [row for row in rows if small in f"{row['raw']}\n{row['said']}\n{row['server_name']}".lower()]
+        return [row for row in (*self.arrivals, *self.questions, *self.packets) if small in row["text"]]
 
 
 class Control:
@@ -143,7 +142,10 @@ class World:
         """Return what has arrived; whatever was sent before is in it."""
         found = self._internet.ask("seen")
         on_host = self._host.ask("seen")
-        return Seen([*found["arrivals"], *on_host["arrivals"]], found["questions"], found["packets"])
+        seen = Seen([*found["arrivals"], *on_host["arrivals"]], found["questions"], found["packets"])
+        for row in (*seen.arrivals, *seen.questions, *seen.packets):
+            row["text"] = f"{row['raw']}\n{row['said']}\n{row['server_name']}".lower()
+        return seen
 
     def start_postgres(self) -> str:
         """Start PostgreSQL behind port 5432 of every address; say what is missing where it cannot be."""
