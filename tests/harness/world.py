@@ -37,7 +37,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 ENTER = ("-m", "tests.harness.internet.enter")
-START_S, RUN_S = 30.0, 120.0
+START_S, RUN_S = 60.0, 240.0
 # A command has not the room for any program or argument.
 START = """
 import json
