@@ -49,6 +49,7 @@ from .catalog import (
     describe_on_host,
     describe_with_interpreters,
     describe_with_languages,
+    describe_with_network,
     describe_with_package_managers,
     level_of,
     read_arguments,
@@ -163,6 +164,9 @@ class Toolbox:
             self.tools = tuple(map(describe_with_package_managers, self.tools))
         languages = self._sandbox.languages
         self.tools = tuple(describe_with_languages(tool, languages) for tool in self.tools)
+        if self.policy.network in ("allowlist", "open"):
+            hosts = self.policy.network_allow
+            self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))

@@ -55,6 +55,7 @@ NOTES: Mapping[str, str] = {  # by status
     "signaled": "the code ended by a signal",
     "denied": "the policy blocked the code while it ran",
 }
+MOST_TOLD = 5  # of what the network refused
 
 
 class Source(NamedTuple):
@@ -307,6 +308,11 @@ def conclude(result: Result, *, as_json: bool) -> None:
     note = NOTES.get(str(result.status))
     if note is not None:
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
+    told = [row for row in result.meta.get("network", ()) if row["why"]]
+    for row in told[:MOST_TOLD]:
+        say(f"network: {row['why']}")
+    if len(told) > MOST_TOLD:
+        say(f"network: {len(told) - MOST_TOLD} more were refused or failed; --json has all")
     if refused := result.meta.get("refused"):
         say(f"nothing is kept of what the code told of its value and figures: {refused}")
     if partial := result.meta.get("files_partial"):

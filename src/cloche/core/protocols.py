@@ -10,16 +10,18 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .enforcement import Control, Enforcement, Level, Measure, NetworkMode
 from .events import Sink
 from .limits import Limits
-from .network import NetworkRules
 from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
+
+if TYPE_CHECKING:
+    from .network import NetworkRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

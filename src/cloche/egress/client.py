@@ -18,10 +18,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloche.core.network import NetworkRules
 from cloche.jail import messages
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 BOOT = "import sys; sys.path[:0] = {paths!r}; from cloche.egress.process import main; main({fd})"
 REPORT_S, END_S = 10.0, 5.0

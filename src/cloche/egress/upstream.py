@@ -86,7 +86,7 @@ async def _checked(host: str, port: int, rules: NetworkRules, rule: Rule | None)
     allowed: list[Address] = []
     why = f"{host} has no address"
     for address in found[:MOST_ADDRESSES]:
-        reason = rules.decide_address(rule, address)
+        reason = rules.decide_address(rule, address, host=host, port=port)
         if not reason and not is_elsewhere(address):
             reason = f"{address} is one of this host's own addresses, or is not reached from it"
         if reason:

@@ -12,11 +12,12 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Self
-
-from cloche.core.network import NetworkRules
+from typing import TYPE_CHECKING, Any, Self
 
 from .client import REPORT_S, Network, Traffic
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
 MOST_ROWS = 256

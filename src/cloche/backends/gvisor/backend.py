@@ -195,7 +195,8 @@ class RunscBackend:
         if isinstance(engine, str):
             return self._unavailable(engine, INSTALL)
         found = gvisor_controls(self._host())
-        return Capabilities(backend=self.name, available=True, level=level, controls=found)
+        networks = ("off", *SERVED)
+        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=networks)
 
     def languages(self) -> tuple[str, ...]:
         """Return the languages for which this host has a toolchain."""

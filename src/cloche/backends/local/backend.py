@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from cloche.core.enforcement import Enforcement, Level
+from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.languages import Language
 from cloche.core.limits import Limits
@@ -82,6 +82,7 @@ class LocalBackend:
             available=level <= best,
             level=level,
             controls=local_controls(level, host) if level <= best else {},
+            networks=_networks(level),
             reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
             remedy="" if best >= Level.JAIL else namespace_remedy(host),
         )
@@ -240,6 +241,11 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     return wanted
 
 
+def _networks(level: Level) -> tuple[NetworkMode, ...]:
+    """Return the modes of the network at a level: rules need a namespace, in which sockets are made that are served."""
+    return ("off", *SERVED) if level is Level.JAIL else ("off",)
+
+
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     """Raise BackendUnavailable when something required would be missing."""
 
@@ -251,7 +257,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     check_policy(
         policy,
         enforcement,
-        networks=("off", *SERVED) if enforcement.level is Level.JAIL else ("off",),
+        networks=_networks(enforcement.level),
         can_ask=True,
         network="the local backend has the network off, by an allowlist or open, at level jail alone",
         lacks=lacks,

@@ -28,7 +28,6 @@ from cloche.core.errors import (
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
@@ -68,6 +67,8 @@ from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
     from ..live_session import LiveSession
     from .session import LocalSession
 
@@ -330,7 +331,7 @@ class LocalLiveSandbox(LiveSandbox):
                 self._claim = None
 
     def _rules_to_begin_with(self) -> NetworkRules:
-        return network_rules(self._policy) or NetworkRules()
+        return network_rules(self._policy) or super()._rules_to_begin_with()
 
     def _close_network(self) -> None:
         network, self.network = self.network, None
