@@ -45,7 +45,7 @@ ALLOW = (
     "10.1.2.4:8080",
     f"{OWN}:8080",
 )
-DENY = ("*.denied.wild.example", "203.0.113.0/24")
+DENY = ("*.denied.wild.example", "203.0.113.0/24", "151.101.0.0/16")
 TABLE: dict[str, list[list[str]]] = {
     **NAMES,
     **{f"{kind}.kinds.example": [addresses] for kind, addresses in KINDS.items()},
