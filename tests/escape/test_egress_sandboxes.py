@@ -6,7 +6,6 @@ Each is one program on the host of a world (tests/harness/world.py), where the s
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from typing import Any
 
