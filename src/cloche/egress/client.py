@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,7 @@ class Network:
         self._jail_end, self._control = jail_end, control
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
+        self.on_close: Callable[[Network], None] = lambda _: None
 
     @property
     def jail_end(self) -> int:
@@ -144,6 +146,7 @@ class Network:
         """Let the egress process close all that is this sandbox's."""
         self._jail_end.close()
         self._control.close()
+        self.on_close(self)
 
 
 async def _until_readable(fd: int) -> None:
@@ -165,6 +168,7 @@ class _Process:
     """Be the egress process. Raises OSError where it cannot be started."""
 
     def __init__(self) -> None:
+        self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             boot = BOOT.format(paths=_module_paths(), fd=theirs.fileno())
@@ -190,7 +194,10 @@ class _Process:
             body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
             messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
         control.setblocking(False)
-        return Network(jail_end, control)
+        found = Network(jail_end, control)
+        self.networks.add(found)
+        found.on_close = self.networks.discard
+        return found
 
     def end(self) -> None:
         self.link.close()
@@ -237,6 +244,14 @@ def operator_proxies() -> dict[str, str]:
         "no": os.environ.get("no_proxy") or os.environ.get("NO_PROXY", ""),
     }
     return {name: value for name, value in found.items() if value} if found["https"] or found["http"] else {}
+
+
+def rest() -> None:
+    """End the egress process where no sandbox has a network in it; the next one starts another."""
+    with _lock:
+        is_idle = _process is not None and not _process.networks
+    if is_idle:
+        _end()
 
 
 def process_id() -> int:

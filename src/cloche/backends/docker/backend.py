@@ -20,7 +20,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import WorkspaceContainer
-from cloche.egress.client import operator_proxies
+from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
 from ..enforcement import check_policy, docker_controls, docker_with_users, with_network
@@ -249,6 +249,7 @@ class DockerBackend:
         close_pool()
         wait_for_all()
         close_idle()
+        rest()
 
     def check(self) -> None:
         """Raise BackendUnavailable when there is no daemon."""

@@ -15,7 +15,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities, Keeping
-from cloche.egress.client import operator_proxies
+from cloche.egress.client import operator_proxies, rest
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
@@ -172,6 +172,7 @@ class LocalBackend:
     def drain(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
         close_pools()
+        rest()
 
     def collect_garbage(self) -> list[str]:
         """Remove the empty control groups and the folders of processes that are dead; return a line for each."""
