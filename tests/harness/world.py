@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -119,7 +119,8 @@ class Control:
 
     def close(self) -> None:
         """Let that side end."""
-        self._lines.close()
+        with suppress(OSError):  # it has ended by itself, and what was to be said to it is lost
+            self._lines.close()
         self._end.close()
 
 
