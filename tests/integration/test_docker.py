@@ -24,6 +24,7 @@ from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
 from tests.escape.test_first_process import all_that_is_refused
 from tests.harness.containers import ROOT, Daemon, open_daemon
+from tests.harness.environments import run_as_user
 from tests.harness.processes import fill_pool
 from tests.harness.texts import NAMES_AND_A_LITERAL, PROGRAMS
 
@@ -126,14 +127,10 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
 
 
 def test_a_network_by_name_is_served_from_outside(docker: Daemon, python_image: str) -> None:
-    """Root on the daemon's machine has it: in runs, in a sandbox that lives, in a session where runs take turns."""
+    """In runs, in a sandbox that lives, in a session where runs take turns."""
     rules: dict[str, Any] = {
         "backend": "docker", "image": python_image, "network": "allowlist", "network_allow": ["good.example"],
     }  # fmt: skip
-    if os.geteuid():
-        with pytest.raises(cloche.BackendUnavailable, match="for root on the daemon's own machine"):
-            cloche.run("print(1)", **rules)
-        return
     result = cloche.run(NAMES_AND_A_LITERAL, **rules)
     assert result.stdout.split("\n", 2)[:2] == ["198.18.1.0", "403"], result.stderr
     assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
@@ -145,6 +142,26 @@ def test_a_network_by_name_is_served_from_outside(docker: Daemon, python_image: 
     with cloche.Sandbox(live=False, **rules) as sandbox:
         cell = sandbox.session().run("import socket; socket.gethostbyname('bad.example')")
         assert [row["host"] for row in cell.network_refused] == ["bad.example"]
+
+
+BY_A_MEMBER = """
+import json, cloche
+from cloche.backends.docker.backend import DockerBackend
+result = cloche.run(PROGRAM, backend="docker", image=IMAGE, network="allowlist", network_allow=["good.example"])
+DockerBackend().drain()
+print(json.dumps([result.status, result.stdout, [row["host"] for row in result.network_refused]]))
+"""
+
+
+@pytest.mark.root
+def test_a_member_of_the_docker_group_has_it_by_a_container_beside(docker: Daemon, python_image: str) -> None:
+    """Who cannot enter the container's namespace has its sockets made from inside, and nothing is left."""
+    os.chmod(docker.folder, 0o755)
+    os.chmod(docker.folder / "socket", 0o666)  # as for a member
+    told = f"PROGRAM, IMAGE = {NAMES_AND_A_LITERAL!r}, {python_image!r}\n"
+    found = run_as_user(told + BY_A_MEMBER, env={"DOCKER_HOST": docker.url, "CLOCHE_RUNSC": "none"})
+    assert found == ["denied", "198.18.1.0\n403\n", ["198.51.100.7", "bad.example"]]
+    assert docker.is_clean()
 
 
 REACH = """
