@@ -378,3 +378,43 @@ with cloche.Sandbox(live=True, **policy) as sandbox:
 def test_a_connection_ends_when_its_host_is_denied(world: World, denied: str) -> None:
     """Whether by name or by the address that it was made to."""
     assert run(world, NARROWED, denied) == "ended"
+
+
+ASKED = (
+    """
+asked = []
+def decide(host, port):
+    asked.append(host)
+    return host == "good.example"
+asks = {**POLICY, "network_allow": ["other.example"], "on_network": "ask"}
+many = """
+    + repr("""
+with socket.create_connection(("good.example", 80), 4) as caller:
+    def ask(word):
+        caller.sendall(f"GET /{word} HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n".encode())
+        print(caller.recv(4096).decode().split("\\r\\n")[0], flush=True)
+    ask("first")
+    for number in range(1200):
+        reach(f"8.8.{number >> 8}.{number & 255}", "x")
+    ask("second")
+""")
+    + """
+with cloche.Sandbox(live=True, **asks) as sandbox:
+    sandbox.network.ask(decide)
+    process = sandbox.start(["python3", "-c", REACH + many])
+    heard = b""
+    for piece in process.stdout:
+        if not heard:
+            sandbox.network.deny("third.example")
+        heard += piece
+    heard = heard.decode().splitlines()
+print(json.dumps([heard, len(asked), len(set(asked))]))
+"""
+)
+
+
+def test_questions_have_an_end(world: World) -> None:
+    """A guest makes the operator be asked so often and no more; what was approved goes on when other rules change."""
+    heard, asked, hosts = run(world, ASKED, None)
+    assert heard == [OK] * 2
+    assert asked == hosts == 1024

@@ -86,6 +86,25 @@ except OSError as error:
     assert "h11" in answer_of(tmp_path, program, (SOURCE,))
 
 
+def test_a_network_ends_although_a_fork_has_copies_of_it(tmp_path: Path) -> None:
+    """Closing it counts, also while a child lives that was forked meanwhile; what that child closes does not."""
+    program = """
+import select, signal, time
+network, other = (client.open_network(NetworkRules.parse(mode="open")) for _ in range(2))
+links = [os.dup(one.jail_end) for one in (network, other)]
+child = os.fork()
+if not child:
+    other.close()
+    time.sleep(60)
+    os._exit(0)
+network.close()
+is_ended = bool(select.select(links[:1], [], [], 20)[0])
+found = [is_ended, bool(select.select(links[1:], [], [], 0)[0])]
+os.kill(child, signal.SIGKILL)
+"""
+    assert answer_of(tmp_path, program) == [True, False]
+
+
 def test_a_network_is_opened_whenever_the_process_was_killed() -> None:
     """One that is found dead, or found to be dying, is not what a new sandbox has."""
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +72,7 @@ class Network:
     """
 
     def __init__(self, jail_end: socket.socket, control: socket.socket):
-        self._jail_end, self._control = jail_end, control
+        self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
 
@@ -142,7 +143,10 @@ class Network:
             self.on_message(tag, body)
 
     def close(self) -> None:
-        """Let the egress process close all that is this sandbox's."""
+        """Let the egress process close all that is this sandbox's, also where a fork of this process has copies."""
+        if self._owner == os.getpid() and self.fileno() >= 0:
+            with suppress(OSError):  # the egress process is gone
+                self._control.shutdown(socket.SHUT_RDWR)
         self._jail_end.close()
         self._control.close()
 
