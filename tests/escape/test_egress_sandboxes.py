@@ -321,3 +321,146 @@ with socket.create_connection(("good.example", 80)) as caller:
     assert code != 0
     assert denied.split("\n")[:2] == ["gaierror", "gaierror"]
     assert allowed.split("\n")[:2] == ["gaierror", OK]
+
+
+FLOOD = """
+callers = [socket.create_connection(("good.example", 80)) for _ in range(200)]
+for caller in callers:
+    caller.setblocking(False)
+    caller.send(b"POST / HTTP/1.1\\r\\nHost: good.example\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n")
+print("up", flush=True)
+while True:
+    for caller in select.select([], callers, [])[1]:
+        try:
+            caller.send(b"1\\r\\nx\\r\\n" * 700)
+        except OSError:
+            pass
+"""
+FLOODED = """
+policy = {**POLICY, "pids": 400, "memory": "1g"}
+code = REACH + "times = []\\nfor _ in range(5):\\n    began = time.monotonic()\\n"
+code += "    assert 'OK' in reach('good.example', 'x')\\n    times.append(time.monotonic() - began)\\nprint(max(times))"
+with cloche.Sandbox(live=True, **policy) as one, cloche.Sandbox(live=True, **policy) as other:
+    other.run("pass")
+    flood = one.start(["python3", "-c", "import select\\n" + REACH + ARGUMENT])
+    assert next(iter(flood.stdout)) == b"up\\n"
+    time.sleep(3)  # until all that it sends is being read
+    print(json.dumps(float(other.run(code).stdout)))
+    flood.kill()
+"""
+
+
+def test_a_sandbox_that_keeps_the_egress_process_busy_holds_up_no_other(world: World) -> None:
+    """What takes long to read is read in turns, so another sandbox's requests are answered meanwhile."""
+    assert run(world, FLOODED, FLOOD) < 1.5
+
+
+CROWDED = """
+import resource
+from cloche.egress import client
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
+crowd = REACH + '''
+callers = []
+try:
+    for _ in range(600):
+        callers.append(socket.create_connection(("good.example", 5432), 4))
+except OSError:
+    pass
+print(len(callers), flush=True)
+time.sleep(60)
+'''
+policy = {**POLICY, "network_allow": ["good.example", "good.example:5432"], "pids": 400}
+def spent():
+    return sum(map(int, open(f"/proc/{client.process_id()}/stat").read().rsplit(")")[-1].split()[11:13]))
+with cloche.Sandbox(live=True, **policy) as one:
+    flood = one.start(["python3", "-c", crowd])
+    count = int(next(iter(flood.stdout)))
+    before = spent()
+    time.sleep(1)
+    busy = spent() - before
+    found = [cloche.run(REACH + ARGUMENT, warm=warm, **POLICY).stdout for warm in (True, False)]
+    print(json.dumps([count, busy, found]))
+    flood.kill()
+"""
+
+
+def test_a_sandbox_leaves_descriptors_to_others(world: World) -> None:
+    """One that opens all connections that it can takes a part of the egress process's descriptors, and no time."""
+    word = token()
+    count, busy, found = run(world, CROWDED, f"print(reach('good.example', '{word}'))")
+    assert count > 20
+    assert busy < 50, "hundredths of a second"
+    assert found == [f"{OK}\n"] * 2
+
+
+NARROWED = """
+held = '''
+with socket.create_connection(("good.example", 5432), 4) as caller:
+    caller.sendall(b"x")
+    print("up", flush=True)
+    caller.settimeout(20)
+    try:
+        while caller.recv(4096):
+            pass
+        print("ended", flush=True)
+    except TimeoutError:
+        print("goes on", flush=True)
+    except OSError:
+        print("ended", flush=True)
+'''
+policy = {**POLICY, "network_allow": ["good.example:5432"]}
+with cloche.Sandbox(live=True, **policy) as sandbox:
+    process = sandbox.start(["python3", "-c", REACH + held])
+    said = iter(process.stdout)
+    assert next(said) == b"up\\n"
+    while sum(row["connections"] for row in sandbox.network.traffic()) == 0:
+        time.sleep(0.01)
+    sandbox.network.deny(ARGUMENT)
+    print(json.dumps(next(said).decode().strip()))
+"""
+
+
+@pytest.mark.parametrize("denied", ["good.example", f"{PUBLIC}/32", "93.184.0.0/16"])
+def test_a_connection_ends_when_its_host_is_denied(world: World, denied: str) -> None:
+    """Whether by name or by the address that it was made to."""
+    assert run(world, NARROWED, denied) == "ended"
+
+
+ASKED = (
+    """
+asked = []
+def decide(host, port):
+    asked.append(host)
+    return host == "good.example"
+asks = {**POLICY, "network_allow": ["other.example"], "on_network": "ask"}
+many = """
+    + repr("""
+with socket.create_connection(("good.example", 80), 4) as caller:
+    def ask(word):
+        caller.sendall(f"GET /{word} HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n".encode())
+        print(caller.recv(4096).decode().split("\\r\\n")[0], flush=True)
+    ask("first")
+    for number in range(1200):
+        reach(f"8.8.{number >> 8}.{number & 255}", "x")
+    ask("second")
+""")
+    + """
+with cloche.Sandbox(live=True, **asks) as sandbox:
+    sandbox.network.ask(decide)
+    process = sandbox.start(["python3", "-c", REACH + many])
+    heard = b""
+    for piece in process.stdout:
+        if not heard:
+            sandbox.network.deny("third.example")
+        heard += piece
+    heard = heard.decode().splitlines()
+print(json.dumps([heard, len(asked), len(set(asked))]))
+"""
+)
+
+
+def test_questions_have_an_end(world: World) -> None:
+    """A guest makes the operator be asked so often and no more; what was approved goes on when other rules change."""
+    heard, asked, hosts = run(world, ASKED, None)
+    assert heard == [OK] * 2
+    assert asked == hosts == 1024

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import importlib.util
 import itertools
 import os
@@ -18,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,9 @@ from cloche.jail import messages
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
-BOOT = "import sys; sys.path[:0] = {paths!r}; from cloche.egress.process import main; main({fd})"
+# Its end of the link is standard input, which has a number of its own whatever the caller has closed. The paths stand
+# behind those of the standard library: they hold whatever somebody has installed.
+BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
 REPORT_S, END_S = 10.0, 5.0
 OnMessage = Callable[[str, dict[str, Any]], None]
 
@@ -71,7 +75,7 @@ class Network:
     """
 
     def __init__(self, jail_end: socket.socket, control: socket.socket):
-        self._jail_end, self._control = jail_end, control
+        self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
         self.on_close: Callable[[Network], None] = lambda _: None
@@ -143,7 +147,10 @@ class Network:
             self.on_message(tag, body)
 
     def close(self) -> None:
-        """Let the egress process close all that is this sandbox's."""
+        """Let the egress process close all that is this sandbox's, also where a fork of this process has copies."""
+        if self._owner == os.getpid() and self.fileno() >= 0:
+            with suppress(OSError):  # the egress process is gone
+                self._control.shutdown(socket.SHUT_RDWR)
         self._jail_end.close()
         self._control.close()
         self.on_close(self)
@@ -169,19 +176,22 @@ class _Process:
 
     def __init__(self) -> None:
         self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
+        boot = BOOT.format(paths=_module_paths())
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            boot = BOOT.format(paths=_module_paths(), fd=theirs.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", boot],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    start_new_session=True,
+                )
+            except BaseException:
+                self.link.close()
+                raise
 
     @property
     def is_alive(self) -> bool:
@@ -190,14 +200,18 @@ class _Process:
     def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool) -> Network:
         ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
-            messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+        network = Network(jail_end, control)
         control.setblocking(False)
-        found = Network(jail_end, control)
-        self.networks.add(found)
-        found.on_close = self.networks.discard
-        return found
+        try:
+            with ours, theirs:
+                body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
+                messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+        except BaseException:
+            network.close()
+            raise
+        self.networks.add(network)
+        network.on_close = self.networks.discard
+        return network
 
     def end(self) -> None:
         self.link.close()
@@ -209,15 +223,18 @@ class _Process:
 
 
 def _module_paths() -> list[str]:
-    """Return where the egress process finds this package, and the parser of HTTP."""
+    """Return where the egress process finds this package, and the parser of HTTP. Raises OSError without one."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     found = importlib.util.find_spec("h11")
-    parser = os.path.dirname(os.path.dirname(found.origin)) if found and found.origin else here
-    return list(dict.fromkeys((here, parser)))
+    if found is None or not found.origin:
+        raise FileNotFoundError(errno.ENOENT, "the package h11, which reads HTTP, is not installed")
+    return list(dict.fromkeys((here, os.path.dirname(os.path.dirname(found.origin)))))
 
 
 _process: _Process | None = None
-_lock = threading.Lock()
+# Held also while this process is forked: a child from the midst of a start would hold the link, or keep the start
+# waiting, for as long as it lives. A handler of signals may fork there.
+_lock = threading.RLock()
 
 
 def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = None, asks: bool = False) -> Network:
@@ -228,8 +245,14 @@ def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = Non
     """
     global _process
     with _lock:
-        if _process is None or not _process.is_alive:
-            _process = _Process()
+        if _process is not None:
+            try:
+                if _process.is_alive:
+                    return _process.open(rules, proxies or {}, asks=asks)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was killed just now
+            _process.end()
+        _process = _Process()
         return _process.open(rules, proxies or {}, asks=asks)
 
 
@@ -251,7 +274,7 @@ def rest() -> None:
     with _lock:
         is_idle = _process is not None and not _process.networks
     if is_idle:
-        _end()
+        end_process()
 
 
 def process_id() -> int:
@@ -260,7 +283,8 @@ def process_id() -> int:
     return found.process.pid if found is not None and found.is_alive else 0
 
 
-def _end() -> None:
+def end_process() -> None:
+    """End the egress process, where there is one; the next network starts another."""
     global _process
     with _lock:
         found, _process = _process, None
@@ -270,12 +294,20 @@ def _end() -> None:
 
 def _forget_after_fork() -> None:
     global _lock, _process
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _process is not None:
         _process.link.close()
         _process.process.returncode = 0  # nobody's child here
         _process = None
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_end)
+def _wait_for_start() -> None:
+    _lock.acquire()
+
+
+def _go_on() -> None:
+    _lock.release()
+
+
+os.register_at_fork(before=_wait_for_start, after_in_parent=_go_on, after_in_child=_forget_after_fork)
+atexit.register(end_process)
