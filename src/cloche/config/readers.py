@@ -30,6 +30,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
+_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
 
 
@@ -170,6 +171,18 @@ def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
     return _matching(_PACKAGE, parse_list(value, name=name), name=name, what="the name of a package")
 
 
+def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:
+    """Return names of packages, in which `*` stands for any characters."""
+    return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, what="the name of a package")
+
+
+def parse_lock_file(value: object, *, name: str) -> str:
+    """Return the path of a lock file: that of the working directory for true, none for false."""
+    if isinstance(value, bool):
+        return os.path.abspath("cloche.lock") if value else ""
+    return os.path.abspath(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
+
+
 def parse_modules(value: object, *, name: str) -> tuple[str, ...]:
     """Return the names of modules."""
     return _matching(_MODULE, parse_list(value, name=name), name=name, what="the name of a module")
@@ -223,6 +236,11 @@ def parse_audit_keep(value: object, *, name: str) -> tuple[str, ...]:
 def parse_age(value: object, *, name: str) -> float | None:
     """Return seconds; `none` is no bound."""
     return None if value == "none" else parse_duration(value, name=name)
+
+
+def parse_least_age(value: object, *, name: str) -> float:
+    """Return seconds; `none` is no bound."""
+    return 0.0 if value in ("none", 0, "0", False) else parse_duration(value, name=name)
 
 
 def parse_total(value: object, *, name: str) -> int | None:

@@ -59,6 +59,15 @@ class Capabilities:
 
 
 @runtime_checkable
+class SupportsLayers(Protocol):
+    """Show layers of packages (`Policy.layers`), which are for the caller's own interpreter."""
+
+    def check_layers(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
+
+
+@runtime_checkable
 class CodeSandbox(Protocol):
     """Run code synchronously (R1)."""
 

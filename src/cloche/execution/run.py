@@ -98,6 +98,8 @@ async def arun(
     StartFailed.
     """
     prepared = await prepare_in_thread(**options)
+    if prepared.policy.packages:
+        prepared = await _with_packages(prepared, code, language, files)
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
@@ -111,6 +113,15 @@ async def arun(
     return await run_fixing(
         fixer, prepared, prepared_request, lambda one: run_once(prepared, one, sink=sink, spill=spill), out
     )
+
+
+async def _with_packages(prepared: Prepared, code: str | None, language: str, files: Files | None) -> Prepared:
+    from .packages import with_packages  # which only some runs need
+
+    await become_task()
+    with refusals(prepared.settings, language=language, code=code):
+        name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+    return await with_packages(prepared, code=code, language=name, files=files)
 
 
 async def run_once(

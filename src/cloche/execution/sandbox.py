@@ -431,6 +431,11 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOpe
         if self._opened is not None:
             raise InvalidRequest("this sandbox is already open; make another one")
         note_fallback(self.audit, self.notes)
+        if self.policy.packages and self._kept is None:
+            from .packages import check_not_auto, with_packages  # which only some sandboxes need
+
+            check_not_auto(self.policy)
+            self._prepared = await with_packages(self._prepared)
         async with AsyncExitStack() as on_failure:
             opened = await on_failure.enter_async_context(self._opening())
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)

@@ -91,6 +91,9 @@ class LocalBackend:
         """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
         return find_toolchain(language)
 
+    def check_layers(self, policy: Policy) -> None:
+        """Do nothing: programs find layers at every level."""
+
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 
