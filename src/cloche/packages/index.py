@@ -28,7 +28,7 @@ FILE_HOSTS: Mapping[str, tuple[str, ...]] = {
 PORTS = {"https": 443, "http": 80}
 # The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but
 # those that egress never allows (loopback, link-local, metadata).
-ANY_ADDRESS = "0.0.0.0/0"
+ANY_ADDRESS = "0.0.0.0/0,::/0"
 MOST_FILE_BYTES = 1 << 20
 MOST_CA_BYTES = 8 << 20
 _PIP_SECTIONS = ("install", "download", "global")  # what stands in an earlier one wins

@@ -22,7 +22,7 @@ from cloche.core.result import Result, Status
 CA_FILE = "ca.pem"
 MOST_LAST_CHARS = 2000
 LIMITS = Limits(
-    timeout_s=900.0, memory_bytes=1 * GIB, cpus=2.0, pids=256, disk_bytes=512 * MIB, tmp_bytes=512 * MIB,
+    timeout_s=900.0, memory_bytes=1 * GIB, cpus=4.0, pids=256, disk_bytes=512 * MIB, tmp_bytes=512 * MIB,
     output_bytes=64 * 1024, flood_bytes=8 * GIB,
 )  # fmt: skip
 

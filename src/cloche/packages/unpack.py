@@ -68,7 +68,7 @@ class Unpacked:
 
     def _note_module(self, parts: Sequence[str]) -> None:
         top = parts[0] if len(parts) > 1 else parts[0].partition(".")[0]
-        if top.isidentifier():
+        if top.isidentifier() and top != "__pycache__":
             self.modules.add(top)
 
 

@@ -17,6 +17,7 @@ import re
 import stat
 import struct
 import sys
+import tempfile
 import warnings
 import zipfile
 
@@ -25,6 +26,7 @@ SITE, SCRIPT, DATA, FILES_END = 1, 2, 3, 4
 EXECUTABLE = 16  # added to a kind
 PIECE = 1 << 18
 MOST_SOURCE = 16 << 20
+MOST_WORKERS, LEAST_SHARE = 4, 50
 UNCHECKED = (1).to_bytes(4, "little")  # bytecode that is taken as it is: the files of a layer never change
 SCHEMES = {"purelib": SITE, "platlib": SITE, "scripts": SCRIPT, "data": DATA}
 MODULE = re.compile(r"[A-Za-z_][\w.]*")
@@ -42,9 +44,13 @@ if __name__ == "__main__":
 class Output:
     """Write frames, and count them."""
 
-    def __init__(self, most_files: int, most_bytes: int) -> None:
-        self._out = os.fdopen(1, "wb", buffering=1 << 20, closefd=False)
+    def __init__(self, fd: int, most_files: int, most_bytes: int) -> None:
+        self._out = os.fdopen(fd, "wb", buffering=1 << 20, closefd=False)
         self._files, self._bytes = most_files, most_bytes
+
+    def to(self, fd: int) -> Output:
+        """Return an output to another file, with what is left of the bounds."""
+        return Output(fd, self._files, self._bytes)
 
     def begin(self, kind: int, path: str, size: int) -> None:
         """Begin a file. Exits where there are too many, or too large ones."""
@@ -159,9 +165,36 @@ def write_scripts(text: str, python: str, out: Output) -> None:
 
 
 def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> None:
-    """Write the bytecode of sources, as the interpreter that imports them looks for it."""
+    """Write the bytecode of sources, as the interpreter that imports them looks for it.
+
+    Each processor takes a share. One whose compiler crashed has none of its share written.
+    """
+    workers = min(MOST_WORKERS, os.cpu_count() or 1, 1 + len(sources) // LEAST_SHARE)
+    shares = []
+    for number in range(workers):
+        file = tempfile.TemporaryFile(dir=".")  # noqa: SIM115 - it is read below
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                compile_share(sources[number::workers], site, file.fileno(), out)
+                code = 0
+            finally:
+                os._exit(code)
+        shares.append((child, file))
+    for child, file in shares:
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                out.write(piece)
+        file.close()
+
+
+def compile_share(sources: list[tuple[str, bytes]], site: str, fd: int, limits: Output) -> None:
+    """Write bytecode to a file."""
     magic = importlib.util.MAGIC_NUMBER + UNCHECKED
-    sys.setrecursionlimit(5000)
+    out = limits.to(fd)
     for name, data in sources:
         try:
             code = compile(data, f"{site}/{name}", "exec", dont_inherit=True)
@@ -171,13 +204,14 @@ def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> Non
         stem = file.removesuffix(".py")
         compiled = magic + importlib.util.source_hash(data) + marshal.dumps(code)
         out.put(SITE, f"{folder}{slash}__pycache__/{stem}.{sys.implementation.cache_tag}.pyc", compiled)
+    out.flush()
 
 
 def main() -> None:
     """Write everything."""
     warnings.simplefilter("ignore")
     asked = json.load(sys.stdin)
-    out = Output(asked["most_files"], asked["most_bytes"])
+    out = Output(1, asked["most_files"], asked["most_bytes"])
     sources = []
     for path in asked["wheels"]:
         try:
