@@ -74,6 +74,7 @@ class Source(NamedTuple):
 @sandbox_options()
 @program_options()
 @output_options()
+@option("--requirements", metavar="FILE", help="Install what a requirements.txt names first.")
 @flag("--fix", help="Send a failing program to the configured model, run what it answers.")
 @option("--max-fix", metavar="N", type=int, help="Ask at most N times. Default: 4.")
 @option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
@@ -88,6 +89,7 @@ def _run(
     file: tuple[str, ...],
     out: str | None,
     spill: str | None,
+    requirements: str | None,
     fix: bool,
     max_fix: int | None,
     save_fix: str | None,
@@ -108,6 +110,10 @@ def _run(
     if save_fix is not None and not fix:
         raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
     rules = with_backend(options, no_sandbox=no_sandbox)
+    if requirements is not None:
+        from .packages import with_requirements
+
+        rules = {**rules, "packages": with_requirements(rules.get("packages"), requirements)}
     source = read_source(words, code)
     from cloche.sync import run
 

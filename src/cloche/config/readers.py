@@ -30,6 +30,8 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
+# Not one between versions, or between extras: "a[b,c]>=1,<2, d" are two.
+_PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*[A-Za-z0-9])")
 _PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
 
@@ -168,7 +170,8 @@ def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
     """Return the names of packages, or `auto`."""
     if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
         return "auto" if value.strip().lower() == "auto" else ()
-    return _matching(_PACKAGE, parse_list(value, name=name), name=name, what="the name of a package")
+    listed = _PACKAGE_COMMA.split(value) if isinstance(value, str) else value
+    return _matching(_PACKAGE, parse_list(listed, name=name), name=name, what="the name of a package")
 
 
 def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:

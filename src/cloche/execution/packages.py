@@ -11,9 +11,9 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
-from typing import cast
+from typing import Unpack, cast
 
-from cloche.config.keys import Settings
+from cloche.config.keys import SandboxOptions, Settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.protocols import SupportsLayers
@@ -26,7 +26,7 @@ from cloche.packages.store import Store
 from cloche.packages.target import own_target
 
 from .inputs import Files
-from .prepare import Prepared
+from .prepare import Prepared, prepare_in_thread
 
 MOST_PREPARED = 64
 AUTO = "auto"
@@ -161,6 +161,25 @@ def terms_of(settings: Settings) -> Terms:
     )
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     return Terms(rules=rules, store=shared_store(), locked=locked)
+
+
+async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:
+    """Install what `packages` names, for runs to come with these options; `upgrade` resolves it again.
+
+    Raises what `install` raises, and InvalidRequest where nothing is named.
+    """
+    prepared = await prepare_in_thread(**options)
+    check_not_auto(prepared.policy)
+    asked = parsed(tuple(prepared.policy.packages))
+    if not asked:
+        raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
+    check_backend(prepared)
+    with refusals(prepared.settings):
+        terms = replace(terms_of(prepared.settings), resolves_again=upgrade)
+        installed = await install(prepared.backend, prepared.policy, asked, terms)
+    if prepared.audit is not None:
+        prepared.audit.note("packages", **installed.as_dict())
+    return installed
 
 
 def shared_store() -> Store:
