@@ -1,7 +1,7 @@
 """One call, one throwaway sandbox: settings, rules, request, queue, run.
 
 Every front end goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from. What comes
-with a run stands here, too: callbacks (`make_sink`, `with_sink`), a run as a stream of events (`streamed`), files of
+with a run stands here, too: callbacks (`make_sink`), a run as a stream of events (`streamed`), files of
 the host for the full output while it runs (`Spill`; the result itself keeps head and tail), files out (`copy_out`).
 
 Auto-fix (`run_fixing`): a fixer decides on code, and only code can be decided on. Request, policy and limits are
@@ -30,7 +30,7 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
-from cloche.core.loops import become_task
+from cloche.core.loops import become_task, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import InputFile, Request
@@ -297,31 +297,6 @@ async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
     """Run a request and hand events to `sink`."""
     return await with_sink(lambda guarded: _run_with_events(opened, request, guarded), sink)
-
-
-async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
-    """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
-    failures: list[BaseException] = []
-
-    def guarded(event: Event) -> None:
-        try:
-            if not failures:
-                sink(event)
-        except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
-            failures.append(error)
-            task.cancel()
-
-    task = asyncio.ensure_future(run(guarded))
-    try:
-        result = await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if failures and not (current and current.cancelling()):
-            raise failures[0] from None
-        raise
-    if failures:
-        raise failures[0]
-    return result
 
 
 async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) -> Result:

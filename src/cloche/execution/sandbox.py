@@ -23,6 +23,7 @@ from cloche.config.keys import SandboxOptions
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink, discard
 from cloche.core.limits import parse_duration
+from cloche.core.loops import with_sink
 from cloche.core.protocols import (
     OpenSandbox,
     OpenSession,
@@ -57,7 +58,6 @@ from .run import (
     run_fixing,
     run_in,
     streamed,
-    with_sink,
     write_all,
 )
 

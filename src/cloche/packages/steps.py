@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import GIB, MIB, Limits
+from cloche.core.loops import with_sink
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, SupportsStreaming
 from cloche.core.request import InputFile, Request
@@ -72,7 +74,8 @@ async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = di
     )  # fmt: skip
     async with backend.open(step_policy(policy, step), LIMITS) as opened:
         if sink is not discard and isinstance(opened, SupportsStreaming):
-            result = await opened.run_streaming(request, sink)
+            run = partial(opened.run_streaming, request)
+            result = await with_sink(run, sink)  # which ends the run where the sink raises
         elif sink is not discard:
             raise BackendUnavailable(f"packages: backend {backend.name!r} cannot stream what a sandbox sends")
         else:
