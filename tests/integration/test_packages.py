@@ -69,9 +69,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIn
 def test_packages_are_there_with_what_they_need_and_can_only_be_read(index: PackageIndex) -> None:
     """A package, one that it needs, its command and its data; programs that a program starts find them, too."""
     index.add("below", files={"below/__init__.py": "WORD = 'within'\n", "below/word.txt": "text"})
-    index.add("above", requires=("below>=1",), scripts={"say-above": "above:main"}, files={
-        "above.py": "import below\ndef main():\n    print(below.WORD)\n", "above-1.0.data/data/share/above.txt": "shared",
-    })  # fmt: skip
+    source = "import below\ndef main():\n    print(below.WORD)\n"
+    files = {"above.py": source, "above-1.0.data/data/share/above.txt": "shared"}
+    index.add("above", requires=("below>=1",), scripts={"say-above": "above:main"}, files=files)
     code = """
 import above, importlib.metadata, importlib.resources, subprocess, sys
 try:
@@ -203,7 +203,9 @@ def test_ten_at_once_install_once(index: PackageIndex) -> None:
     index.add("one")
 
     async def all_at_once() -> list[bool]:
-        return [one.ok for one in await asyncio.gather(*(cloche.arun("import one", packages=["one"]) for _ in range(6)))]
+        return [
+            one.ok for one in await asyncio.gather(*(cloche.arun("import one", packages=["one"]) for _ in range(6)))
+        ]
 
     others = [_other("print(cloche.run('import one', packages=['one']).ok)") for _ in range(4)]
     assert asyncio.run(all_at_once()) == [True] * 6
@@ -247,7 +249,8 @@ def test_what_is_in_use_stays_and_the_rest_goes_by_age_and_size(index: PackageIn
     """A process keeps what it uses; after it the one that was not used for the longest time goes first."""
     for name in ("one", "two", "six"):
         index.add(name, files={f"{name}.py": "", "data.bin": bytes(1000)})
-        assert _other(f"print(cloche.run('import {name}', packages=['{name}']).ok)").wait() == 0
+        said, _ = _other(f"print(cloche.run('import {name}', packages=['{name}']).ok)").communicate()
+        assert said == b"True\n"
     layers = {layer.pins[0].name: layer for layer in Store().layers()}
     for age, name in enumerate(("six", "two", "one")):
         os.utime(layers[name].folder, (1e9 - age, 1e9 - age))

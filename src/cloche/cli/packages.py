@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
@@ -54,9 +55,7 @@ def _install(
 @option("--output", metavar="FILE", default="cloche.lock", help="The lock file to write.")
 @sandbox_options("config", "backend")
 @json_option()
-def _lock(
-    words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions
-) -> int:
+def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions) -> int:
     """Resolve a set of packages, and write down what was found: versions, files, hashes."""
     from cloche.execution.packages import install_ahead
     from cloche.packages.lock import write_lock
@@ -91,9 +90,7 @@ def _list(as_json: bool) -> int:
 @option("--unused", metavar="TIME", help="Remove what was not used for so long: 30d.")
 @flag("--all", "everything", help="Remove all that is not in use.")
 @json_option()
-def _prune(
-    most_size: str | None, most_layers: int | None, unused: str | None, everything: bool, as_json: bool
-) -> int:
+def _prune(most_size: str | None, most_layers: int | None, unused: str | None, everything: bool, as_json: bool) -> int:
     """Remove layers that were not used for the longest time. What is in use stays."""
     from cloche.core.limits import format_size, parse_duration, parse_size
     from cloche.packages.store import Store
@@ -141,7 +138,7 @@ def _tell(found: dict[str, object], *, as_json: bool) -> None:
         print(escape_line(f"written: {found['file']}"))
 
 
-def with_requirements(packages: str | None, file: str | None) -> str | list[str]:
+def with_requirements(packages: Sequence[str] | None, file: str | None) -> str | list[str]:
     """Return what is asked for on the command line and in a `requirements.txt`. Raises InvalidRequest."""
     from cloche.config.readers import parse_packages
     from cloche.packages.requirements import MOST_FILE_BYTES, read_requirements_file

@@ -113,7 +113,7 @@ def _run(
     if requirements is not None:
         from .packages import with_requirements
 
-        rules = {**rules, "packages": with_requirements(rules.get("packages"), requirements)}
+        rules = {**rules, "packages": with_requirements(options.get("packages"), requirements)}
     source = read_source(words, code)
     from cloche.sync import run
 

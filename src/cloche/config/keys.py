@@ -465,7 +465,10 @@ KEYS: tuple[Key, ...] = (
         has_ceiling=True, parse_ceiling=readers.parse_package_ceiling, join_ceilings=readers.packages_in_both,
     ),
     # What may be installed is the owner's choice alone; anybody may deny more.
-    Key(name="packages_allow", parse=readers.parse_package_patterns, settings_field="packages_allow", text_if_empty="any"),
+    Key(
+        name="packages_allow", parse=readers.parse_package_patterns, settings_field="packages_allow",
+        text_if_empty="any",
+    ),
     Key(
         name="packages_deny", parse=readers.parse_package_patterns, settings_field="packages_deny",
         is_looser=lambda new, old: not set(old) <= set(new), join=_in_either,

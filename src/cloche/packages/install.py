@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
@@ -55,7 +56,7 @@ class Installed:
     asked: tuple[Requirement, ...]
     is_new: bool = False
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what the log and results say of it."""
         return {
             "asked": [one.text for one in self.asked], "layer": os.path.basename(self.layer.folder),
@@ -109,9 +110,7 @@ def _usable(layer: Layer, terms: Terms) -> Layer | None:
     return layer if terms.store.use(layer) else None
 
 
-async def _make(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms
-) -> tuple[Layer, bool]:
+async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Layer, bool]:
     pins = await _pinned(backend, policy, asked, terms)
     key = layer_key(pins, terms.target)
     layer = terms.store.find_content(key)
@@ -127,9 +126,7 @@ async def _make(
             return layer, True
 
 
-async def _pinned(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms
-) -> tuple[Pin, ...]:
+async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
     if terms.locked is None:
         return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules)
     check_pins(terms.locked.pins, terms.index)

@@ -177,7 +177,7 @@ def _normalized(name: str) -> str:
 
 
 def _table() -> dict[str, tuple[str, ...]]:
-    table = {name: (_normalized(name),) for name in _SAME_NAMES.split()}
+    table: dict[str, tuple[str, ...]] = {name: (_normalized(name),) for name in _SAME_NAMES.split()}
     for line in _OTHER_NAMES.strip().splitlines():
         name, _, packages = line.partition(": ")
         table[name] = tuple(map(_normalized, packages.split()))

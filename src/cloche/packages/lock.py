@@ -106,5 +106,9 @@ def _pin(said: Mapping[str, object]) -> Pin:
     if not isinstance(size, int):
         raise TypeError("a size is no number")
     return Pin(
-        name=str(said["name"]), version=str(said["version"]), url=str(said["url"]), sha256=str(said["sha256"]), size=size
+        name=str(said["name"]),
+        version=str(said["version"]),
+        url=str(said["url"]),
+        sha256=str(said["sha256"]),
+        size=size,
     )

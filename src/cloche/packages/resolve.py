@@ -107,7 +107,7 @@ def read_pins(text: str, index: Index) -> tuple[Pin, ...]:
     """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes."""
     try:
         packages = tomllib.loads(text).get("packages", [])
-        pins = tuple(sorted(_read_package(one, index) for one in packages))
+        pins = tuple(sorted(_read_package(one) for one in packages))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index)
@@ -145,7 +145,7 @@ def _what_is_wrong(pin: Pin, index: Index) -> str:
     return ""
 
 
-def _read_package(package: Mapping[str, Any], index: Index) -> Pin:
+def _read_package(package: Mapping[str, Any]) -> Pin:
     name, version = normalize_name(str(package["name"])), str(package.get("version", ""))
     wheels = package.get("wheels")
     if not wheels:

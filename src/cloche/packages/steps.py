@@ -60,8 +60,9 @@ class Done:
 def step_policy(policy: Policy, step: Step) -> Policy:
     """Return the rules of a step: those of the run, with its own network and without what is the program's."""
     isolates = policy.level is None or policy.level >= Level.CONFINED
+    hosts = step.network_allow if isolates else ()
     return policy.with_changes(
-        network="allowlist" if step.network_allow and isolates else "off", network_allow=step.network_allow,
+        network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",
         packages=(), layers=step.shown, warm=False, preload=(), screen="off", package_managers=True, trusted=False,
     )  # fmt: skip
 

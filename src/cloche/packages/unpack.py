@@ -77,7 +77,7 @@ class _Nothing:
 
     def write(self, data: bytes) -> None:
         """Raise WrongFrame: there is nothing to be written."""
-        raise WrongFrame("content came where there is none")
+        raise WrongFrame(f"{len(data)} bytes came where there are none")
 
     def close(self) -> None:
         """Do nothing."""

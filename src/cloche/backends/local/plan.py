@@ -409,9 +409,7 @@ def build_session_program(
 ) -> SessionProgram:
     """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
-    program = (
-        _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
-    )
+    program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:

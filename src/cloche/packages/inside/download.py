@@ -18,6 +18,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 FRAME = struct.Struct(">BHQ")
 FILE = 1
 PIECE = 1 << 18
@@ -28,7 +32,15 @@ PORTS = {"https": 443, "http": 80}
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follow redirects; what says who we are stays with the host it is for."""
 
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # noqa: ANN001, ANN201
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: Any,  # noqa: ANN401 - as the standard library has it
+        code: int,
+        msg: str,
+        headers: Any,  # noqa: ANN401
+        newurl: str,
+    ) -> urllib.request.Request | None:
         """Return the request to the new address, with its own host's credentials or none."""
         if not newurl.startswith(("https://", "http://")):
             return None
@@ -50,7 +62,8 @@ def identify(request: urllib.request.Request) -> None:
 
 def fetch(opener: urllib.request.OpenerDirector, url: str, most: int) -> bytes:
     """Return a file. Raises OSError, also for one that is too large."""
-    request = urllib.request.Request(url, headers={"User-Agent": "cloche", "Accept-Encoding": "identity"})
+    headers = {"User-Agent": "cloche", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the other end has checked its scheme
     identify(request)
     pieces, total = [], 0
     with opener.open(request, timeout=TIMEOUT_S) as answer:
