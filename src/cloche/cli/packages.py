@@ -37,7 +37,7 @@ def _install(
     words: tuple[str, ...], requirements: str | None, upgrade: bool, locked: str | None, as_json: bool,
     options: SandboxOptions,
 ) -> int:  # fmt: skip
-    """Install a set of packages ahead, so that the first run with it needs no network."""
+    """Install packages ahead: the first run needs no network."""
     from cloche.execution.packages import install_ahead
     from cloche.sync import blocking
 
@@ -56,7 +56,10 @@ def _install(
 @sandbox_options("config", "backend")
 @json_option()
 def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions) -> int:
-    """Resolve a set of packages, and write down what was found: versions, files, hashes."""
+    """Resolve packages, and write a lock file.
+
+    It has versions, addresses and hashes.
+    """
     from cloche.execution.packages import install_ahead
     from cloche.packages.lock import write_lock
     from cloche.packages.target import own_target
@@ -73,7 +76,7 @@ def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json
 @packages.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the layers of packages, the one that was used last first."""
+    """List the layers, what was used last first."""
     from cloche.packages.store import Store
 
     rows = [_row(layer, is_whole=as_json) for layer in Store().layers()]
@@ -91,7 +94,10 @@ def _list(as_json: bool) -> int:
 @flag("--all", "everything", help="Remove all that is not in use.")
 @json_option()
 def _prune(most_size: str | None, most_layers: int | None, unused: str | None, everything: bool, as_json: bool) -> int:
-    """Remove layers that were not used for the longest time. What is in use stays."""
+    """Remove layers, what is not in use.
+
+    Those go first that were not used for the longest time.
+    """
     from cloche.core.limits import format_size, parse_duration, parse_size
     from cloche.packages.store import Store
 

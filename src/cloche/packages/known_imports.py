@@ -45,7 +45,7 @@ google.cloud.storage: google-cloud-storage
 google.genai: google-genai
 google.generativeai: google-generativeai
 google.oauth2: google-auth
-google.protobuf:
+google.protobuf: protobuf
 googleapiclient: google-api-python-client
 graphql: graphql-core
 grpc: grpcio

@@ -42,8 +42,8 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         """Return the request to the new address, with its own host's credentials or none."""
-        if not newurl.startswith(("https://", "http://")):
-            return None
+        if not newurl.startswith("https://") and not (newurl.startswith("http://") and req.type == "http"):
+            return None  # never to what can be read on the way
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
         if found is not None:
             found.remove_header("Authorization")
