@@ -150,9 +150,14 @@ def check_backend(prepared: Prepared) -> None:
     cast("SupportsLayers", backend).check_layers(prepared.policy)
 
 
+def rules_of(settings: Settings) -> Rules:
+    """Return the operator's rules for packages."""
+    return Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
+
+
 def terms_of(settings: Settings) -> Terms:
     """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
-    rules = Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
+    rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     return Terms(rules=rules, store=shared_store(), locked=locked)
 
