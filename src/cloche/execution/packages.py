@@ -16,6 +16,7 @@ from typing import Unpack, cast
 from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import SupportsLayers
 from cloche.packages.install import Installed, Terms, install
@@ -109,8 +110,8 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
     """Return what was made ready for the same call, if its layer is still there."""
     key = (id(prepared), tuple(one.text for one in asked))
     ready = _prepared.get(key)
-    if ready is None or ready.before is not prepared:
-        return None
+    if ready is None or ready.before is not prepared or prepared.settings.packages_lock:
+        return None  # a lock file is read each time: it may have changed
     if not ready.store.use(ready.installed.layer):
         del _prepared[key]
         return None
@@ -119,6 +120,7 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
 
 async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready:
     check_backend(prepared)
+    await become_task()
     terms = terms_of(prepared.settings)
     installed = await install(prepared.backend, prepared.policy, asked, terms)
     policy = _with_layer(prepared.policy, installed)

@@ -118,7 +118,6 @@ async def arun(
 async def _with_packages(prepared: Prepared, code: str | None, language: str, files: Files | None) -> Prepared:
     from .packages import with_packages  # which only some runs need
 
-    await become_task()
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
     return await with_packages(prepared, code=code, language=name, files=files)
