@@ -404,6 +404,7 @@ class Sandbox:
     make_dir = _method(AsyncSandbox.make_dir, "_sandbox")
     move = _method(AsyncSandbox.move, "_sandbox")
     remove = _method(AsyncSandbox.remove, "_sandbox")
+    install = _method(AsyncSandbox.install, "_sandbox")
     watch = _making(_method(AsyncSandbox.watch, "_sandbox"), Watch, "Watch")
     upload = _method(AsyncSandbox.upload, "_sandbox")
     download = _method(AsyncSandbox.download, "_sandbox")
@@ -488,6 +489,7 @@ class Session:
         return self._session.history
 
     run = _method(AsyncSession.run, "_session", eager_without=("out", "autofix"))
+    install = _method(AsyncSession.install, "_session")
     interrupt = _method(AsyncSession.interrupt, "_session")
     checkpoint = _method(AsyncSession.checkpoint, "_session")
     rollback = _method(AsyncSession.rollback, "_session")

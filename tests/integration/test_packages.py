@@ -198,6 +198,55 @@ def test_sandboxes_and_sessions_have_packages(index: PackageIndex, live: bool) -
             assert session.run("import one; one.__name__").value == "one"
 
 
+def test_packages_come_into_a_sandbox_that_lives(index: PackageIndex) -> None:
+    """Programs and sessions find them, also one that has begun; what is there keeps its version."""
+    index.add("one", files={"shared/one.py": "", "one.py": "VERSION = '1.0'\n"})
+    index.add(
+        "two", requires=("one",), files={"shared/two.py": "", "two.py": "import one\n"}, scripts={"two": "two:print"}
+    )
+    index.add("three", requires=("one>1",))
+    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+        assert sandbox.run("import one").status == "error"
+        assert session.run("import sys; 'PYTHONPATH' in __import__('os').environ").value is False
+        assert sandbox.install("one") == ("one==1.0",)
+        assert session.run("import one; one.VERSION").value == "1.0"
+        index.add("one", "2.0")
+        assert session.install("two") == ("one==1.0", "two==1.0")
+        assert session.run("import two, shared.two, shared.one; one.VERSION").value == "1.0"
+        assert sandbox.run("import two, shared.one; two.one.VERSION").value == "1.0"
+        assert sandbox.exec(["sh", "-c", "command -v two"]).stdout.endswith("/bin/two\n")
+        with pytest.raises(InvalidRequest, match="one==1.0"):
+            sandbox.install("three")
+        with pytest.raises(InvalidRequest, match="a path"):
+            sandbox.install("./x")
+    assert os.listdir(f"{Store().folder}/growing") == []
+
+
+def test_a_sandbox_whose_runs_take_turns_says_that_it_installs_nothing(index: PackageIndex) -> None:
+    """The remedy is in the message."""
+    with (
+        cloche.Sandbox(live=False) as sandbox,
+        pytest.raises(InvalidRequest, match="install needs a sandbox that lives"),
+    ):
+        sandbox.install("one")
+
+
+def test_a_sandbox_with_a_name_keeps_what_was_installed(index: PackageIndex) -> None:
+    """Its keeper holds it; another caller finds it, and installs more."""
+    index.add("one")
+    index.add("two")
+    with cloche.Sandbox(name="packages-test", keep="1m", packages=["one"]) as sandbox:
+        assert sandbox.run("import one").ok
+    try:
+        assert Store().prune(most_layers=0) == []
+        with cloche.Sandbox.attach("packages-test") as sandbox:
+            assert sandbox.run("import one").ok
+            assert sandbox.install("two") == ("two==1.0",)
+            assert sandbox.run("import one, two").ok
+    finally:
+        cloche.Sandbox.attach("packages-test").__enter__().kill()
+
+
 def test_ten_at_once_install_once(index: PackageIndex) -> None:
     """In one process and in several."""
     index.add("one")

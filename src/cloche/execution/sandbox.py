@@ -40,6 +40,7 @@ from cloche.keeper.attach import Kept, find_kept
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
+from .installing import PackageOperations
 from .live import most_at_once
 from .naming import Duration, NameOperations, read_terms
 from .network import NetworkOperations
@@ -192,6 +193,10 @@ class AsyncSession:
         if out is not None:
             await copy_out(result, out)
         return result
+
+    async def install(self, *packages: str) -> tuple[str, ...]:
+        """Install packages in the sandbox of this session, as `Sandbox.install` does; the next cell finds them."""
+        return await self._sandbox.install(*packages)
 
     async def _run_fixing(
         self,
@@ -356,7 +361,9 @@ class AsyncSession:
         self._closing = asyncio.ensure_future(self._opened.close())
 
 
-class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOperations, NameOperations):
+class AsyncSandbox(
+    ProcessOperations, PathOperations, PortOperations, NetworkOperations, PackageOperations, NameOperations
+):
     """Open a sandbox for several runs.
 
         async with AsyncSandbox(preset="standard") as sandbox:
@@ -437,6 +444,7 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOpe
             check_not_auto(self.policy)
             self._prepared = await with_packages(self._prepared)
         async with AsyncExitStack() as on_failure:
+            self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening())
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()

@@ -31,7 +31,7 @@ class Terms:
     """Say on which terms packages are installed: by whose rules, from where, for which interpreter, into which store.
 
     `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
-    earlier resolution of the same requirements found.
+    earlier resolution of the same requirements found. `fixed` are versions of what is there already.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -40,12 +40,14 @@ class Terms:
     store: Store = field(default_factory=Store)
     locked: Locked | None = None
     resolves_again: bool = False
+    fixed: tuple[str, ...] = ()
     approve: Approve | None = None
 
     def key(self, asked: Sequence[Requirement]) -> str:
         """Return the key of a list of requirements on these terms."""
         locked = self.locked.digest if self.locked is not None else ""
-        return set_key(asked, self.target, (self.index.url, self.index.extra, self.rules.min_age_s, locked))
+        terms = (self.index.url, self.index.extra, self.rules.min_age_s, locked, sorted(self.fixed))
+        return set_key(asked, self.target, terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], 
 
 async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
     if terms.locked is None:
-        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules)
+        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed)
     check_pins(terms.locked.pins, terms.index)
     terms.rules.check_denied(pin.name for pin in terms.locked.pins)
     return terms.locked.pins

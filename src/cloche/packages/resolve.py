@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,7 +26,7 @@ from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
 from .target import Target
 
-ASKED, ANSWER = "requirements.in", "pylock.toml"
+ASKED, FIXED, ANSWER = "requirements.in", "constraints.txt", "pylock.toml"
 MOST_PINS = 400
 MOST_WHEEL_BYTES, MOST_TOTAL_BYTES = 2 * GIB, 4 * GIB
 MOST_ANSWER_BYTES = 16 * MIB
@@ -64,14 +64,21 @@ def find_uv() -> str:
         raise BackendUnavailable("packages are resolved by uv, which is not here.", remedy=f"Get it: {EXTRA}") from None
 
 
-def resolve_step(asked: Sequence[Requirement], target: Target, index: Index, rules: Rules) -> Step:
-    """Return the step that resolves requirements. Its credentials are in its environment, and nowhere else."""
+def resolve_step(
+    asked: Sequence[Requirement], target: Target, index: Index, rules: Rules, fixed: Sequence[str] = ()
+) -> Step:
+    """Return the step that resolves requirements. Its credentials are in its environment, and nowhere else.
+
+    `fixed` are versions (`six==1.17.0`) of what is there already.
+    """
     uv, newest, bundle = find_uv(), rules.newest(), index.ca_bundle()
     argv = [
         uv, "pip", "compile", ASKED, "--output-file", ANSWER, "--format", "pylock.toml", "--no-config", "--no-header",
         "--only-binary", ":all:", "--python", target.python, "--no-python-downloads", "--no-progress", "--quiet",
         "--cache-dir", ".cloche-uv", "--keyring-provider", "disabled",
     ]  # fmt: skip
+    if fixed:
+        argv += ["--constraints", FIXED]
     env = {"UV_DEFAULT_INDEX": index.with_credentials(index.url)}
     if index.extra:
         env["UV_INDEX"] = " ".join(map(index.with_credentials, index.extra))
@@ -79,20 +86,30 @@ def resolve_step(asked: Sequence[Requirement], target: Target, index: Index, rul
         env["SSL_CERT_FILE"] = CA_FILE
     return Step(
         name="resolve", argv=(*argv, *(("--exclude-newer", newest) if newest else ())), env=env,
-        files=(InputFile(path=ASKED, data="".join(f"{one}\n" for one in asked).encode()), *ca_files(bundle)),
+        files=(_lines(ASKED, asked), *((_lines(FIXED, fixed),) if fixed else ()), *ca_files(bundle)),
         network_allow=index.network_allow, shown=(uv,), returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
     )  # fmt: skip
 
 
+def _lines(path: str, lines: Iterable[object]) -> InputFile:
+    return InputFile(path=path, data="".join(f"{line}\n" for line in lines).encode())
+
+
 async def resolve(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], target: Target, index: Index, rules: Rules
+    backend: Backend,
+    policy: Policy,
+    asked: Sequence[Requirement],
+    target: Target,
+    index: Index,
+    rules: Rules,
+    fixed: Sequence[str] = (),
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
     Raises InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or the network failed,
     PolicyDenied for what the rules deny.
     """
-    step = resolve_step(asked, target, index, rules)
+    step = resolve_step(asked, target, index, rules, fixed)
     done = await run_step(backend, policy, step)
     if done.result.exit_code == NO_SOLUTION:
         raise InvalidRequest(f"packages: cannot be resolved: {last_words(done.result)}")

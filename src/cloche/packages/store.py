@@ -19,15 +19,14 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.hostfs import own_folder
+from cloche.core.errors import StartFailed
 
+from .folders import PARTS, default_folder, lock_folder, made_folder, names_in, new_name, remove_tree, sweep
 from .requirements import Requirement
 from .resolve import Pin
 from .target import Target
@@ -38,7 +37,6 @@ MOST_HELD = 256  # layers that this process keeps from being removed
 TOUCH_S = 60.0  # how often the time of a layer's last use is written
 POLL_S = 0.05
 MOST_MANIFEST_BYTES = 4 << 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ONLY_FOLDER, _READ_ONLY_FILE, _EXECUTABLE = 0o555, 0o444, 0o111
 
 
@@ -82,16 +80,6 @@ def set_key(asked: Iterable[Requirement], target: Target, terms: Iterable[object
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def default_folder() -> str:
-    """Return the folder of the store in this user's data. Raises BackendUnavailable where there is none."""
-    found = own_folder("XDG_DATA_HOME", ".local/share")
-    if found is None:
-        from platformdirs import user_data_dir
-
-        found = user_data_dir("cloche", appauthor=False)
-    return os.path.join(found, "packages")
 
 
 class Store:
@@ -142,7 +130,7 @@ class Store:
     def use(self, layer: Layer) -> bool:
         """Keep a layer from being removed while this process lives; False where it is gone by now."""
         if layer.folder not in self._held:
-            fd = _lock(layer.folder, fcntl.LOCK_SH)
+            fd = lock_folder(layer.folder, fcntl.LOCK_SH)
             if fd is None:
                 return False
             if len(self._held) >= MOST_HELD:
@@ -168,7 +156,7 @@ class Store:
     @contextlib.asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
         """Wait until nobody else makes what serves this list of requirements, in whatever process."""
-        path = os.path.join(self._made("locks"), f"{key}.lock")
+        path = os.path.join(self.made("locks"), f"{key}.lock")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             while True:
@@ -188,9 +176,9 @@ class Store:
         self.sweep()
         fd = None
         while fd is None:  # else somebody's sweep came before our lock
-            folder = os.path.join(self._made("making"), _nonce())
+            folder = os.path.join(self.made("making"), new_name())
             os.mkdir(folder, 0o700)
-            fd = _lock(folder, fcntl.LOCK_EX)
+            fd = lock_folder(folder, fcntl.LOCK_EX)
         try:
             yield folder
         finally:
@@ -199,7 +187,7 @@ class Store:
 
     def place_for(self, key: str) -> str:
         """Return the path of a layer that is to be made."""
-        return os.path.join(self._made("layers"), f"{key}.{_nonce()}")
+        return os.path.join(self.made("layers"), f"{key}.{new_name()}")
 
     def publish(
         self, made: str, final: str, *, key: str, pins: Iterable[Pin], target: Target, facts: Mapping[str, Any]
@@ -228,7 +216,24 @@ class Store:
         said = {
             "layer": os.path.basename(layer.folder), "asked": [one.text for one in asked], "resolved": time.time(),
         }  # fmt: skip
-        _write_json(self._made("sets"), f"{key}.json", said)
+        _write_json(self.made("sets"), f"{key}.json", said)
+
+    # Growing: a folder of one sandbox that lives, to which layers are added; see `folders.Growing`.
+
+    def is_growing(self, folder: str) -> bool:
+        """Tell whether a folder is one of these."""
+        return os.path.dirname(folder) == self._below("growing")
+
+    def add(self, layer: Layer, folder: str) -> None:
+        """Add what is in a layer to such a folder, by further names of the same files; what is there stays.
+
+        Each package comes in whole, under its name at once: programs may be looking for it meanwhile.
+        """
+        aside = os.path.join(folder, f".{new_name()}")
+        for part in PARTS:
+            _graft(os.path.join(layer.folder, part), os.path.join(folder, part), aside)
+        pins = {pin.name: pin.as_dict() for pin in (*pins_in(folder), *layer.pins)}
+        _write_json(folder, MANIFEST, {"version": VERSION, "pins": list(pins.values())})
 
     # Removing.
 
@@ -256,11 +261,11 @@ class Store:
         return removed
 
     def _remove(self, layer: Layer) -> bool:
-        fd = _lock(layer.folder, fcntl.LOCK_EX)
+        fd = lock_folder(layer.folder, fcntl.LOCK_EX)
         if fd is None:
             return False
         try:
-            aside = os.path.join(self._made("making"), _nonce())
+            aside = os.path.join(self.made("making"), new_name())
             os.chmod(layer.folder, 0o700)  # a folder that its owner cannot write to cannot be moved
             os.rename(layer.folder, aside)
             remove_tree(aside)
@@ -270,23 +275,15 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what makers left who were killed."""
-        making = self._made("making")
-        for name in os.listdir(making):
-            folder = os.path.join(making, name)
-            fd = _lock(folder, fcntl.LOCK_EX)
-            if fd is not None:
-                try:
-                    remove_tree(folder)
-                finally:
-                    os.close(fd)
+        sweep(self.folder)
 
     def _forget_sets(self) -> None:
         """Remove what says of a list of requirements that a layer serves it which is gone, and locks of nobody."""
-        for name in _names(self._below("sets")):
+        for name in names_in(self._below("sets")):
             if self.find(name.removesuffix(".json")) is None:
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._below("sets"), name))
-        for name in _names(self._below("locks")):
+        for name in names_in(self._below("locks")):
             path = os.path.join(self._below("locks"), name)
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,39 +294,43 @@ class Store:
     def _below(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def _made(self, name: str) -> str:
-        """Return a folder of the store, made where it is not there. Raises BackendUnavailable where it is not ours."""
-        folder = self._below(name)
-        try:
-            os.makedirs(os.path.dirname(self.folder), exist_ok=True)
-            for path in (self.folder, folder):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(path, 0o700)
-            facts = os.stat(self.folder)
-        except OSError as error:
-            raise BackendUnavailable(f"packages: cannot make {folder}: {error.strerror}.") from error
-        if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022:
-            raise BackendUnavailable(
-                f"packages: {self.folder} can be written by somebody else than this user.",
-                remedy="Make it this user's own (chown, chmod go-w), or set XDG_DATA_HOME.",
-            )
-        return folder
+    def made(self, name: str) -> str:
+        """Return a folder of the store, made where it is not there."""
+        return made_folder(self.folder, name)
 
 
-def _lock(folder: str, how: int) -> int | None:
-    """Return a descriptor that holds the lock of a folder; None where it is gone, or others hold it."""
+def pins_in(folder: str) -> tuple[Pin, ...]:
+    """Return what is installed in a layer, or in a folder that layers were added to; nothing in one that has none."""
+    said = _read_json(os.path.join(folder, MANIFEST)) or {}
     try:
-        fd = os.open(folder, _FOLDER)
-    except OSError:
-        return None
+        return tuple(Pin(**pin) for pin in said.get("pins", ()))
+    except TypeError:
+        return ()
+
+
+def _graft(source: str, target: str, aside: str) -> None:
+    """Give the files of a folder names in another one, where there is none yet; folders that are new come whole."""
+    for name in os.listdir(source):
+        here, there = os.path.join(source, name), os.path.join(target, name)
+        if not os.path.isdir(here):
+            with contextlib.suppress(FileExistsError):
+                _link(here, there)
+        elif os.path.isdir(there):
+            _graft(here, there, aside)
+        elif not os.path.exists(there):
+            os.mkdir(aside, 0o755)
+            _graft(here, aside, f"{aside}.")
+            os.rename(aside, there)
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name, or copy it where there can be none."""
     try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink and os.path.samestat(os.fstat(fd), os.stat(folder)):
-            return fd
+        os.link(source, target)
+    except FileExistsError:
+        raise
     except OSError:
-        pass
-    os.close(fd)
-    return None
+        shutil.copy2(source, target)
 
 
 def _freeze(folder: str) -> None:
@@ -340,25 +341,6 @@ def _freeze(folder: str) -> None:
             os.chmod(path, _READ_ONLY_FILE | (os.stat(path).st_mode & _EXECUTABLE))
         if here != folder:
             os.chmod(here, _READ_ONLY_FOLDER)
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder of ours whose folders are read-only; what is gone already is no error."""
-    for here, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(here, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _nonce() -> str:
-    return os.urandom(6).hex()
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
@@ -372,7 +354,7 @@ def _read_json(path: str) -> dict[str, Any] | None:
 
 def _write_json(folder: str, name: str, value: object) -> None:
     """Write a file whole or not at all."""
-    fresh = os.path.join(folder, f".{name}.{_nonce()}")
+    fresh = os.path.join(folder, f".{name}.{new_name()}")
     with open(fresh, "x", encoding="utf-8") as file:
         json.dump(value, file)
     os.replace(fresh, os.path.join(folder, name))

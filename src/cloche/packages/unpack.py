@@ -19,12 +19,13 @@ from cloche.core.limits import GIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from .folders import PARTS
 from .frames import DATA, EXECUTABLE, FILES_END, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
 from .steps import Step, failed, on_stdout, run_step
 from .target import Target
 
 MOST_FILES, MOST_BYTES = 200_000, 6 * GIB
-FOLDERS = {SITE: "site", SCRIPT: "bin", DATA: "data"}
+FOLDERS = dict(zip((SITE, SCRIPT, DATA), PARTS, strict=True))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -73,6 +73,7 @@ REAPERS = 1
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
 MOST_JAILS = 64
+LAYER_MANIFEST = "layer.json"  # in the folder of a layer that has something in it
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[object, ...], bytes] = {}
 
@@ -268,7 +269,10 @@ def guest_environment(
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return an environment in which programs find what is in layers of packages."""
+    """Return an environment in which programs find what is in layers of packages; some have nothing yet."""
+    layers = _filled(layers)
+    if not layers:
+        return dict(env)
     paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
     paths["PATH"].append(env.get("PATH", ""))
     paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *sites_of(layers)]
@@ -278,6 +282,11 @@ def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]
 def sites_of(layers: Sequence[str]) -> list[str]:
     """Return the folders of layers from which Python imports."""
     return [f"{layer}/site" for layer in layers]
+
+
+def _filled(layers: Sequence[str]) -> list[str]:
+    """Leave out the layers that have nothing yet."""
+    return [layer for layer in layers if os.path.exists(f"{layer}/{LAYER_MANIFEST}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +338,7 @@ def build_program(
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:
-            program.run.python["layers"] = sites_of(layers)
+            program.run.python["layers"] = sites_of(_filled(layers))
     return program
 
 
@@ -412,7 +421,7 @@ def build_session_program(
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
     if layers:
         program.run.env = with_layers(program.run.env, layers)
-        if program.run.python is not None:
+        if program.run.python is not None:  # which will find what comes later, too
             program.run.python["layers"] = sites_of(layers)
     return program
 
