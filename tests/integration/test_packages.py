@@ -215,7 +215,7 @@ def test_packages_come_into_a_sandbox_that_lives(index: PackageIndex) -> None:
         assert session.run("import two, shared.two, shared.one; one.VERSION").value == "1.0"
         assert sandbox.run("import two, shared.one; two.one.VERSION").value == "1.0"
         assert sandbox.exec(["sh", "-c", "command -v two"]).stdout.endswith("/bin/two\n")
-        with pytest.raises(InvalidRequest, match="one==1.0"):
+        with pytest.raises(InvalidRequest, match=r"one==1\.0"):
             sandbox.install("three")
         with pytest.raises(InvalidRequest, match="a path"):
             sandbox.install("./x")

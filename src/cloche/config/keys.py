@@ -169,6 +169,7 @@ class Settings:
     packages_allow: tuple[str, ...] = ()
     packages_deny: tuple[str, ...] = ()
     packages_min_age_s: float = 0.0
+    packages_hosts: tuple[str, ...] = ()
     packages_lock: str = ""
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
@@ -477,6 +478,7 @@ KEYS: tuple[Key, ...] = (
         name="packages_min_age", parse=readers.parse_least_age, settings_field="packages_min_age_s", render=_seconds,
         is_looser=operator.lt,
     ),
+    Key(name="packages_hosts", parse=readers.parse_package_hosts, settings_field="packages_hosts"),
     Key(name="locked", parse=readers.parse_lock_file, is_in_files=False, settings_field="packages_lock"),
     Key(
         name="languages", parse=readers.parse_languages,

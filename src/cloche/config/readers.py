@@ -179,6 +179,16 @@ def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:
     return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, what="the name of a package")
 
 
+def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
+    """Return hosts, each with its port."""
+    from cloche.core.network import parse_rule
+
+    rules = [parse_rule(text, name=name) for text in parse_list(value, name=name)]
+    if any(rule.is_wildcard for rule in rules):
+        raise InvalidRequest(f"{name}: a host of files is one name, without a star")
+    return tuple(f"{rule.host}:{rule.ports[0] if ':' in rule.text else 443}" for rule in rules)
+
+
 def parse_lock_file(value: object, *, name: str) -> str:
     """Return the path of a lock file: that of the working directory for true, none for false."""
     if isinstance(value, bool):

@@ -19,6 +19,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import SupportsLayers
+from cloche.packages.index import find_index
 from cloche.packages.install import Installed, Terms, install
 from cloche.packages.lock import read_lock
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
@@ -161,7 +162,8 @@ def terms_of(settings: Settings) -> Terms:
     """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
-    return Terms(rules=rules, store=shared_store(), locked=locked)
+    index = replace(find_index(), file_hosts=settings.packages_hosts)
+    return Terms(rules=rules, index=index, store=shared_store(), locked=locked)
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:

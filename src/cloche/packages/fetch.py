@@ -17,6 +17,7 @@ from cloche.core.events import Progress, report_progress
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from .folders import make_shown
 from .frames import Bounds, Reader, WrongFrame
 from .index import Index
 from .resolve import MOST_TOTAL_BYTES, MOST_WHEEL_BYTES, Pin, credentials_variable
@@ -44,10 +45,12 @@ class _Wheels:
             raise WrongFrame(f"{pin.name} has {size} bytes, and by the list {pin.size}")
         # A folder of its own for each: the name is checked to be one name, and two may be the same.
         folder = os.path.join(self.folder, name)
-        os.mkdir(folder, 0o700)
+        make_shown(folder)
         path = os.path.join(folder, pin.file_name)
         self.paths.append(path)
-        self._open = open(path, "xb")  # noqa: SIM115 - it is closed with its last byte, or below
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.fchmod(fd, 0o644)
+        self._open = open(fd, "wb")  # noqa: SIM115 - it is closed with its last byte, or below
         return _Wheel(self, pin, self._open)
 
     def close(self) -> None:

@@ -47,6 +47,12 @@ def made_folder(store: str, name: str) -> str:
     return folder
 
 
+def make_shown(folder: str) -> None:
+    """Make a folder that a guest can read, who may be another user, whatever the umask is."""
+    os.mkdir(folder)
+    os.chmod(folder, 0o755)  # noqa: S103 - what is above it is this user's alone
+
+
 class Growing:
     """Hold a new folder with nothing in it, of one sandbox that lives, to which layers can be added.
 
@@ -58,11 +64,11 @@ class Growing:
         fd = None
         while fd is None:  # else somebody's sweep came before our lock
             self.folder = os.path.join(made_folder(store, "growing"), new_name())
-            os.mkdir(self.folder, 0o755)
+            make_shown(self.folder)
             fd = lock_folder(self.folder, fcntl.LOCK_SH)
         self._fd = fd
         for name in PARTS:
-            os.mkdir(os.path.join(self.folder, name), 0o755)
+            make_shown(os.path.join(self.folder, name))
 
     def close(self) -> None:
         """Let go of it, and remove it unless somebody else holds it."""

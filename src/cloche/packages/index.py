@@ -67,12 +67,14 @@ class Index:
     """Say where packages come from.
 
     `url` is the index, `extra` are further ones, which are asked before it, as uv does: a package is taken from the
-    first that has one of its name. None of the addresses has credentials in it. `ca_file` is the operator's bundle of
-    certificates, "" for that of the system. `origin` says who set it.
+    first that has one of its name. `file_hosts` are further hosts ("host:port") of their files. None of the addresses
+    has credentials in it. `ca_file` is the operator's bundle of certificates, "" for that of the system. `origin` says
+    who set it.
     """
 
     url: str = DEFAULT_URL
     extra: tuple[str, ...] = ()
+    file_hosts: tuple[str, ...] = ()
     credentials: Credentials = field(default_factory=Credentials)
     ca_file: str = ""
     origin: str = "default"
@@ -85,7 +87,7 @@ class Index:
             parts = urlsplit(url)
             found.append(host_of(parts))
             found += [f"{name}:443" for name in FILE_HOSTS.get(parts.hostname or "", ())]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys((*found, *self.file_hosts)))
 
     @property
     def network_allow(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
 from .fetch import fetch
+from .folders import make_shown
 from .index import Index, find_index
 from .lock import Locked
 from .requirements import Requirement
@@ -140,8 +141,8 @@ async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key
     store = terms.store
     with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
-        os.mkdir(wheels_folder, 0o700)
-        os.mkdir(made, 0o755)
+        make_shown(wheels_folder)
+        make_shown(made)
         wheels = await fetch(backend, policy, pins, terms.index, wheels_folder)
         unpacked = await unpack(backend, policy, wheels, wheels_folder, made, final, terms.target)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}

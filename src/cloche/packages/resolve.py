@@ -152,7 +152,10 @@ def _what_is_wrong(pin: Pin, index: Index) -> str:
     if parts.scheme not in ("https", "http") or parts.username is not None:
         return f"{pin.name} is not at an address of https"
     if host_of(parts) not in index.hosts:
-        return f"{pin.name} is on {host_of(parts)}, which is no host of the index ({', '.join(index.hosts)})"
+        return (
+            f"{pin.name} is on {host_of(parts)}, which is no host of the index ({', '.join(index.hosts)}); "
+            "the operator can name it in packages_hosts"
+        )
     if len(pin.sha256) != 64 or not SHA256_CHARS.issuperset(pin.sha256):
         return f"{pin.name} has no hash of SHA-256"
     if not pin.file_name.endswith(".whl") or "/" in pin.file_name or "\0" in pin.file_name:

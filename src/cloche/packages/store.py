@@ -26,7 +26,7 @@ from typing import Any
 
 from cloche.core.errors import StartFailed
 
-from .folders import PARTS, default_folder, lock_folder, made_folder, names_in, new_name, remove_tree, sweep
+from .folders import PARTS, default_folder, lock_folder, made_folder, make_shown, names_in, new_name, remove_tree, sweep
 from .requirements import Requirement
 from .resolve import Pin
 from .target import Target
@@ -318,7 +318,7 @@ def _graft(source: str, target: str, aside: str) -> None:
         elif os.path.isdir(there):
             _graft(here, there, aside)
         elif not os.path.exists(there):
-            os.mkdir(aside, 0o755)
+            make_shown(aside)
             _graft(here, aside, f"{aside}.")
             os.rename(aside, there)
 
