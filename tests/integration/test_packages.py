@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -220,6 +220,39 @@ def test_packages_come_into_a_sandbox_that_lives(index: PackageIndex) -> None:
         with pytest.raises(InvalidRequest, match="a path"):
             sandbox.install("./x")
     assert os.listdir(f"{Store().folder}/growing") == []
+
+
+def test_a_cell_installs_what_is_listed_or_approved(
+    index: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is a model's own word: without a list, and without anybody to ask, it is told why not."""
+    for name in ("one", "two", "three"):
+        index.add(name)
+    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+        result = session.run("%pip install one")
+        assert "one is not among those" in result.stderr
+    config = tmp_path / "owner.yaml"
+    config.write_text("sandbox: {packages_allow: [one]}")
+    monkeypatch.setenv("CLOCHE_CONFIG", str(config))
+    asked = []
+
+    async def approve(names: Sequence[str]) -> bool:
+        asked.append(tuple(names))
+        return "two" in names
+
+    async def use() -> None:
+        sandbox = cloche.AsyncSandbox()
+        sandbox.ask_about_packages(approve)
+        async with sandbox:
+            session = await sandbox.session()
+            result = await session.run("%pip install -q one\nimport one\none.NAME")
+            assert (result.value, "installed: one==1.0" in result.stdout) == ("one", True)
+            assert (await session.run("!pip install two\nimport two; two.NAME")).value == "two"
+            assert "three is not among those" in (await session.run("%pip install three")).stderr
+            assert "an option" in (await session.run("%pip install --index-url http://x two")).stderr
+
+    asyncio.run(use())
+    assert asked == [("two",), ("three",)]
 
 
 def test_a_sandbox_whose_runs_take_turns_says_that_it_installs_nothing(index: PackageIndex) -> None:

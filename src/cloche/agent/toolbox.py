@@ -463,11 +463,24 @@ class Toolbox:
                     self._interpreters.forget()
                 await self._stack.aclose()
             if not self._has_sandbox:
+                self._sandbox.ask_about_packages(self._approve_packages)
                 await self._stack.enter_async_context(self._sandbox)
                 self._has_sandbox = True
                 if self.policy.on_network == "ask" and self._sandbox.is_live:
                     self._sandbox.network.ask(self._approve_host)
         return self._sandbox
+
+    async def _approve_packages(self, names: Sequence[str]) -> bool:
+        """Ask the approver about packages that the operator's list has not."""
+        request = ApprovalRequest(
+            tool="packages", risk=Risk.HIGH, arguments={"packages": list(names)},
+            rules={"policy": {"packages": tuple(names)}},
+        )  # fmt: skip
+        try:
+            await self._gate.approve(request)
+        except ApprovalDenied:
+            return False
+        return True
 
     async def _approve_host(self, host: str, port: int) -> bool:
         """Ask the approver about a host that no rule names."""

@@ -15,12 +15,13 @@ from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
-from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.ceilings import packages_above
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import SupportsLayers
 from cloche.packages.index import find_index
-from cloche.packages.install import Installed, Terms, install
+from cloche.packages.install import Approve, Installed, Terms, install
 from cloche.packages.lock import read_lock
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
 from cloche.packages.rules import Rules
@@ -48,11 +49,17 @@ class _Ready:
 
 
 async def with_packages(
-    prepared: Prepared, *, code: str | None = None, language: str = "python", files: Files | None = None
+    prepared: Prepared,
+    *,
+    code: str | None = None,
+    language: str = "python",
+    files: Files | None = None,
+    approve: Approve | None = None,
 ) -> Prepared:
     """Return a call with the layer of what its policy asks for, installed now where it is not there.
 
-    Raises what `install` raises; nothing of the program has run.
+    `approve` is asked about what is in no list of what may be installed, where there is such a list. Raises what
+    `install` raises; nothing of the program has run.
     """
     asked = prepared.policy.packages
     if not asked:
@@ -63,7 +70,7 @@ async def with_packages(
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
         if ready is None:
-            ready = await _make_ready(prepared, requirements)
+            ready = await _make_ready(prepared, requirements, approve)
     if prepared.audit is not None:
         prepared.audit.record("packages", **ready.installed.as_dict())
     return ready.after
@@ -113,16 +120,19 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
     ready = _prepared.get(key)
     if ready is None or ready.before is not prepared or prepared.settings.packages_lock:
         return None  # a lock file is read each time: it may have changed
+    if rules_of(prepared.settings).unlisted(asked):
+        return None  # somebody is asked each time
     if not ready.store.use(ready.installed.layer):
         del _prepared[key]
         return None
     return ready
 
 
-async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready:
+async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approve: Approve | None) -> _Ready:
     check_backend(prepared)
+    check_ceiling(prepared.settings, asked)
     await become_task()
-    terms = terms_of(prepared.settings)
+    terms = replace(terms_of(prepared.settings), approve=approve)
     installed = await install(prepared.backend, prepared.policy, asked, terms)
     policy = _with_layer(prepared.policy, installed)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
@@ -151,6 +161,17 @@ def check_backend(prepared: Prepared) -> None:
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsLayers", backend).check_layers(prepared.policy)
+
+
+def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
+    """Raise PolicyDenied for more than the operator lets anybody ask for."""
+    most = settings.ceilings.get("packages")
+    above = packages_above(tuple(one.text for one in asked), most) if most is not None else ""
+    if above:
+        raise PolicyDenied(
+            f"packages: {above} is above the operator's ceiling (ceilings.packages: "
+            f"{', '.join(most or ()) or 'none'}); ask for less, or have the operator raise it"
+        )
 
 
 def rules_of(settings: Settings) -> Rules:

@@ -177,11 +177,12 @@ class AsyncSession:
         findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         patterns = _collected(collect, out)
+        cell = await self._sandbox.install_for_cell(code) if self._language == "python" else code
         async with self._sandbox._slot():
             self._running += 1
             try:
                 result = await self._sandbox.run_cell(
-                    lambda: self._run(code, limit, sink, patterns), code, self._language, self._env, limit
+                    lambda: self._run(cell, limit, sink, patterns), code, self._language, self._env, limit
                 )
             finally:
                 self._running -= 1
@@ -442,7 +443,7 @@ class AsyncSandbox(
             from .packages import check_not_auto, with_packages  # which only some sandboxes need
 
             check_not_auto(self.policy)
-            self._prepared = await with_packages(self._prepared)
+            self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening())

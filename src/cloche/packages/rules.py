@@ -19,11 +19,13 @@ class Rules:
     `deny` holds for whatever would be installed, also what another package needs, and wins. `allow`, where there is
     one, holds for what is asked for by name: anything else needs somebody's approval. Both are names, in which `*`
     stands for any characters. Releases that are younger than `min_age_s` do not count, as if they were not there yet.
+    `is_list_needed`: without a list nothing is listed, where otherwise all is.
     """
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     min_age_s: float = 0.0
+    is_list_needed: bool = False
 
     def check_denied(self, names: Iterable[str]) -> None:
         """Raise PolicyDenied that names the packages which are denied."""
@@ -36,7 +38,7 @@ class Rules:
 
     def unlisted(self, asked: Iterable[Requirement]) -> tuple[str, ...]:
         """Return the names that are asked for and in no list of what is allowed; none where there is no list."""
-        if not self.allow:
+        if not self.allow and not self.is_list_needed:
             return ()
         return tuple(sorted({one.name for one in asked if not _matches(one.name, self.allow)}))
 
