@@ -76,12 +76,11 @@ class Growing:
         remove_unheld(self.folder)
 
 
-def sweep(store: str) -> None:
-    """Remove what was left by those who were killed."""
-    for kind in ("making", "growing"):
-        folder = os.path.join(store, kind)
-        for name in names_in(folder):
-            remove_unheld(os.path.join(folder, name))
+def sweep(store: str) -> list[str]:
+    """Remove what was left by those who were killed, and return the paths."""
+    folders = [os.path.join(store, kind) for kind in ("making", "growing")]
+    paths = [os.path.join(folder, name) for folder in folders for name in names_in(folder)]
+    return [path for path in paths if remove_unheld(path)]
 
 
 def lock_folder(folder: str, how: int) -> int | None:
@@ -100,14 +99,16 @@ def lock_folder(folder: str, how: int) -> int | None:
     return None
 
 
-def remove_unheld(folder: str) -> None:
-    """Remove a folder that nobody has locked."""
+def remove_unheld(folder: str) -> bool:
+    """Remove a folder that nobody has locked, and tell whether it was."""
     fd = lock_folder(folder, fcntl.LOCK_EX)
-    if fd is not None:
-        try:
-            remove_tree(folder)
-        finally:
-            os.close(fd)
+    if fd is None:
+        return False
+    try:
+        remove_tree(folder)
+    finally:
+        os.close(fd)
+    return True
 
 
 def remove_tree(folder: str) -> None:
