@@ -38,11 +38,7 @@ def surroundings(tmp_path: Path) -> Mapping[str, str]:
     """Return an environment with this interpreter's programs first and nobody's settings."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "SANDBOX_"))}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    folders = {
-        "XDG_CONFIG_HOME": str(tmp_path / "settings"),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-    }
+    folders = {"XDG_CONFIG_HOME": str(tmp_path / "settings"), "XDG_STATE_HOME": str(tmp_path / "state")}
     return {**ours, **folders, "PATH": path, "COLUMNS": "200"}
 
 

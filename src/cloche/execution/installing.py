@@ -8,6 +8,7 @@ loaded them.
 from __future__ import annotations
 
 import ast
+import functools
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cloche.audit.recording import refusals
@@ -36,9 +38,15 @@ _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(
 log = logging.getLogger("cloche.runtime")
 
 
+@functools.cache
+def has_uv() -> bool:
+    """Tell whether the extra is here that brings uv."""
+    return find_spec("uv") is not None
+
+
 def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
-    """Return a call whose sandbox has such a folder, and the folder; none where the backend shows none."""
-    if not isinstance(prepared.backend, SupportsLayers):
+    """Return a call whose sandbox has such a folder, and the folder; none where nothing could be installed."""
+    if not isinstance(prepared.backend, SupportsLayers) or not has_uv():
         return prepared, None
     try:
         growing = Growing(default_folder())
@@ -134,14 +142,17 @@ class PackageOperations(LiveOperations):
 
     def _growing_folder(self) -> str:
         """Return the folder to which packages are added. Raises BackendUnavailable where there is none."""
+        from cloche.packages.requirements import EXTRA
+
         from .packages import shared_store
 
         store = shared_store()
         found = next((layer for layer in self.policy.layers if store.is_growing(layer)), "")
         if not os.path.isdir(found):
             raise BackendUnavailable(
-                "packages: nothing can be installed in this sandbox any more.",
-                remedy="Open it with packages=[...], which needs the same folder of user data as this call has.",
+                "packages: nothing can be installed in this sandbox: it was opened without uv, or by a caller with "
+                "another folder of user data.",
+                remedy=f"Install the extra ({EXTRA}), and open another one.",
             )
         return found
 
