@@ -342,6 +342,17 @@ def test_what_is_in_use_stays_and_the_rest_goes_by_age_and_size(index: PackageIn
     assert cloche.run("import two", packages=["two"]).ok
 
 
+def test_the_store_has_a_bound(index: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What nobody uses makes room for what is new."""
+    config = tmp_path / "owner.yaml"
+    config.write_text("sandbox: {packages_keep_count: 1}")
+    monkeypatch.setenv("CLOCHE_CONFIG", str(config))
+    for name in ("one", "two"):
+        index.add(name)
+        assert _other(f"cloche.run('import {name}', packages=['{name}'])").communicate()
+    assert [layer.pins[0].name for layer in Store().layers()] == ["two"]
+
+
 def test_a_layer_that_was_removed_is_made_again_elsewhere(index: PackageIndex) -> None:
     """No jail that was built with the old one is taken for one with the new one."""
     index.add("one")

@@ -170,6 +170,8 @@ class Settings:
     packages_deny: tuple[str, ...] = ()
     packages_min_age_s: float = 0.0
     packages_hosts: tuple[str, ...] = ()
+    packages_keep_bytes: int | None = None
+    packages_keep_count: int | None = None
     packages_lock: str = ""
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
@@ -479,6 +481,13 @@ KEYS: tuple[Key, ...] = (
         is_looser=operator.lt,
     ),
     Key(name="packages_hosts", parse=readers.parse_package_hosts, settings_field="packages_hosts"),
+    Key(
+        name="packages_keep_size", parse=readers.parse_total, settings_field="packages_keep_bytes",
+        default=10 << 30, render=lambda size, _: format_size(size),
+    ),
+    Key(
+        name="packages_keep_count", parse=readers.parse_total_count, settings_field="packages_keep_count", default=200,
+    ),
     Key(name="locked", parse=readers.parse_lock_file, is_in_files=False, settings_field="packages_lock"),
     Key(
         name="languages", parse=readers.parse_languages,

@@ -261,6 +261,11 @@ def parse_total(value: object, *, name: str) -> int | None:
     return None if value == "none" else parse_size(value, name=name)
 
 
+def parse_total_count(value: object, *, name: str) -> int | None:
+    """Return a number; `none` is no bound."""
+    return None if value == "none" else parse_count(value, name=name)
+
+
 def parse_controls(value: object, *, name: str) -> tuple[Control, ...]:
     """Return controls from their names."""
     names = parse_list(value, name=name)

@@ -184,7 +184,10 @@ def terms_of(settings: Settings) -> Terms:
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
-    return Terms(rules=rules, index=index, store=shared_store(), locked=locked)
+    return Terms(
+        rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
+        most_layers=settings.packages_keep_count,
+    )  # fmt: skip
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cloche.core.policy import Policy
@@ -32,7 +34,8 @@ class Terms:
     """Say on which terms packages are installed: by whose rules, from where, for which interpreter, into which store.
 
     `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
-    earlier resolution of the same requirements found. `fixed` are versions of what is there already.
+    earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
+    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -42,6 +45,8 @@ class Terms:
     locked: Locked | None = None
     resolves_again: bool = False
     fixed: tuple[str, ...] = ()
+    most_bytes: int | None = None
+    most_layers: int | None = None
     approve: Approve | None = None
 
     def key(self, asked: Sequence[Requirement]) -> str:
@@ -90,6 +95,9 @@ async def install(
             return Installed(layer=layer, asked=tuple(asked))
         layer, is_new = await _make(backend, policy, asked, terms)
         terms.store.note_set(key, layer, asked)
+        if is_new and (terms.most_bytes is not None or terms.most_layers is not None):
+            prune = partial(terms.store.prune, most_bytes=terms.most_bytes, most_layers=terms.most_layers)
+            await asyncio.to_thread(prune)
         return Installed(layer=layer, asked=tuple(asked), is_new=is_new)
 
 

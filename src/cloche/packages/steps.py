@@ -63,7 +63,8 @@ def step_policy(policy: Policy, step: Step) -> Policy:
     hosts = step.network_allow if isolates else ()
     return policy.with_changes(
         network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",
-        packages=(), layers=step.shown, warm=False, preload=(), screen="off", package_managers=True, trusted=False,
+        packages=(), layers=step.shown, package_managers=True, writable_paths=("/workspace", "/tmp"), warm=False,
+        preload=(), screen="off", trusted=False,
     )  # fmt: skip
 
 
