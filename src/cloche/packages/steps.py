@@ -6,7 +6,8 @@ downloads has the network of the index alone; where the backend isolates nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -17,7 +18,7 @@ from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.loops import with_sink
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, SupportsStreaming
+from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 
@@ -74,7 +75,7 @@ async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = di
         code=_source(step.program) if step.program else None, argv=step.argv, stdin=step.stdin, env=step.env,
         files=step.files,
     )  # fmt: skip
-    async with backend.open(step_policy(policy, step), LIMITS) as opened:
+    async with _opened(backend, step_policy(policy, step), step) as opened:
         if sink is not discard and isinstance(opened, SupportsStreaming):
             run = partial(opened.run_streaming, request)
             result = await with_sink(run, sink)  # which ends the run where the sink raises
@@ -86,6 +87,21 @@ async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = di
         if step.returns and result.ok:
             file = await opened.read_file(step.returns, max_bytes=step.most_bytes)
         return Done(result=result, file=file)
+
+
+@asynccontextmanager
+async def _opened(backend: Backend, policy: Policy, step: Step) -> AsyncIterator[OpenSandbox]:
+    """Open the sandbox of a step. Raises BackendUnavailable that says what would do."""
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(backend.open(policy, LIMITS))
+        except BackendUnavailable as error:
+            raise BackendUnavailable(
+                f"packages: there is no sandbox to {step.name} them in: {error}.".replace("..", "."),
+                remedy='Install them ahead where that works ("cloche packages install"): what is there is shown at '
+                "every level.",
+            ) from error
+        yield opened
 
 
 def on_stdout(take: Callable[[bytes], None]) -> Sink:
