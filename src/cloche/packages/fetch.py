@@ -113,7 +113,7 @@ async def fetch(backend: Backend, policy: Policy, pins: Sequence[Pin], index: In
         wheels.close()
         report_progress(Progress(what="downloading", is_over=True))
     if not done.result.ok:
-        raise failed(step, done.result)
+        raise failed(step, done.result, index.credentials.hide)
     if len(wheels.paths) < len(pins) or not reader.is_between:
         raise StartFailed("packages: cannot download: not all files came", step="download")
     return wheels.paths

@@ -56,6 +56,13 @@ class Credentials(Mapping[str, tuple[str, str]]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def hide(self, text: str) -> str:
+        """Return a text without the passwords, however they are spelled in an address."""
+        for _, password in self._held.values():
+            for spelled in filter(None, {password, quote(password, safe="")}):
+                text = text.replace(spelled, "****")
+        return text
+
     def __repr__(self) -> str:
         return f"Credentials({', '.join(self._held)}: hidden)" if self._held else "Credentials()"
 

@@ -112,9 +112,9 @@ async def resolve(
     step = resolve_step(asked, target, index, rules, fixed)
     done = await run_step(backend, policy, step)
     if done.result.exit_code == NO_SOLUTION:
-        raise InvalidRequest(f"packages: cannot be resolved: {last_words(done.result)}")
+        raise InvalidRequest(f"packages: cannot be resolved: {index.credentials.hide(last_words(done.result))}")
     if not done.result.ok:
-        raise failed(step, done.result)
+        raise failed(step, done.result, index.credentials.hide)
     pins = read_pins(done.file.decode("utf-8", "replace"), index)
     rules.check_denied(pin.name for pin in pins)
     return pins

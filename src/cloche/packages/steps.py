@@ -118,9 +118,9 @@ def _source(program: str) -> str:
     return files("cloche.packages.inside").joinpath(f"{program}.py").read_text("utf-8")
 
 
-def failed(step: Step, result: Result) -> StartFailed:
-    """Return the error for a step that did not end well, with what it said last."""
-    why = last_words(result)
+def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> StartFailed:
+    """Return the error for a step that did not end well, with what it said last, but for what `hide` takes out."""
+    why = hide(last_words(result))
     if result.status is Status.TIMEOUT:
         why = f"it took longer than {LIMITS.timeout_s:g} s"
     elif result.status not in (Status.OK, Status.ERROR, Status.DENIED):

@@ -82,6 +82,9 @@ def test_credentials_are_kept_apart_and_never_shown(host: Path) -> None:
     assert found.with_credentials(found.url) == "https://me:s%40cret@a.example/simple"
     assert "cret" not in f"{found!r} {found} {found.credentials!r} {found.credentials} {found.credentials:}"
 
+    told = found.credentials.hide("GET https://me:s%40cret@a.example: s@cret is wrong")
+    assert told == "GET https://me:****@a.example: **** is wrong"
+
     _write(host / "home/.config/uv/uv.toml", '[[index]]\nname = "corp-x"\nurl = "https://b.example"\ndefault = true\n')
     named = _find(host, UV_INDEX_CORP_X_USERNAME="me", UV_INDEX_CORP_X_PASSWORD="word")
     assert dict(named.credentials) == {"b.example:443": ("me", "word")}
