@@ -14,5 +14,6 @@ through all of it.
 - `rules.py`: what the operator allows. Pure.
 - `index.py`: where packages come from.
 - `steps.py`, `frames.py`, `inside/`: how a sandbox is used for a step; what it sends; the programs that run in it.
+- `folders.py`: the folders of the store and their locks, for those who need no more. `target.py`: which interpreter.
 - `lock.py`: a set that is written down, and required.
 """
