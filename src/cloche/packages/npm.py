@@ -121,13 +121,22 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
     """
     try:
         said = json.loads(text)
-        rows = {at.removeprefix("node_modules/"): one for at, one in said["packages"].items() if at}
+        rows = {_place_of(at): one for at, one in said["packages"].items() if at}
         pins = tuple(sorted(_read_package(at, one, registry) for at, one in rows.items() if _is_wanted(at, one)))
+    except InvalidRequest:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = str(error) if type(error) is ValueError else type(error).__name__
         raise StartFailed(f"packages: the pinned list cannot be used: {why}", step="resolve") from None
     check_pins(pins, registry)
     return pins
+
+
+def _place_of(at: str) -> str:
+    """Return a place below node_modules; the root's own entry is none of these."""
+    if not at.startswith("node_modules/"):
+        raise ValueError(f"{at[:80]!r} is no place below node_modules")
+    return at.removeprefix("node_modules/")
 
 
 def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
