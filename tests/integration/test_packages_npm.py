@@ -79,7 +79,7 @@ def _add_three(registry: NpmRegistry) -> None:
     command = "#!/usr/bin/env node\r\nconsole.log('said')\n"
     files = {"index.js": "module.exports = require('below');\n", "cli.js": command}
     registry.add("above", "1.2.0", files, dependencies={"below": "^1"}, bin={"say-above": "cli.js"})
-    registry.add("@corp/x", files={"m.mjs": "export default 5;"}, exports={"import": "./m.mjs"})
+    registry.add("@corp/x", files={"m.mjs": "export default 5;"}, exports="./m.mjs")
 
 
 @pytest.mark.both_users
