@@ -84,6 +84,32 @@ with tempfile.TemporaryDirectory() as folder:
     assert "files.example" not in world.seen().names
 
 
+def test_only_the_registry_is_reached_by_npm(world: World) -> None:
+    """By its name over TLS, as npm's own configuration says; the program finds no network."""
+    world.forget()
+    program = """
+import os, tempfile
+import cloche
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["XDG_DATA_HOME"] = folder
+    code = '''
+import harmless from "harmless";
+let reached = true;
+try { await fetch("https://registry.example/harmless", { signal: AbortSignal.timeout(5000) }); }
+catch { reached = false; }
+console.log(harmless, reached, JSON.stringify(process.env).includes("registry.example"));
+'''
+    result = cloche.run(code, language="javascript", packages=["harmless@1"])
+    print(json.dumps([result.stdout, result.stderr]))
+"""
+    environment = {"npm_config_registry": "https://registry.example/", "NPM_CONFIG_USERCONFIG": "/nonexistent"}
+    stdout, stderr = world.run(program, user="ordinary", env=environment)
+    assert stdout == "harmless false false\n", stderr
+    seen = world.seen()
+    assert seen.names == {"registry.example"}
+    assert {(protocol, port) for protocol, _, port in seen.endpoints} <= {("tcp", 443), ("udp", 53), ("tcp", 53)}
+
+
 if os.environ.get("CLOCHE_TEST_INDEX"):  # by choice: it asks this machine's own index
 
     def test_the_index_of_this_machine_has_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

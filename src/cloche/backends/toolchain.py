@@ -93,6 +93,10 @@ class Toolchain:
         return engine_version(self)
 
 
+# Not a language: what resolves packages for one.
+NPM = Engine(name="npm", programs=("node", "npm"), commands=(), package="apt-get install npm")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     """Hold a program's real path and what must be shown for it."""
@@ -119,6 +123,14 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
     raise BackendUnavailable(
         f"{language.name} cannot run here; install what is missing: {'; or '.join(dict.fromkeys(lacks))}"
     )
+
+
+def npm_toolchain() -> Toolchain:
+    """Return npm with its Node. Raises BackendUnavailable saying what is missing and which command installs it."""
+    toolchain, lack = _try_engine(NPM, default_search_path())
+    if toolchain is None:
+        raise BackendUnavailable(f"{lack}.", remedy=f"Install it: {NPM.package}")
+    return toolchain
 
 
 def all_shown() -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json
     given: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
     with showing_progress():
         found = blocking(install_ahead, name="install_ahead")(upgrade=True, **given)
-    write_lock(output, found.asked, found.layer.pins, own_target())
+    write_lock(output, found.asked, found.pins, own_target())
     _tell({**found.as_dict(), "file": os.path.abspath(output)}, as_json=as_json)
     return 0
 

@@ -28,11 +28,11 @@ MOST_ROUNDS = 100
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
+_PACKAGE = re.compile(r"@?[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
 # Not one between versions, or between extras: "a[b,c]>=1,<2, d" are two.
-_PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*[A-Za-z0-9])")
-_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*")
+_PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*@?[A-Za-z0-9])")
+_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*|npm:@?[A-Za-z0-9*][A-Za-z0-9._*/-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
 
 

@@ -22,9 +22,9 @@ PackageList = tuple[str, ...] | Literal["auto"]
 _MODES: tuple[NetworkMode, ...] = get_args(NetworkMode)
 _PUBLIC = frozenset({"public"})
 # A requirement that is no more than a name with versions, extras and a marker; an address or a path is another thing.
-_REQUIREMENT = re.compile(
-    r"((?:npm:)?@?[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*([<>=!~;^*].*)?"
-)
+_REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*([<>=!~;].*)?")
+# The same of npm's, whose names have one spelling.
+_NPM_REQUIREMENT = re.compile(r"(npm:(?:@[A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*)(?:@[^@:/]*)?")
 
 
 def mode_rank(mode: str) -> int:
@@ -158,11 +158,12 @@ class NetworkCeiling:
 def packages_above(asked: PackageList, most: tuple[str, ...]) -> str:
     """Return the first package that is not among `most`, empty for none.
 
-    `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with versions.
+    `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with versions. Names
+    of npm's packages begin with `npm:` on both sides.
     """
     if asked == "auto":
         return "auto"
-    known = {_package_name(name) for name in most}
+    known = {_package_name(name) for name in most} - {None}
     return next((escape_name(text) for text in asked if _package_name(text) not in known), "")
 
 
@@ -173,5 +174,7 @@ def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str,
 
 def _package_name(text: str) -> str | None:
     """Return the normalized name that a requirement begins with; None for an address, a path or an option."""
+    if npms := _NPM_REQUIREMENT.fullmatch(text.strip()):
+        return npms[1]
     match = _REQUIREMENT.fullmatch(text.strip())
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match is not None else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .errors import InvalidRequest
@@ -27,7 +27,8 @@ class Engine:
     `programs` must all exist. `generated` holds files to write into `{build}` first. `package` is the command
     that installs the toolchain, `least_version` the oldest that will do (of the first program). `advised`
     names limits with the amount this engine needs for more than small programs: a hint for messages, never
-    applied. `stand_in` says in what the engine differs from what the language's name promises.
+    applied. `stand_in` says in what the engine differs from what the language's name promises. `with_modules` maps
+    words of its commands to those that stand for them where the sandbox has packages of npm's.
     """
 
     name: str
@@ -39,6 +40,13 @@ class Engine:
     least_version: tuple[int, ...] = ()
     advised: Mapping[str, int] = field(default_factory=dict)
     stand_in: str = ""
+    with_modules: Mapping[str, str] = field(default_factory=dict)
+
+    def for_modules(self) -> Engine:
+        """Return the engine as it runs programs where there are packages of npm's."""
+        words = self.with_modules
+        commands = tuple(tuple(words.get(word, word) for word in command) for command in self.commands)
+        return replace(self, commands=commands) if words else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,8 @@ _DENO = Engine(
     ),
     env={"DENO_DIR": "{build}/deno", "DENO_NO_UPDATE_CHECK": "1"},
     package="npm install --global deno",
+    # Else a bare name is an error, whatever folder lies above; it keeps to that folder, and fetches nothing.
+    with_modules={"--no-npm": "--node-modules-dir=manual"},
 )
 
 _TSX = Engine(

@@ -68,6 +68,15 @@ class SupportsLayers(Protocol):
 
 
 @runtime_checkable
+class SupportsNodeModules(Protocol):
+    """Show layers of npm's packages, too: programs find them in a `node_modules` above their own folder."""
+
+    def check_node_modules(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
+
+
+@runtime_checkable
 class CodeSandbox(Protocol):
     """Run code synchronously (R1)."""
 

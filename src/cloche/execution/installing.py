@@ -94,12 +94,17 @@ class PackageOperations(LiveOperations):
         asked = parse_requirements(packages)
         if not asked:
             raise InvalidRequest("packages: none is named; name some: install('httpx')")
+        if npms := [one.text for one in asked if one.is_npm]:
+            raise InvalidRequest(
+                f"packages: {', '.join(npms)} cannot come into a sandbox that is open; name them as it is opened: "
+                f"Sandbox(packages={npms!r})"
+            )
         settings = self._prepared.settings
         check_backend(self._prepared)
         check_ceiling(settings, asked)
         folder, store = self._growing_folder(), shared_store()
         async with store.turn(os.path.basename(folder)):
-            fixed = [f"{pin.name}=={pin.version}" for layer in self.policy.layers for pin in pins_in(layer)]
+            fixed = [pin.text for layer in self.policy.layers for pin in pins_in(layer) if not pin.at]
             terms = replace(terms_of(settings), fixed=tuple(fixed), locked=None, approve=self._approve_packages)
             if is_cells:
                 terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))

@@ -14,15 +14,19 @@ from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
+from cloche.backends.toolchain import npm_toolchain
 from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.origins import DEFAULT
 from cloche.core.ceilings import packages_above
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
-from cloche.core.protocols import SupportsLayers
+from cloche.core.protocols import SupportsLayers, SupportsNodeModules
 from cloche.packages.index import find_index
 from cloche.packages.install import Approve, Installed, Terms, install
 from cloche.packages.lock import read_lock
+from cloche.packages.npm import Npm
+from cloche.packages.npm_names import PREFIX, is_npm
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
 from cloche.packages.rules import Rules
 from cloche.packages.store import Store
@@ -33,6 +37,7 @@ from .prepare import Prepared, prepare_in_thread
 
 MOST_PREPARED = 64
 AUTO = "auto"
+NPM_LANGUAGES = frozenset({"javascript", "typescript"})
 _prepared: dict[tuple[int, tuple[str, ...]], _Ready] = {}
 _stores: dict[str, Store] = {}
 os.register_at_fork(after_in_child=_prepared.clear)
@@ -55,17 +60,19 @@ async def with_packages(
     language: str = "python",
     files: Files | None = None,
     approve: Approve | None = None,
+    is_own_list: bool = False,
 ) -> Prepared:
     """Return a call with the layer of what its policy asks for, installed now where it is not there.
 
-    `approve` is asked about what is in no list of what may be installed, where there is such a list. Raises what
-    `install` raises; nothing of the program has run.
+    `approve` is asked about what is in no list of what may be installed, where there is such a list. `is_own_list` says
+    that packages which were given as an argument are for this one program: then plain names are those of its language.
+    Raises what `install` raises; nothing of the program has run.
     """
     asked = prepared.policy.packages
     if not asked:
         return prepared
     with refusals(prepared.settings, language=language, code=code):
-        requirements = _asked(prepared, code, language, files)
+        requirements = _asked(prepared, code, language, files, is_own_list=is_own_list)
         if not requirements:
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
@@ -76,13 +83,26 @@ async def with_packages(
     return ready.after
 
 
-def _asked(prepared: Prepared, code: str | None, language: str, files: Files | None) -> tuple[Requirement, ...]:
+def _asked(
+    prepared: Prepared, code: str | None, language: str, files: Files | None, *, is_own_list: bool
+) -> tuple[Requirement, ...]:
     packages = prepared.policy.packages
     if packages != AUTO:
-        return parsed(tuple(packages))
+        is_argument = prepared.settings.origins.get("packages", DEFAULT).first.kind == "argument"
+        return parsed(_for_language(tuple(packages), language) if is_own_list and is_argument else tuple(packages))
     if code is None or language != "python":
         return ()
     return _auto(code, _modules_of(files), prepared.settings.packages_allow)
+
+
+def _for_language(lines: tuple[str, ...], language: str) -> tuple[str, ...]:
+    """Return requirements for a program of this language: a plain name is npm's where Node runs it.
+
+    Only those that were given for this very program: a list in a file is for Python's, whatever else runs.
+    """
+    if language not in NPM_LANGUAGES:
+        return lines
+    return tuple(line if is_npm(line.strip()) else f"{PREFIX}{line.strip()}" for line in lines)
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,14 +142,14 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
         return None  # a lock file is read each time: it may have changed
     if rules_of(prepared.settings).unlisted(asked):
         return None  # somebody is asked each time
-    if not ready.store.use(ready.installed.layer):
+    if not all(map(ready.store.use, ready.installed.layers)):
         del _prepared[key]
         return None
     return ready
 
 
 async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approve: Approve | None) -> _Ready:
-    check_backend(prepared)
+    check_backend(prepared, asked)
     check_ceiling(prepared.settings, asked)
     await become_task()
     terms = replace(terms_of(prepared.settings), approve=approve)
@@ -146,14 +166,15 @@ async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approv
 
 def _with_layer(policy: Policy, installed: Installed) -> Policy:
     """Return the rules with a layer. A module that it replaces is not loaded ahead, nor is one that may need it."""
-    layer = installed.layer
-    replaces = bool(policy.preload) and any(map(_is_provided, layer.modules))
+    modules = [module for layer in installed.layers for module in layer.modules]
+    replaces = bool(policy.preload) and any(map(_is_provided, modules))
     preload = () if replaces else policy.preload
-    return policy.with_changes(layers=(*policy.layers, layer.folder), packages=(), preload=preload)
+    folders = [layer.folder for layer in installed.layers]
+    return policy.with_changes(layers=(*policy.layers, *folders), packages=(), preload=preload)
 
 
-def check_backend(prepared: Prepared) -> None:
-    """Raise BackendUnavailable for a backend that shows no layers."""
+def check_backend(prepared: Prepared, asked: Iterable[Requirement] = ()) -> None:
+    """Raise BackendUnavailable for a backend that shows no layers, or none of npm's where such are asked for."""
     backend = prepared.backend
     if not isinstance(backend, SupportsLayers):
         raise BackendUnavailable(
@@ -161,6 +182,14 @@ def check_backend(prepared: Prepared) -> None:
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsLayers", backend).check_layers(prepared.policy)
+    if not any(one.is_npm for one in asked):
+        return
+    if not isinstance(backend, SupportsNodeModules):
+        raise BackendUnavailable(
+            f"packages: backend {prepared.backend.name!r} cannot show those of npm, in this version.",
+            remedy='Use backend "local", or an image that has them.',
+        )
+    cast("SupportsNodeModules", backend).check_node_modules(prepared.policy)
 
 
 def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
@@ -186,8 +215,20 @@ def terms_of(settings: Settings) -> Terms:
     index = replace(find_index(), file_hosts=settings.packages_hosts)
     return Terms(
         rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
-        most_layers=settings.packages_keep_count,
+        most_layers=settings.packages_keep_count, find_npm=_find_npm,
     )  # fmt: skip
+
+
+def _find_npm() -> Npm:
+    """Say how npm is started here. Raises BackendUnavailable."""
+    try:
+        found = npm_toolchain()
+    except BackendUnavailable as error:
+        why = f"packages of npm are resolved by npm, and {error.reason}"
+        raise BackendUnavailable(why, remedy=error.remedy) from None
+    node, npm = found.programs["node"], found.programs["npm"]
+    is_script = npm.endswith((".js", ".cjs", ".mjs"))
+    return Npm(argv=(node, npm) if is_script else (npm,), shown=found.binds)
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:
@@ -200,7 +241,7 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
     asked = parsed(tuple(prepared.policy.packages))
     if not asked:
         raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
-    check_backend(prepared)
+    check_backend(prepared, asked)
     with refusals(prepared.settings):
         terms = replace(terms_of(prepared.settings), resolves_again=upgrade)
         installed = await install(prepared.backend, prepared.policy, asked, terms)

@@ -120,7 +120,7 @@ async def _with_packages(prepared: Prepared, code: str | None, language: str, fi
 
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
-    return await with_packages(prepared, code=code, language=name, files=files)
+    return await with_packages(prepared, code=code, language=name, files=files, is_own_list=True)
 
 
 async def run_once(

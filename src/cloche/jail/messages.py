@@ -152,7 +152,8 @@ class Spec(_Record):
 
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes unless it
-    `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
+    `shares_folder`; there, `modules` is a folder of the host to which a link beside the workspace points, or
+    empty. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
     all of these, with the folders for their locks. `users` are the first and the number of the outside ids for which
     all ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second
     mount where the guest's id is not one that the caller can be. `mounts` are the rows of `mounts.from_rows`.
@@ -171,6 +172,7 @@ class Spec(_Record):
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
+    modules: str = ""
     shares_folder: bool = False
     disk_bytes: int = 0
     inodes: int = 0

@@ -42,8 +42,11 @@ class WorkFolder:
         self._tick, self._last = 0, False
         self._stored = self._excused = (0, 0)
 
-    def create(self) -> None:
-        """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's."""
+    def create(self, modules: str = "") -> None:
+        """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's.
+
+        A link to `modules` lies beside them: Node looks in every folder above a program for its packages.
+        """
         os.mkdir(self.folder, 0o700)
         for _ in range(MOST_TRIES):
             if self.hold():
@@ -57,6 +60,8 @@ class WorkFolder:
             os.chmod(self.folder, PASSABLE)
         for path in (self.workspace, self.tmp):
             self._make(path)
+        if modules:
+            os.symlink(modules, f"{self.folder}/node_modules")
 
     def hold(self) -> bool:
         """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.

@@ -64,7 +64,7 @@ class _Wheel:
 
     def __init__(self, wheels: _Wheels, pin: Pin, file: BinaryIO) -> None:
         self._wheels, self._pin, self._file = wheels, pin, file
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha512() if pin.sha512 else hashlib.sha256()
         self._total = sum(one.size for one in wheels.pins)
 
     def write(self, data: bytes) -> None:
@@ -76,11 +76,11 @@ class _Wheel:
     def close(self) -> None:
         """Raise WrongFrame where it is not what the list says."""
         self._file.close()
-        found = self._hash.hexdigest()
-        if found != self._pin.sha256:
+        found, listed = self._hash.hexdigest(), self._pin.sha512 or self._pin.sha256
+        if found != listed:
             raise WrongFrame(
                 f"{self._pin.name} {self._pin.version} has the hash {found}, and by the pinned list "
-                f"{self._pin.sha256}: what the index sends is not what it lists"
+                f"{listed}: what the index sends is not what it lists"
             )
 
 

@@ -15,6 +15,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.hostfs import own_folder
 
 PARTS = ("site", "bin", "data")  # of a layer: what is imported, what is on PATH, and the rest
+MODULES = "node_modules"  # of a layer of npm's, beside its "bin"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 FRAME = struct.Struct(">BHQ")
-SITE, SCRIPT, DATA, FILES_END = 1, 2, 3, 4
+SITE, SCRIPT, DATA, FILES_END, MODULE = 1, 2, 3, 4, 5
 EXECUTABLE = 16  # added to a kind
 MOST_NAME_BYTES, MOST_PART_BYTES, MOST_DEPTH = 1024, 240, 40
 

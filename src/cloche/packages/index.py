@@ -36,7 +36,7 @@ ANY_ADDRESS = "0.0.0.0/0,::/0"
 MOST_FILE_BYTES = 1 << 20
 MOST_CA_BYTES = 8 << 20
 _PIP_SECTIONS = ("install", "download", "global")  # what stands in an earlier one wins
-_CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class Credentials(Mapping[str, tuple[str, str]]):
@@ -176,7 +176,7 @@ def find_index(environ: Mapping[str, str] | None = None, *, home: str | None = N
     found = _Found()
     for take in (_take_uv, _take_pip):
         take(found, environ, home, system)
-    for variable in _CA_VARIABLES:
+    for variable in CA_VARIABLES:
         found.ca_file = found.ca_file or environ.get(variable, "")
     index = Index(
         url=found.url or DEFAULT_URL, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
@@ -219,7 +219,7 @@ def _uv_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[st
 
 
 def _take_uv_file(found: _Found, path: str, environ: Mapping[str, str]) -> None:
-    text = _read(path)
+    text = read_own_file(path)
     if text is None:
         return
     try:
@@ -252,7 +252,7 @@ def _take_pip(found: _Found, environ: Mapping[str, str], home: str, system: str)
     url, extra = environ.get("PIP_INDEX_URL", ""), environ.get("PIP_EXTRA_INDEX_URL", "").split()
     found.take(url, extra, "the environment (pip)")
     for path in _pip_files(environ, home, system):
-        text = _read(path)
+        text = read_own_file(path)
         if text is None:
             continue
         parser = configparser.RawConfigParser()
@@ -266,7 +266,7 @@ def _take_pip(found: _Found, environ: Mapping[str, str], home: str, system: str)
             for key, value in parser.items(section)
         }  # fmt: skip
         found.take(said.get("index-url", ""), said.get("extra-index-url", "").split(), path)
-        if os.path.isabs(said.get("cert", "")) and not any(environ.get(name) for name in _CA_VARIABLES):
+        if os.path.isabs(said.get("cert", "")) and not any(environ.get(name) for name in CA_VARIABLES):
             found.ca_file = found.ca_file or said["cert"]
 
 
@@ -301,7 +301,7 @@ def _from_netrc(index: Index, environ: Mapping[str, str], home: str) -> dict[str
     return found
 
 
-def _read(path: str) -> str | None:
+def read_own_file(path: str) -> str | None:
     """Return a configuration file of the operator's; None where there is none."""
     try:
         with open(path, "rb") as file:

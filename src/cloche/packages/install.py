@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
@@ -17,12 +18,16 @@ from .fetch import fetch
 from .folders import make_shown
 from .index import Index, find_index
 from .lock import Locked
+from .npm import Npm, npm_target
+from .npm import check_pins as check_npm_pins
+from .npm import resolve as resolve_npm
+from .registry import Registry, find_registry
 from .requirements import Requirement
 from .resolve import Pin, check_pins, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
 from .target import Target, own_target
-from .unpack import unpack
+from .unpack import Unpacked, unpack, unpack_tarballs
 
 log = logging.getLogger("cloche.packages")
 # Called with the names that are in no list of what is allowed; true installs them all the same.
@@ -35,7 +40,8 @@ class Terms:
 
     `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
     earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
-    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room.
+    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room. `find_npm`
+    says how npm is started here, where packages of npm's are installed, and raises BackendUnavailable where it is not.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -48,6 +54,15 @@ class Terms:
     most_bytes: int | None = None
     most_layers: int | None = None
     approve: Approve | None = None
+    find_npm: Callable[[], Npm] | None = None
+
+    def part(self, *, is_npm: bool) -> Terms:
+        """Return the terms for packages of npm's, or of Python's."""
+        locked = self.locked.part(is_npm=is_npm) if self.locked is not None else None
+        if not is_npm:
+            return replace(self, locked=locked)
+        registry = replace(find_registry(), file_hosts=self.index.file_hosts)
+        return replace(self, locked=locked, index=registry, target=npm_target(), fixed=())
 
     def key(self, asked: Sequence[Requirement]) -> str:
         """Return the key of a list of requirements on these terms."""
@@ -58,24 +73,38 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Hold a layer that is kept from being removed while this process lives; `is_new` where it was just made."""
+    """Hold a layer that is kept from being removed while this process lives; `is_new` where it was just made.
+
+    Packages of Python's and of npm's that are asked for together have a layer each: that of npm's is then `beside`.
+    """
 
     layer: Layer
     asked: tuple[Requirement, ...]
     is_new: bool = False
+    beside: tuple[Layer, ...] = ()
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Return all layers."""
+        return (self.layer, *self.beside)
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Return what is in all layers."""
+        return tuple(pin for layer in self.layers for pin in layer.pins)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the log and results say of it."""
         return {
             "asked": [one.text for one in self.asked], "layer": os.path.basename(self.layer.folder),
-            "installed": [f"{pin.name}=={pin.version}" for pin in self.layer.pins], "is_new": self.is_new,
+            "installed": list(dict.fromkeys(pin.text for pin in self.pins)), "is_new": self.is_new,
         }  # fmt: skip
 
 
 async def install(
     backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms | None = None
 ) -> Installed:
-    """Return the layer that serves requirements, made now where the store has none.
+    """Return the layers that serve requirements, made now where the store has none.
 
     `policy` says which isolation the steps need, as that of the run does. Raises PolicyDenied by the rules,
     InvalidRequest for requirements that cannot be met, StartFailed and BackendUnavailable where something failed or is
@@ -85,6 +114,17 @@ async def install(
     await _check(asked, terms)
     if terms.locked is not None:
         terms.locked.check(asked, terms.target)
+    found = []
+    for is_npm in (False, True):
+        some = tuple(one for one in asked if one.is_npm == is_npm)
+        if some or (not is_npm and not asked):
+            found.append(await _install_some(backend, policy, some, terms.part(is_npm=is_npm)))
+    beside = tuple(layer for one in found[1:] for layer in one.layers)
+    return replace(found[0], asked=tuple(asked), beside=beside, is_new=any(one.is_new for one in found))
+
+
+async def _install_some(backend: Backend, policy: Policy, asked: tuple[Requirement, ...], terms: Terms) -> Installed:
+    """Return the layer for packages of one kind."""
     key = terms.key(asked)
     layer = None if terms.resolves_again else _found(key, terms)
     if layer is not None:
@@ -138,11 +178,25 @@ async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], 
 
 
 async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
+    if isinstance(terms.index, Registry):
+        return await _pinned_npm(backend, policy, asked, terms, terms.index)
     if terms.locked is None:
         return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed)
     check_pins(terms.locked.pins, terms.index)
     terms.rules.check_denied(pin.name for pin in terms.locked.pins)
     return terms.locked.pins
+
+
+async def _pinned_npm(
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms, registry: Registry
+) -> tuple[Pin, ...]:
+    if terms.locked is not None:
+        check_npm_pins(terms.locked.pins, registry)
+        terms.rules.check_denied(pin.name for pin in terms.locked.pins)
+        return terms.locked.pins
+    if terms.find_npm is None:
+        raise BackendUnavailable("packages: nobody says how npm is started here.")
+    return await resolve_npm(backend, policy, asked, terms.find_npm(), registry, terms.rules)
 
 
 async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:
@@ -151,7 +205,20 @@ async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
         make_shown(wheels_folder)
         make_shown(made)
-        wheels = await fetch(backend, policy, pins, terms.index, wheels_folder)
-        unpacked = await unpack(backend, policy, wheels, wheels_folder, made, final, terms.target)
+        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, final)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
         return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
+
+
+async def _unpacked(
+    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, final: str
+) -> Unpacked:
+    """Download into a folder, and unpack."""
+    if not isinstance(terms.index, Registry):
+        wheels = await fetch(backend, policy, pins, terms.index, folder)
+        return await unpack(backend, policy, wheels, folder, made, final, terms.target)
+    different = {(pin.url, pin.sha512): pin for pin in pins}  # one may be in several places
+    files = await fetch(backend, policy, tuple(different.values()), terms.index, folder)
+    paths = dict(zip(different, files, strict=True))
+    placed = [(paths[pin.url, pin.sha512], pin.at) for pin in sorted(pins, key=lambda pin: (pin.at.count("/"), pin.at))]
+    return await unpack_tarballs(backend, policy, placed, folder, made)

@@ -10,10 +10,11 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cloche.core.errors import InvalidRequest
-from cloche.hostfs import open_folder, replace
+from cloche.hostfs import open_folder
+from cloche.hostfs import replace as replace_file
 
 from .requirements import Requirement, parse_requirements
 from .resolve import Pin
@@ -39,8 +40,13 @@ class Locked:
     @property
     def digest(self) -> str:
         """Return what tells this set from another one."""
-        rows = [(pin.name, pin.version, pin.sha256) for pin in self.pins]
+        rows = [pin.identity for pin in self.pins]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def part(self, *, is_npm: bool) -> Locked:
+        """Return what it says of npm's packages, or of Python's."""
+        asked = tuple(one for one in self.asked if one.is_npm == is_npm)
+        return replace(self, asked=asked, pins=tuple(pin for pin in self.pins if bool(pin.at) == is_npm))
 
     def check(self, asked: Sequence[Requirement], target: Target) -> None:
         """Raise InvalidRequest where it is for other requirements, or for another interpreter."""
@@ -50,6 +56,8 @@ class Locked:
             fewer = ", ".join(sorted({str(one) for one in set(self.asked) - set(asked)}))
             what = "; ".join(filter(None, (more and f"not in it: {more}", fewer and f"only in it: {fewer}")))
             raise InvalidRequest(f"packages: {self.file} is for other requirements ({what}); {again}")
+        if all(one.is_npm for one in self.asked):  # which no version of Python matters to
+            target = replace(target, tag=str(self.target.get("tag")))
         if not target.fits(dict(self.target)):
             raise InvalidRequest(
                 f"packages: {self.file} is for {self.target.get('tag')} on {self.target.get('platform')}, and here is "
@@ -72,7 +80,7 @@ def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], tar
     try:
         at = open_folder(folder, follows_link=True)
         try:
-            replace(at, name, format_lock(asked, pins, target).encode())
+            replace_file(at, name, format_lock(asked, pins, target).encode())
         finally:
             os.close(at)
     except OSError as error:
@@ -109,6 +117,8 @@ def _pin(said: Mapping[str, object]) -> Pin:
         name=str(said["name"]),
         version=str(said["version"]),
         url=str(said["url"]),
-        sha256=str(said["sha256"]),
+        sha256=str(said.get("sha256", "")),
         size=size,
+        sha512=str(said.get("sha512", "")),
+        at=str(said.get("at", "")),
     )

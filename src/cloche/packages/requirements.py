@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 
 from .known_imports import DISTRIBUTIONS
+from .npm_names import PREFIX, is_npm, parse_npm
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement as Parsed
@@ -41,6 +42,11 @@ class Requirement:
 
     name: str
     text: str
+
+    @property
+    def is_npm(self) -> bool:
+        """Tell whether it is a package of npm's: its name begins with `npm:`."""
+        return is_npm(self.name)
 
     def __str__(self) -> str:
         return self.text
@@ -76,12 +82,22 @@ def parse_requirement(line: str) -> Requirement:
     wrong = _what_is_wrong(text)
     if wrong:
         raise InvalidRequest(f"packages: {text[:80]!r} {wrong}; {_ONLY}")
+    if is_npm(text):
+        return _parse_npm(text)
     parsed = _parsed(text)
     if parsed.url is not None:
         raise InvalidRequest(f"packages: {text[:80]!r} names a place to take it from; {_ONLY}")
     parsed.name = normalize_name(parsed.name)
     parsed.extras = {normalize_name(extra) for extra in parsed.extras}
     return Requirement(name=parsed.name, text=str(parsed))
+
+
+def _parse_npm(text: str) -> Requirement:
+    try:
+        name, wanted = parse_npm(text)
+    except ValueError as error:
+        raise InvalidRequest(f"packages: {text[:80]!r} {error}") from None
+    return Requirement(name=f"{PREFIX}{name}", text=f"{PREFIX}{name}{f'@{wanted}' if wanted else ''}")
 
 
 def _what_is_wrong(text: str) -> str:
@@ -92,10 +108,10 @@ def _what_is_wrong(text: str) -> str:
         return f"has {len(text)} characters, which no requirement has"
     if text.startswith("-"):
         return "is an option, which only the operator may set"
-    if text.startswith("npm:"):
-        return "is a package of npm, which this version of Cloche does not install yet"
     if "$" in text or any(ord(char) < 32 for char in text):
         return "has characters that no requirement has"
+    if is_npm(text):
+        return ""
     place = text.partition(";")[0]
     if _URL.search(place) or " @ " in place:
         return "names a place to take it from"

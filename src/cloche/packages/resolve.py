@@ -31,27 +31,45 @@ MOST_PINS = 400
 MOST_WHEEL_BYTES, MOST_TOTAL_BYTES = 2 * GIB, 4 * GIB
 MOST_ANSWER_BYTES = 16 * MIB
 NO_SOLUTION = 1  # uv's exit code where the requirements cannot be met; others are failures
-SHA256_CHARS = frozenset("0123456789abcdef")
+HASH_CHARS = frozenset("0123456789abcdef")
+TARBALL = "package.tgz"
+_NPMS = ("sha256", "sha512", "at")  # fields that only some pins have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pin:
-    """Hold one wheel of a pinned list. `size` is 0 where the index does not say it."""
+    """Hold one wheel of a pinned list. `size` is 0 where the index does not say it.
+
+    Or a tarball of npm's: its name begins with `npm:`, its hash is `sha512`, and `at` is the folder of node_modules
+    that it is for (`a`, `@scope/b`, `a/node_modules/c`).
+    """
 
     name: str
     version: str
     url: str
-    sha256: str
+    sha256: str = ""
     size: int = 0
+    sha512: str = ""
+    at: str = ""
 
     @property
     def file_name(self) -> str:
         """Return the wheel's name."""
-        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+        return unquote(urlsplit(self.url).path.rpartition("/")[2]) if not self.at else TARBALL
+
+    @property
+    def text(self) -> str:
+        """Return name and version, as they are asked for."""
+        return f"{self.name}@{self.version}" if self.at else f"{self.name}=={self.version}"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Return what tells its content, and where it lies, from any other."""
+        return (self.name, self.version, self.sha256 or self.sha512, *filter(None, (self.at,)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value or key not in _NPMS}
 
 
 def find_uv() -> str:
@@ -156,7 +174,7 @@ def _what_is_wrong(pin: Pin, index: Index) -> str:
             f"{pin.name} is on {host_of(parts)}, which is no host of the index ({', '.join(index.hosts)}); "
             "the operator can name it in packages_hosts"
         )
-    if len(pin.sha256) != 64 or not SHA256_CHARS.issuperset(pin.sha256):
+    if len(pin.sha256) != 64 or not HASH_CHARS.issuperset(pin.sha256):
         return f"{pin.name} has no hash of SHA-256"
     if not pin.file_name.endswith(".whl") or "/" in pin.file_name or "\0" in pin.file_name:
         return f"{pin.name} has no wheel, and nothing is built from source"

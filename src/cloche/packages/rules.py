@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from cloche.core.errors import PolicyDenied
 
+from .npm_names import is_npm
 from .requirements import Requirement, normalize_name
 
 
@@ -59,9 +60,15 @@ def refuse_unlisted(names: Sequence[str]) -> PolicyDenied:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, normalize_pattern(pattern)) for pattern in patterns)
+    """Tell whether a name is meant; one of npm's by a pattern that begins with `npm:`, or by `*` alone."""
+    return any(
+        pattern == "*" or (is_npm(pattern) == is_npm(name) and fnmatchcase(name, normalize_pattern(pattern)))
+        for pattern in patterns
+    )
 
 
 def normalize_pattern(pattern: str) -> str:
-    """Return a pattern of names as `normalize_name` spells names."""
+    """Return a pattern of names as `normalize_name` spells names; npm's have one spelling."""
+    if is_npm(pattern):
+        return pattern
     return "*".join(normalize_name(part) for part in pattern.split("*"))

@@ -69,7 +69,7 @@ class Layer:
 
 def layer_key(pins: Iterable[Pin], target: Target) -> str:
     """Return the key of a layer: what is in it, and for which interpreter."""
-    rows = [(pin.name, pin.version, pin.sha256) for pin in sorted(pins)]
+    rows = [pin.identity for pin in sorted(pins)]
     return _digest([VERSION, rows, target.as_dict()])
 
 

@@ -1,15 +1,15 @@
-"""From wheels to files: a sandbox without a network unpacks and compiles them, and here they are written down.
+"""From wheels and tarballs to files: a sandbox without a network unpacks and compiles, and here they are written down.
 
-The zip, its compression and the compiler see what a stranger made, so they run in the sandbox. What comes out is read
-by `frames.py`: paths that lead nowhere else, regular files alone, a bound on their number and size. All files are new,
-in a folder that nobody else writes to.
+The archive, its compression and the compiler see what a stranger made, so they run in the sandbox. What comes out is
+read by `frames.py`: paths that lead nowhere else, regular files alone, a bound on their number and size. All files are
+new, in a folder that nobody else writes to.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -19,20 +19,23 @@ from cloche.core.limits import GIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
-from .folders import PARTS
-from .frames import DATA, EXECUTABLE, FILES_END, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
+from .folders import MODULES, PARTS
+from .frames import DATA, EXECUTABLE, FILES_END, MODULE, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
 from .steps import Step, failed, on_stdout, run_step
 from .target import Target
 
 MOST_FILES, MOST_BYTES = 200_000, 6 * GIB
-FOLDERS = dict(zip((SITE, SCRIPT, DATA), PARTS, strict=True))
+# Where a layer has the files of each kind.
+FOLDERS: Mapping[int, str] = dict(zip((SITE, SCRIPT, DATA), PARTS, strict=True))
+NPM_FOLDERS: Mapping[int, str] = {MODULE: MODULES, SCRIPT: FOLDERS[SCRIPT]}
 
 
 @dataclass(slots=True, kw_only=True)
 class Unpacked:
-    """Count what was written. `has_all` is false until every file of the wheels is there."""
+    """Count what was written. `has_all` is false until every file of the packages is there."""
 
     folder: str
+    folders: Mapping[int, str] = field(default_factory=lambda: FOLDERS)
     files: int = 0
     total_bytes: int = 0
     modules: set[str] = field(default_factory=set)
@@ -47,11 +50,11 @@ class Unpacked:
             return _Nothing()
         parts, is_executable = check_path(name), bool(kind & EXECUTABLE)
         kind &= ~EXECUTABLE
-        if kind not in FOLDERS or (kind == SCRIPT and len(parts) > 1):
+        if kind not in self.folders or (kind == SCRIPT and len(parts) > 1):
             raise WrongFrame(f"the file {name[:200]!r} is of no kind that is installed")
         above = list(parts)
         last = above.pop()
-        folder = os.path.join(self.folder, FOLDERS[kind], *above)
+        folder = os.path.join(self.folder, self.folders[kind], *above)
         os.makedirs(folder, 0o755, exist_ok=True)
         self.files += 1
         self.total_bytes += size
@@ -99,9 +102,22 @@ async def unpack(
     backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, made: str, final: str, target: Target
 ) -> Unpacked:
     """Write the files of wheels below `made`, which will be renamed to `final`. Raises StartFailed."""
-    step = unpack_step(wheels, shown, f"{final}/site", target)
-    found = Unpacked(folder=made)
-    for name in FOLDERS.values():
+    return await _write_files(backend, policy, unpack_step(wheels, shown, f"{final}/site", target), made, FOLDERS)
+
+
+async def unpack_tarballs(
+    backend: Backend, policy: Policy, tarballs: Sequence[tuple[str, str]], shown: str, made: str
+) -> Unpacked:
+    """Write the files of npm's tarballs, each at its place below node_modules, below `made`. Raises StartFailed."""
+    asked = {"tarballs": list(tarballs), "most_files": MOST_FILES, "most_bytes": MOST_BYTES}
+    stdin, paths = json.dumps(asked).encode(), (shown,) if tarballs else ()
+    step = Step(name="unpack", program="unpack_tarballs", stdin=stdin, shown=paths)
+    return await _write_files(backend, policy, step, made, NPM_FOLDERS)
+
+
+async def _write_files(backend: Backend, policy: Policy, step: Step, made: str, folders: Mapping[int, str]) -> Unpacked:
+    found = Unpacked(folder=made, folders=folders)
+    for name in folders.values():
         os.mkdir(os.path.join(made, name), 0o755)
     reader = Reader(found.begin, Bounds(files=MOST_FILES, total_bytes=MOST_BYTES))
     report_progress(Progress(what="unpacking"))
@@ -110,7 +126,7 @@ async def unpack(
     except WrongFrame as error:
         raise StartFailed(f"packages: cannot unpack: {error}", step="unpack") from None
     except OSError as error:
-        raise StartFailed(f"packages: cannot write a file of a wheel: {error.strerror}", step="unpack") from error
+        raise StartFailed(f"packages: cannot write a file of a package: {error.strerror}", step="unpack") from error
     finally:
         found.drop_half_made()
         report_progress(Progress(what="unpacking", is_over=True))

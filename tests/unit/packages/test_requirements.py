@@ -74,7 +74,6 @@ def test_a_requirement_has_one_spelling(line: str, name: str, text: str) -> None
         ("six==", "no requirement"),
         ("six rich", "no requirement"),
         ("{six}", "no requirement"),
-        ("npm:left-pad", "npm"),
         ("a" * 600, "600 characters"),
     ],
 )

@@ -94,6 +94,9 @@ class LocalBackend:
     def check_layers(self, policy: Policy) -> None:
         """Do nothing: programs find layers at every level."""
 
+    def check_node_modules(self, policy: Policy) -> None:
+        """Do nothing: so they do with those of npm's packages."""
+
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 

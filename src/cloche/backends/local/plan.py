@@ -74,6 +74,7 @@ REAPERS = 1
 COMING_TASKS = 8
 MOST_JAILS = 64
 LAYER_MANIFEST = "layer.json"  # in the folder of a layer that has something in it
+MODULES = "node_modules"  # in the folder of a layer of npm's; and above a guest's workspace, where Node looks for it
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[object, ...], bytes] = {}
 
@@ -109,7 +110,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_p
     """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
     if level is not Level.JAIL:
         return _new_spec(level, policy, limits, host, guest_paths)
-    key = (policy.user, policy.writable_paths, limits, guest_paths, network_key(policy))
+    key = (policy.user, policy.writable_paths, limits, guest_paths, network_key(policy), modules_of(policy.layers))
     found = _JAILS.get(key)
     if found is None or found[0] is not host:
         if len(_JAILS) >= MOST_JAILS:
@@ -142,6 +143,7 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         pids=limits.pids,
         cpu_affinity=0 if host.cgroup_version or level is Level.NONE else max(1, round(limits.cpus)),
     )
+    spec.modules = modules_of(policy.layers)
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits, policy)
         spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
@@ -206,7 +208,9 @@ def _mounts(user: str, uid: int, limits: Limits, policy: Policy) -> list[layout.
     name_server = NAME_SERVER_ADDRESS if has_network else layout.NO_NAME_SERVER
     authorities = files_and_variables()[0] if has_network else ()
     memory = [("tmpfs", mount_point, limits.tmp_bytes, limits.inodes, "1777") for mount_point in ("dev/shm", "tmp")]
-    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *authorities, *memory]
+    modules = modules_of(policy.layers)
+    links = [("symlink", modules, MODULES)] if modules else []
+    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *authorities, *links, *memory]
 
 
 def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tuple[str, str]]:
@@ -281,7 +285,16 @@ def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]
 
 def sites_of(layers: Sequence[str]) -> list[str]:
     """Return the folders of layers from which Python imports."""
-    return [f"{layer}/site" for layer in layers]
+    return [f"{layer}/site" for layer in layers if not _has_modules(layer)]
+
+
+def modules_of(layers: Sequence[str]) -> str:
+    """Return the folder of packages of npm's, empty for none: of several, the last, as there is one place for it."""
+    return next((f"{layer}/{MODULES}" for layer in reversed(layers) if _has_modules(layer)), "")
+
+
+def _has_modules(layer: str) -> bool:
+    return os.path.isdir(f"{layer}/{MODULES}")
 
 
 def _filled(layers: Sequence[str]) -> list[str]:
@@ -334,7 +347,7 @@ def build_program(
 
     Where several run at the same time in the same files, a `number` tells theirs apart. It finds what is in `layers`.
     """
-    program = _build_program(request, guest_paths, timeout_s, number)
+    program = _build_program(request, guest_paths, timeout_s, number, has_modules=bool(modules_of(layers)))
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:
@@ -342,7 +355,9 @@ def build_program(
     return program
 
 
-def _build_program(request: Request, guest_paths: GuestPaths, timeout_s: float, number: int) -> Program:
+def _build_program(
+    request: Request, guest_paths: GuestPaths, timeout_s: float, number: int, *, has_modules: bool
+) -> Program:
     if request.code is None:
         run = Run(commands=[list(request.argv)], env=guest_environment(guest_paths, request.env, {}))
         return _finished(run, request.files, timeout_s, None, None)
@@ -353,7 +368,7 @@ def _build_program(request: Request, guest_paths: GuestPaths, timeout_s: float, 
     path, files = source_of(request, language=language.name, file_name=f"{stem}{mark}{dot}{suffix}")
     source = f"{guest_paths.workspace}/{path}"
     build = f"{guest_paths.tmp}/.cloche-build{mark}"  # where no environment lies
-    engine = toolchain.engine
+    engine = toolchain.engine.for_modules() if has_modules else toolchain.engine
     run = Run(env={**_environment(toolchain, guest_paths, source, build), **request.env})
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}

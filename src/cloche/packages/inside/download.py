@@ -1,8 +1,8 @@
 """Download files and write them to standard output as frames, in the order in which they are asked for.
 
 Standard input is JSON: `files`, rows of address and size (0: unknown); `ca`, the path of a bundle of certificates or
-""; `most`, bytes of one file. Credentials are in the variable CLOCHE_CREDENTIALS, JSON by "host:port"; they go to that
-host alone, also when it redirects to another one.
+""; `most`, bytes of one file. Credentials are in the variable CLOCHE_CREDENTIALS, JSON by "host:port": a name and a
+password, or no name and a token. They go to that host alone, also when it redirects to another one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def identify(request: urllib.request.Request) -> None:
     """Give a request the credentials of its host, if there are some."""
     parts = urllib.parse.urlsplit(request.full_url)
     known = CREDENTIALS.get(f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}")
-    if known:
+    if known and not known[0]:  # a token, which says by itself whose it is
+        request.add_unredirected_header("Authorization", f"Bearer {known[1]}")
+    elif known:
         token = base64.b64encode(":".join(known).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
 

@@ -1,0 +1,227 @@
+"""From requirements of npm's to a pinned list: npm, in a sandbox with the network of the registry alone.
+
+It is told to write a `package-lock.json` and nothing else, so nothing of a package is unpacked, and no script runs. The
+file is read here as a stranger's: names, versions, places, addresses and hashes are each checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.limits import GIB, MIB, format_size
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+from cloche.core.request import InputFile
+
+from .index import host_of
+from .npm_names import MOST_NAME_CHARS, PREFIX, parse_npm
+from .registry import Registry
+from .requirements import Requirement
+from .resolve import HASH_CHARS, Pin
+from .rules import Rules
+from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
+from .target import Target, own_target
+
+ASKED, ANSWER, SETTINGS, NOTHING = "package.json", "package-lock.json", "npm.settings", "npm.none"
+MOST_PINS = 2000  # npm's packages are small ones, and many
+MOST_TOTAL_BYTES = 4 * GIB
+MOST_ANSWER_BYTES = 16 * MIB
+MOST_VERSION_CHARS, MOST_PLACE_CHARS = 256, 600
+# What npm says of requirements that cannot be met; whatever else goes wrong is a failure.
+_UNMET = re.compile(r"\bcode (E404|ETARGET|ENOVERSIONS|ERESOLVE|EBADPLATFORM|EINVALIDTAGNAME|EINVALIDPACKAGENAME)\b")
+_FOLDER = r"(?:@[A-Za-z0-9_~-][A-Za-z0-9._~-]*/)?(?!node_modules(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
+_PLACE = re.compile(rf"{_FOLDER}(?:/node_modules/{_FOLDER})*")
+_NAME = re.compile(_FOLDER)
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+-]*")
+_CPUS: Mapping[str, str] = {
+    "x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64", "armv7l": "arm", "armv6l": "arm",
+    "i386": "ia32", "i686": "ia32", "ppc64le": "ppc64", "riscv64": "riscv64", "s390x": "s390x",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Npm:
+    """Say how npm is started on this host: the first words of its command, and what it has to be shown."""
+
+    argv: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+
+
+def npm_target() -> Target:
+    """Return what packages of npm are for: a platform, whatever Node there is."""
+    return Target(python="", version="", tag="npm", platform=sysconfig.get_platform(), libc=own_target().libc)
+
+
+def resolve_step(asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules) -> Step:
+    """Return the step that resolves requirements. Credentials are in a file of its workspace, and nowhere else."""
+    newest, bundle = rules.newest(), registry.ca_bundle()
+    argv = (
+        *npm.argv, "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund", "--no-progress",
+        "--no-update-notifier", "--omit-lockfile-registry-resolved=false", "--lockfile-version=3", "--logs-max=0",
+        "--loglevel=error", "--allow-git=none", "--allow-remote=none", "--allow-file=none", "--allow-directory=none",
+        *((f"--before={newest}",) if newest else ()),
+    )  # fmt: skip
+    env = {"NPM_CONFIG_USERCONFIG": SETTINGS, "NPM_CONFIG_GLOBALCONFIG": NOTHING}
+    if bundle:
+        env["NODE_EXTRA_CA_CERTS"] = CA_FILE
+    given = (
+        InputFile(path=ASKED, data=json.dumps({"private": True, "dependencies": _dependencies(asked)}).encode()),
+        InputFile(path=SETTINGS, data=registry.settings()),
+    )
+    return Step(
+        name="resolve", argv=argv, env=env, files=(*given, *ca_files(bundle)), network_allow=registry.network_allow,
+        shown=npm.shown, returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
+    )  # fmt: skip
+
+
+def _dependencies(asked: Sequence[Requirement]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in asked:
+        name, wanted = parse_npm(one.text)
+        if name in found:
+            raise InvalidRequest(f"packages: {one.name} is asked for twice; name one range: 'npm:a@>=1 <3'")
+        found[name] = wanted or "*"
+    return found
+
+
+async def resolve(
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules
+) -> tuple[Pin, ...]:
+    """Return the pinned list for these requirements, sorted.
+
+    Raises InvalidRequest with npm's reason where they cannot be met, StartFailed where npm or the network failed,
+    PolicyDenied for what the rules deny.
+    """
+    step = resolve_step(asked, npm, registry, rules)
+    done = await run_step(backend, policy, step)
+    words = registry.credentials.hide(last_words(done.result))
+    if not done.result.ok and _UNMET.search(words):
+        raise InvalidRequest(f"packages: cannot be resolved: {words}")
+    if not done.result.ok:
+        raise failed(step, done.result, registry.credentials.hide)
+    pins = read_pins(done.file.decode("utf-8", "replace"), registry)
+    rules.check_denied(pin.name for pin in pins)
+    return pins
+
+
+def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
+    """Return what a `package-lock.json` pins for this host.
+
+    Raises StartFailed where it is not what npm writes, InvalidRequest for a package that is for other hosts alone.
+    """
+    try:
+        said = json.loads(text)
+        rows = {_place_of(at): one for at, one in said["packages"].items() if at}
+        pins = tuple(sorted(_read_package(at, one, registry) for at, one in rows.items() if _is_wanted(at, one)))
+    except InvalidRequest:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = str(error) if type(error) is ValueError else type(error).__name__
+        raise StartFailed(f"packages: the pinned list cannot be used: {why}", step="resolve") from None
+    check_pins(pins, registry)
+    return pins
+
+
+def _place_of(at: str) -> str:
+    """Return a place below node_modules; the root's own entry is none of these."""
+    if not at.startswith("node_modules/"):
+        raise ValueError(f"{at[:80]!r} is no place below node_modules")
+    return at.removeprefix("node_modules/")
+
+
+def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
+    """Raise StartFailed for a list that is too long, or names a place that is none of the registry's."""
+    total = sum(pin.size for pin in pins)
+    wrong = ""
+    if len(pins) > MOST_PINS:
+        wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
+    elif total > MOST_TOTAL_BYTES:
+        wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
+    elif len({pin.at for pin in pins}) < len(pins):
+        wrong = "it has two packages in one place"
+    for pin in pins:
+        wrong = wrong or _what_is_wrong(pin, registry)
+    if wrong:
+        raise StartFailed(f"packages: the pinned list cannot be used: {wrong}", step="resolve")
+
+
+def _what_is_wrong(pin: Pin, registry: Registry) -> str:
+    name = pin.name.removeprefix(PREFIX)
+    if not pin.name.startswith(PREFIX) or not _NAME.fullmatch(name) or len(name) > MOST_NAME_CHARS:
+        return f"{pin.name[:80]!r} is no name of a package"
+    if not _PLACE.fullmatch(pin.at) or len(pin.at) > MOST_PLACE_CHARS:
+        return f"{pin.name} is at {pin.at[:80]!r}, which is no place below node_modules"
+    if not _VERSION.fullmatch(pin.version) or len(pin.version) > MOST_VERSION_CHARS:
+        return f"{pin.name} has no version"
+    parts = urlsplit(pin.url)
+    if parts.scheme not in ("https", "http") or parts.username is not None or not parts.hostname:
+        return f"{pin.name} is not at an address of https"
+    if host_of(parts) not in registry.hosts:
+        return (
+            f"{pin.name} is on {host_of(parts)}, which is no host of the registry ({', '.join(registry.hosts)}); "
+            "the operator can name it in packages_hosts"
+        )
+    if len(pin.sha512) != 128 or not HASH_CHARS.issuperset(pin.sha512):
+        return f"{pin.name} has no hash of SHA-512"
+    return ""
+
+
+def _is_wanted(at: str, package: Mapping[str, Any]) -> bool:
+    """Tell whether a package is to be downloaded. Raises InvalidRequest for one that is needed and not for this host.
+
+    What is in its parent's tarball comes with that.
+    """
+    if package.get("inBundle") is True:
+        return False
+    lacks = [
+        f"{key} {', '.join(map(str, listed))}"
+        for key, mine in _host().items() if not _has(listed := _list(package.get(key)), mine)
+    ]  # fmt: skip
+    if lacks and package.get("optional") is not True and package.get("devOptional") is not True:
+        raise InvalidRequest(f"packages: {PREFIX}{at[:80]} is only for {'; '.join(lacks)}, which this host is not")
+    return not lacks
+
+
+def _host() -> dict[str, str]:
+    machine = os.uname().machine
+    return {"os": "linux", "cpu": _CPUS.get(machine, machine), "libc": own_target().libc.partition(" ")[0]}
+
+
+def _list(said: object) -> list[str]:
+    return [said] if isinstance(said, str) else [str(one) for one in said] if isinstance(said, list) else []
+
+
+def _has(listed: Sequence[str], mine: str) -> bool:
+    """Tell whether a list of what a package is for has this host; `!NAME` is all but that, and an empty list all."""
+    if f"!{mine}" in listed:
+        return False
+    named = [one for one in listed if not one.startswith("!")]
+    return not named or mine in named or "any" in named
+
+
+def _read_package(at: str, package: Mapping[str, Any], registry: Registry) -> Pin:
+    if package.get("link"):
+        raise ValueError(f"{at[:80]!r} is a link")
+    name = str(package.get("name") or at.rpartition("node_modules/")[2])
+    url, words = package.get("resolved"), str(package.get("integrity") or "").split()
+    if not isinstance(url, str):
+        raise ValueError(f"{name[:80]} has no address")
+    try:
+        hashed = next((word.removeprefix("sha512-").partition("?")[0] for word in words if word[:7] == "sha512-"), "")
+        sha512 = base64.b64decode(hashed, validate=True).hex()
+    except binascii.Error:
+        sha512 = ""
+    pin = Pin(name=f"{PREFIX}{name}", version=str(package.get("version", "")), url=url, sha512=sha512, at=at)
+    if urlsplit(url).scheme not in ("https", "http"):
+        return pin  # which will be refused
+    return replace(pin, url=urlsplit(registry.own_address(url))._replace(fragment="").geturl())

@@ -1,0 +1,60 @@
+"""Packages of npm by name: what is asked for, and how that is told from a package of Python's. Pure.
+
+A requirement is a name and a range of versions. What npm takes beside it (an address, git, a path, an alias, a tag)
+would let whoever wrote it choose where code comes from, or what it is, and that is the operator's choice alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+PREFIX = "npm:"
+LATEST = "latest"  # the one tag that is taken: what the registry gives whoever says nothing
+MOST_NAME_CHARS = 214  # npm's own bound
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = re.compile(rf"(?:@{_PART}/)?{_PART}")
+_NUMBER = r"(?:[0-9]{1,15}|[xX*])"
+_LABEL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_VERSION = rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:-{_LABEL})?(?:\+{_LABEL})?)?)?"
+_COMPARATOR = rf"(?:(?:\^|~>?|[<>]=?|=) ?)?{_VERSION}"
+_SET = rf"(?:{_VERSION} - {_VERSION}|{_COMPARATOR}(?: {_COMPARATOR})*)"
+_RANGE = re.compile(rf"{_SET}(?: ?\|\| ?{_SET})*")
+_PLACE = re.compile(r"[a-z][a-z0-9+.-]*:|[~.]?\.?/|git@", re.IGNORECASE)
+_ONLY = "a requirement of npm's is npm:NAME or npm:NAME@RANGE"
+
+
+def is_npm(text: str) -> bool:
+    """Tell whether the name of a package, or a requirement, is npm's."""
+    return text.startswith(PREFIX)
+
+
+def parse_npm(text: str) -> tuple[str, str]:
+    """Return name and range of `npm:NAME@RANGE`; the range is empty where none is written.
+
+    Raises ValueError with what is wrong, and what would do.
+    """
+    name, at, wanted = text.removeprefix(PREFIX).partition("@") if not text.startswith(f"{PREFIX}@") else _scoped(text)
+    name, wanted = name.strip(), " ".join(wanted.split())
+    if not _NAME.fullmatch(name) or len(name) > MOST_NAME_CHARS or "node_modules" in name.split("/"):
+        why = "names a place to take it from" if _PLACE.match(name) or "/" in name else "has no name of a package"
+        raise ValueError(f"{why}; {_ONLY}")
+    if at and wanted != LATEST and not _RANGE.fullmatch(wanted):
+        raise ValueError(f"{_what_else(wanted)}; {_ONLY}")
+    return name, wanted
+
+
+def _scoped(text: str) -> tuple[str, str, str]:
+    """Split what begins with a scope, which has an @ of its own."""
+    name, at, wanted = text.removeprefix(f"{PREFIX}@").partition("@")
+    return f"@{name}", at, wanted
+
+
+def _what_else(wanted: str) -> str:
+    """Say what stands where a range should."""
+    if _PLACE.match(wanted) or "/" in wanted:
+        is_alias = wanted.lower().startswith(PREFIX)
+        return "is another package under this name" if is_alias else "names a place to take it from"
+    if re.fullmatch(_PART, wanted):
+        return f"has a tag, {wanted[:40]!r}, which may mean another version tomorrow"
+    return "has no range of versions"
