@@ -13,7 +13,7 @@ declare -A package_of=(
     [cc]=gcc [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
     [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
     [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl [debugfs]=e2fsprogs
-    [newuidmap]=uidmap [tmux]=tmux
+    [newuidmap]=uidmap [tmux]=tmux [ip]=iproute2 [curl]=curl [psql]=postgresql-client
 )
 
 missing=()
@@ -21,6 +21,8 @@ for program in "${!package_of[@]}"; do
     PATH=$system_path command -v "$program" >/dev/null || missing+=("${package_of[$program]}")
 done
 PATH=$system_path python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+# Not on PATH.
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 # A C library without its development half lets rustc compile but not link.
 PATH=$system_path cc -print-file-name=crt1.o 2>/dev/null | grep -q / || missing+=(libc6-dev)
 
@@ -34,7 +36,10 @@ elif ! command -v apt-get >/dev/null; then
 else
     echo "setup_system: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    apt=(apt-get -qq -o DPkg::Lock::Timeout=600)
+    apt=(apt-get -qq -o DPkg::Lock::Timeout=600 -o Dpkg::Options::=--force-confold)
+    # PostgreSQL's package would make a cluster and start it.
+    [[ " ${missing[*]} " != *" postgresql "* || -e /etc/postgresql-common/createcluster.conf ]] ||
+        install -D /dev/stdin /etc/postgresql-common/createcluster.conf <<<"create_main_cluster = false"
     "${apt[@]}" update
     "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" >/dev/null
 fi

@@ -14,14 +14,13 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from .audit.log import Audit
 from .blocking import calls
 from .config.keys import SandboxOptions
 from .config.settings import given_options, load_settings
 from .core.limits import Limits
-from .core.network import NetworkRules
 from .core.policy import Policy
 from .core.processes import FileChange
 from .core.protocols import CodeSandbox, OpenStream
@@ -36,6 +35,9 @@ from .execution.prepare import prepare
 from .execution.processes import AsyncProcess
 from .execution.run import arun
 from .execution.sandbox import AsyncSandbox, AsyncSession
+
+if TYPE_CHECKING:
+    from .core.network import NetworkRules
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -402,6 +404,7 @@ class Sandbox:
     make_dir = _method(AsyncSandbox.make_dir, "_sandbox")
     move = _method(AsyncSandbox.move, "_sandbox")
     remove = _method(AsyncSandbox.remove, "_sandbox")
+    install = _method(AsyncSandbox.install, "_sandbox")
     watch = _making(_method(AsyncSandbox.watch, "_sandbox"), Watch, "Watch")
     upload = _method(AsyncSandbox.upload, "_sandbox")
     download = _method(AsyncSandbox.download, "_sandbox")
@@ -486,6 +489,7 @@ class Session:
         return self._session.history
 
     run = _method(AsyncSession.run, "_session", eager_without=("out", "autofix"))
+    install = _method(AsyncSession.install, "_session")
     interrupt = _method(AsyncSession.interrupt, "_session")
     checkpoint = _method(AsyncSession.checkpoint, "_session")
     rollback = _method(AsyncSession.rollback, "_session")

@@ -38,6 +38,8 @@ KINDS: dict[str, list[str]] = {
     "loopback": ["127.0.0.1"],
     "loopback-elsewhere": ["127.9.9.9"],
     "loopback-6": ["::1"],
+    "denied": ["151.101.9.9"],
+    "denied-in-nat64": ["64:ff9b::9765:909"],
     "own": [OWN],
     "own-private": [OWN_PRIVATE],
     "own-6": [OWN6],

@@ -57,6 +57,11 @@ OTHER_NAMES = (
     ),
     Row(name="another server name", code='return tls("good.example", T, name=f"{T}.other.example")', also_open=True),
     Row(name="another allowed server name", code='return tls("good.example", T, name="a.wild.example")'),
+    Row(
+        name="a denied server name at an address",
+        code='return tls("8.8.8.8", T, name="x.denied.wild.example")',
+        also_open=True,
+    ),
     Row(name="no server name", code='return tls("good.example", T, name="")', also_open=True),
     Row(name="the allowed name's own address", code=f'return get("{PUBLIC}", T, name="good.example")'),
     Row(name="the allowed name's own address by TLS", code=f'return tls("{PUBLIC}", T, name="good.example")'),

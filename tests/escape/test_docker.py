@@ -28,7 +28,6 @@ EXECUTES = "what may be written may be executed in a container, also without a n
 # What a container does not hold and the jail does; docs/limitations/docker.md says so too.
 NOT_HELD = {
     "files/change the times of the host's device": "a container has device nodes of its own",
-    "files/more devices than the harmless": "docker makes /dev/tty, and terminals of its own",
     "files/the kernel's objects in sys": IN_SYS,
     "leaks/the machine's hardware": IN_SYS,
     "leaks/the host's mounts": IN_PROC,

@@ -45,7 +45,7 @@ ALLOW = (
     "10.1.2.4:8080",
     f"{OWN}:8080",
 )
-DENY = ("*.denied.wild.example", "203.0.113.0/24")
+DENY = ("*.denied.wild.example", "203.0.113.0/24", "151.101.0.0/16")
 TABLE: dict[str, list[list[str]]] = {
     **NAMES,
     **{f"{kind}.kinds.example": [addresses] for kind, addresses in KINDS.items()},
@@ -95,6 +95,7 @@ ONLY_LISTED = (
 ONLY_OPEN = (
     Row(name="any name", code='return get("third.example", T)', at=(PUBLIC,)),
     Row(name="a public address", code='return get("8.8.8.8", T)', at=("8.8.8.8",)),
+    Row(name="a public address by TLS", code='return tls("8.8.8.8", T)', at=("8.8.8.8",)),
 )
 
 
@@ -166,7 +167,7 @@ LISTED_ENDPOINTS = {
     ("tcp", PUBLIC_TOO, 5432),
     ("tcp", "10.1.2.4", 8080),
 }
-OPEN_ENDPOINTS = {*RESOLVED, *WEB, ("tcp", "8.8.8.8", 80)}
+OPEN_ENDPOINTS = {*RESOLVED, *WEB, ("tcp", "8.8.8.8", 80), ("tcp", "8.8.8.8", 443)}
 
 
 def test_nothing_else_left(listed: Batch, opened: Batch) -> None:

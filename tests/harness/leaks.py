@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloche.backends.local.prefork import close_pools
+from cloche.egress.client import end_process
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
@@ -149,6 +150,7 @@ class Snapshot:
     def take(cls) -> "Snapshot":
         """Look at the machine now; what is kept warm for later runs is ended first."""
         close_pools()
+        end_process()
         processes = _processes()
         namespaces = frozenset(_proc_link(process.pid, "ns/mnt") for process in processes)
         return cls(adopter(), processes, namespaces, _mounts(), _cgroups(), _temporary_directories())
@@ -199,6 +201,7 @@ def wait_for_leftovers(before: Snapshot, *, patience_s: float) -> list[str]:
 def what_stays(before: Snapshot, *, for_s: float) -> list[str]:
     """Return what stays for so long, of which some may be another suite's."""
     close_pools()
+    end_process()
     deadline = time.monotonic() + for_s
     left = before.leftovers()
     while left and time.monotonic() < deadline:

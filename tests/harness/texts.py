@@ -250,3 +250,18 @@ def write_skill(
     for path, text in named.items():
         (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
+
+
+# What a network by name is to a program: an address, a refusal that is read, and a name that is none. It sends nothing.
+NAMES_AND_A_LITERAL = """\
+import socket, sys, urllib.error, urllib.request
+print(socket.gethostbyname("good.example"))
+try:
+    urllib.request.urlopen("http://198.51.100.7/", timeout=20)
+except urllib.error.HTTPError as error:
+    print(error.code)
+try:
+    socket.gethostbyname("bad.example")
+except OSError:
+    sys.exit(3)
+"""

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -37,7 +37,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 ENTER = ("-m", "tests.harness.internet.enter")
-START_S, RUN_S = 30.0, 120.0
+START_S, RUN_S = 60.0, 240.0
 # A command has not the room for any program or argument.
 START = """
 import json
@@ -78,9 +78,9 @@ class Seen:
     all that passed from the host: first packets of connections, and whatever is not TCP.
     """
 
-    arrivals: Sequence[Mapping[str, Any]]
-    questions: Sequence[Mapping[str, Any]]
-    packets: Sequence[Mapping[str, Any]]
+    arrivals: Sequence[dict[str, Any]]
+    questions: Sequence[dict[str, Any]]
+    packets: Sequence[dict[str, Any]]
 
     @property
     def names(self) -> set[str]:
@@ -95,8 +95,7 @@ class Seen:
     def holding(self, token: str) -> list[Mapping[str, Any]]:
         """Return what holds a word anywhere: in bytes below or above TLS, in a server name, in a name asked for."""
         small = token.lower()
-        rows = [*self.arrivals, *self.questions, *self.packets]
-        return [row for row in rows if small in f"{row['raw']}\n{row['said']}\n{row['server_name']}".lower()]
+        return [row for row in (*self.arrivals, *self.questions, *self.packets) if small in row["text"]]
 
 
 class Control:
@@ -120,7 +119,8 @@ class Control:
 
     def close(self) -> None:
         """Let that side end."""
-        self._lines.close()
+        with suppress(OSError):  # it has ended by itself, and what was to be said to it is lost
+            self._lines.close()
         self._end.close()
 
 
@@ -143,7 +143,10 @@ class World:
         """Return what has arrived; whatever was sent before is in it."""
         found = self._internet.ask("seen")
         on_host = self._host.ask("seen")
-        return Seen([*found["arrivals"], *on_host["arrivals"]], found["questions"], found["packets"])
+        seen = Seen([*found["arrivals"], *on_host["arrivals"]], found["questions"], found["packets"])
+        for row in (*seen.arrivals, *seen.questions, *seen.packets):
+            row["text"] = f"{row['raw']}\n{row['said']}\n{row['server_name']}".lower()
+        return seen
 
     def start_postgres(self) -> str:
         """Start PostgreSQL behind port 5432 of every address; say what is missing where it cannot be."""

@@ -140,7 +140,7 @@ def test_a_skill_that_may_not_run_is_a_denial_and_one_that_may_is_a_run(folder: 
     """Its script is code as any other, and what it may not have is refused by the same rules."""
     script = "print(1)\n"
     good = write_skill(tmp_path, "good", manifest=None, go__py=script)
-    bad = write_skill(tmp_path, "bad", manifest="packages: [numpy]\n", go__py=script)
+    bad = write_skill(tmp_path, "bad", manifest="packages: [x@git+y]\n", go__py=script)
     assert run_skill(load_skill(good, Settings()), "scripts/go.py", audit=folder).stdout == "1\n"
     with pytest.raises(cloche.PolicyDenied):
         run_skill(load_skill(bad, Settings()), "scripts/go.py", audit=folder)

@@ -24,8 +24,9 @@ from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
 from tests.escape.test_first_process import all_that_is_refused
 from tests.harness.containers import ROOT, Daemon, open_daemon
+from tests.harness.environments import run_as_user
 from tests.harness.processes import fill_pool
-from tests.harness.texts import PROGRAMS
+from tests.harness.texts import NAMES_AND_A_LITERAL, PROGRAMS
 
 pytestmark = pytest.mark.root
 
@@ -125,11 +126,42 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("network", ["open", "allowlist"])
-def test_a_network_by_rules_is_refused(docker: Daemon, python_image: str, network: str) -> None:
-    """Nothing keeps rules for containers: the error names docker's own bridge, and what has rules."""
-    with pytest.raises(cloche.BackendUnavailable, match=r'use network="bridge", docker\'s own .* or backend "local"'):
-        cloche.run("print(1)", backend="docker", image=python_image, network=network)
+def test_a_network_by_name_is_served_from_outside(docker: Daemon, python_image: str) -> None:
+    """In runs, in a sandbox that lives, in a session where runs take turns."""
+    rules: dict[str, Any] = {
+        "backend": "docker", "image": python_image, "network": "allowlist", "network_allow": ["good.example"],
+    }  # fmt: skip
+    result = cloche.run(NAMES_AND_A_LITERAL, **rules)
+    assert result.stdout.split("\n", 2)[:2] == ["198.18.1.0", "403"], result.stderr
+    assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
+    assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
+    with cloche.Sandbox(**rules) as sandbox:
+        sandbox.network.allow("new.example")
+        assert sandbox.exec(["python3", "-c", "import socket; socket.gethostbyname('new.example')"]).ok
+        assert sandbox.run(NAMES_AND_A_LITERAL).status == "denied"
+    with cloche.Sandbox(live=False, **rules) as sandbox:
+        cell = sandbox.session().run("import socket; socket.gethostbyname('bad.example')")
+        assert [row["host"] for row in cell.network_refused] == ["bad.example"]
+
+
+BY_A_MEMBER = """
+import json, cloche
+from cloche.backends.docker.backend import DockerBackend
+result = cloche.run(PROGRAM, backend="docker", image=IMAGE, network="allowlist", network_allow=["good.example"])
+DockerBackend().drain()
+print(json.dumps([result.status, result.stdout, [row["host"] for row in result.network_refused]]))
+"""
+
+
+@pytest.mark.root
+def test_a_member_of_the_docker_group_has_it_by_a_container_beside(docker: Daemon, python_image: str) -> None:
+    """Who cannot enter the container's namespace has its sockets made from inside, and nothing is left."""
+    os.chmod(docker.folder, 0o755)
+    os.chmod(docker.folder / "socket", 0o666)  # as for a member
+    told = f"PROGRAM, IMAGE = {NAMES_AND_A_LITERAL!r}, {python_image!r}\n"
+    found = run_as_user(told + BY_A_MEMBER, env={"DOCKER_HOST": docker.url, "CLOCHE_RUNSC": "none"})
+    assert found == ["denied", "198.18.1.0\n403\n", ["198.51.100.7", "bad.example"]]
+    assert docker.is_clean()
 
 
 REACH = """

@@ -51,6 +51,16 @@ def test_plain_functions_are_called_like_any_other() -> None:
     assert run("plain_functions.py") == "Wrote 6 characters to numbers.txt.\n12\n"
 
 
+def test_a_network_by_name_needs_no_network() -> None:
+    """What is refused is told with the reason, and a sandbox that lives is given more."""
+    told = run("network_by_name.py").splitlines()
+    assert told[0] == "index.example.org is 198.18.1.0"
+    assert told[1].startswith("403 198.51.100.7:80 is not in the allowlist")
+    assert told[2] == "denied"
+    assert [line.split(":")[1].strip() for line in told[3:5]] == ["198.51.100.7", "api.example.com"]
+    assert told[5] == "now 198.18.1.1"
+
+
 def test_what_the_documents_show_is_what_runs() -> None:
     """Line by line."""
     (shown,) = blocks(EXAMPLES.parent / "docs" / "agents.md", "py")

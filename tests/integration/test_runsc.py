@@ -15,10 +15,11 @@ import pytest
 import cloche
 from cloche.backends.gvisor.backend import RunscBackend
 from cloche.backends.host import measure_host
-from cloche.core.enforcement import Level
+from cloche.core.enforcement import Control, Level
 from cloche.execution.registry import capabilities_of
 from tests.harness.environments import make_environment, run_there
 from tests.harness.leaks import Snapshot, wait_for_leftovers, what_stays
+from tests.harness.texts import NAMES_AND_A_LITERAL
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 KERNEL = "print(open('/proc/version').read())"
@@ -267,10 +268,21 @@ def test_what_is_no_gvisor_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not wait_for_leftovers(before, patience_s=10)
 
 
-def test_an_open_network_is_refused() -> None:
-    """It has the network off, and says so instead of running with less."""
-    with pytest.raises(cloche.BackendUnavailable, match="network 'open'"):
-        cloche.run("print(1)", backend="gvisor", network="open")
+def test_a_network_by_name_is_served_from_outside() -> None:
+    """Allowed names have addresses, all else is refused with the reason, in a run and in a sandbox that lives."""
+    rules: dict[str, Any] = {"network": "allowlist", "network_allow": ["good.example"]}
+    result = cloche.run(NAMES_AND_A_LITERAL, backend="gvisor", **rules)
+    assert result.stdout.split("\n", 2)[:2] == ["198.18.1.0", "403"], result.stderr
+    assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
+    assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
+    assert "host's kernel" in result.enforcement[Control.NETWORK].mechanism
+    with cloche.Sandbox(backend="gvisor", **rules) as sandbox:
+        sandbox.network.allow("new.example")
+        assert sandbox.exec(["getent", "ahostsv4", "new.example"]).stdout.startswith("198.18.1.")
+
+
+def test_a_bridge_is_dockers() -> None:
+    """Its own bridge is no network of anybody else's."""
     with pytest.raises(cloche.InvalidRequest, match="network 'bridge' is docker's own"):
         cloche.run("print(1)", backend="gvisor", network="bridge")
 

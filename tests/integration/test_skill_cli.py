@@ -145,9 +145,9 @@ def test_only_a_trusted_skill_has_the_host_to_itself(looking: Skill, tmp_path: P
 
 def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
     """Every reason is in one error, before a backend is even looked for."""
-    folder = write_skill(tmp_path, manifest="packages: [x]\nnetwork: [a.example]\ntools: [os.execute]", go__py="")
+    folder = write_skill(tmp_path, manifest="packages: [x@git+y]\nnetwork: [a.example]\ntools: [os.execute]", go__py="")
     skill = load_skill(folder, Settings())
-    with pytest.raises(PolicyDenied, match=r"network: .*a\.example.*packages: .*\(x\).*tools: tier 3 has no os"):
+    with pytest.raises(PolicyDenied, match=r"network: .*a\.example.*packages: .*x@git.*tools: tier 3 has no os"):
         asyncio.run(arun_skill(skill, backend="docker"))
     with pytest.raises(InvalidRequest, match="a skill gets the hosts that it names"):
         run_skill(looking, network="open")
@@ -199,7 +199,7 @@ def test_check_tells_programs_everything(tmp_path: Path) -> None:
     assert (done.returncode, told["ok"], told["faults"], told["entry"]) == (0, True, [], "count")
     by_key = {term["key"]: term for term in told["policy"]}
     assert (by_key["memory"]["result"], by_key["memory"]["origin"]) == ("99MiB", "argument")
-    folder = write_skill(tmp_path, manifest="limits: {memory: lots}\npackages: [x]\n", go__py="")
+    folder = write_skill(tmp_path, manifest="limits: {memory: lots}\npackages: [x@git+y]\n", go__py="")
     os.symlink("/etc/shadow", folder / "out")
     told = json.loads((done := command("check", str(folder), "--json")).stdout)
     assert done.returncode == 1

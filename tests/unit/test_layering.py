@@ -20,7 +20,7 @@ BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
-BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking"}
+BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync"}
 # "face" is `cloche/__init__.py`, the public names themselves.
@@ -45,6 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": BELOW_CONFIG,
     "audit": BELOW_CONFIG | {"config"},
     "blocking": BELOW_CONFIG | {"config"},
+    "packages": BELOW_MECHANISM | {"config"},
+    "packages/inside": set(),
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},
     "sync": BELOW_SYNC,
@@ -61,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 STANDARD_LIBRARY_ONLY = {
     "core", "hostfs", "init", "keeper", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
+    "packages/inside",
 }  # fmt: skip
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}

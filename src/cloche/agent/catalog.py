@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -96,8 +96,10 @@ _CODE = _text_schema("The whole program. What it prints is returned, and the val
 _FRESH_EACH_CALL = "Each call begins anew: variables and imports of earlier ones are not there."
 _LIVE_CODE = "The code of this call. What it prints is returned, and the value of its last expression."
 _ALL, _CODE_TIERS, _HOST_TIERS = (1, 2, 3, 4), (3, 4), (4,)
+_NO_NETWORK = "no network,"
+MOST_HOSTS = 10  # that a description names
 _SANDBOXED = (
-    "It runs in a sandbox: no network, no access to host files or to anything but the workspace, "
+    f"It runs in a sandbox: {_NO_NETWORK} no access to host files or to anything but the workspace, "
     "limited time, memory and output. Files that it leaves in the workspace are still there in the next call."
 )
 
@@ -250,6 +252,16 @@ def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
 def describe_with_package_managers(tool: Tool) -> Tool:
     """Return the tool with the description for a sandbox that has package managers."""
     return replace(tool, description=tool.description.replace(_NO_MANAGERS, ""))
+
+
+def describe_with_network(tool: Tool, mode: str, hosts: Sequence[str]) -> Tool:
+    """Return the tool with the description for a sandbox whose network is an allowlist, or open."""
+    if mode == "open":
+        reach = "public hosts by HTTP and HTTPS"
+    else:
+        more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
+        reach = f"{', '.join(hosts[:MOST_HOSTS]) or 'no host'}{more} only"
+    return replace(tool, description=tool.description.replace(_NO_NETWORK, f"network to {reach},"))
 
 
 def describe_with_interpreters(tool: Tool, languages: Collection[str]) -> Tool:

@@ -49,6 +49,7 @@ from .catalog import (
     describe_on_host,
     describe_with_interpreters,
     describe_with_languages,
+    describe_with_network,
     describe_with_package_managers,
     level_of,
     read_arguments,
@@ -163,6 +164,9 @@ class Toolbox:
             self.tools = tuple(map(describe_with_package_managers, self.tools))
         languages = self._sandbox.languages
         self.tools = tuple(describe_with_languages(tool, languages) for tool in self.tools)
+        if self.policy.network in ("allowlist", "open"):
+            hosts = self.policy.network_allow
+            self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))
@@ -459,11 +463,24 @@ class Toolbox:
                     self._interpreters.forget()
                 await self._stack.aclose()
             if not self._has_sandbox:
+                self._sandbox.ask_about_packages(self._approve_packages)
                 await self._stack.enter_async_context(self._sandbox)
                 self._has_sandbox = True
                 if self.policy.on_network == "ask" and self._sandbox.is_live:
                     self._sandbox.network.ask(self._approve_host)
         return self._sandbox
+
+    async def _approve_packages(self, names: Sequence[str]) -> bool:
+        """Ask the approver about packages that the operator's list has not."""
+        request = ApprovalRequest(
+            tool="packages", risk=Risk.HIGH, arguments={"packages": list(names)},
+            rules={"policy": {"packages": tuple(names)}},
+        )  # fmt: skip
+        try:
+            await self._gate.approve(request)
+        except ApprovalDenied:
+            return False
+        return True
 
     async def _approve_host(self, host: str, port: int) -> bool:
         """Ask the approver about a host that no rule names."""

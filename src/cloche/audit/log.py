@@ -37,6 +37,7 @@ KINDS: Mapping[str, str] = {
     "execution": "how that ended, what was enforced, which limits held",
     "approval": "a call of a tool was approved: by whom",
     "denial": "a call was not approved, or the rules refused it: by whom, and why",
+    "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
     "fallback": "something else runs it than what was asked for: what, and why",
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import (
@@ -26,7 +26,6 @@ from cloche.core.errors import (
 )
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
-from cloche.core.network import NetworkRules
 from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessRequest
 from cloche.core.protocols import OpenConnection
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
@@ -39,6 +38,9 @@ from .live_files import LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
 from .saved_files import Changes
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.live")
 START_S = 60.0  # for the sandbox to say that a process has started
@@ -371,6 +373,8 @@ class LiveSandbox(LiveFiles):
         return self.network.rules if self.network is not None else self._rules_to_begin_with()
 
     def _rules_to_begin_with(self) -> NetworkRules:
+        from cloche.core.network import NetworkRules  # only where there are rules
+
         return NetworkRules()
 
     def decide_network(self, decide: Decide) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import StartFailed
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.egress.client import Network, open_network, operator_proxies
 from cloche.egress.windows import SharedNetwork
@@ -19,9 +18,16 @@ from cloche.jail.syscalls import CLONE_NEWNET, call
 
 from .certificates import files_and_variables
 
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
 SERVED: tuple[NetworkMode, ...] = ("allowlist", "open")
 NAME_SERVER_ADDRESS = ".".join(map(str, NAME_SERVER))
+MOST_RULES = 64  # of policies, that are remembered
 Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+
+
+_rules: dict[Key, NetworkRules] = {}
 
 
 def network_key(policy: Policy) -> Key:
@@ -31,14 +37,15 @@ def network_key(policy: Policy) -> Key:
 
 def network_rules(policy: Policy) -> NetworkRules | None:
     """Return what a policy's network may reach; None where nothing serves one."""
-    return _parsed_rules(*network_key(policy)) if policy.network in SERVED else None
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed_rules(
-    mode: NetworkMode, allow: tuple[str, ...], deny: tuple[str, ...], ports: tuple[int, ...]
-) -> NetworkRules:
-    return NetworkRules.parse(mode=mode, allow=allow, deny=deny, ports=ports)
+    if policy.network not in SERVED:
+        return None
+    key = network_key(policy)
+    found = _rules.get(key)
+    if found is None:
+        if len(_rules) >= MOST_RULES:
+            _rules.clear()
+        found = _rules[key] = policy.network_rules()
+    return found
 
 
 def served_ports(policy: Policy) -> tuple[int, ...]:

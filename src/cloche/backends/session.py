@@ -518,11 +518,9 @@ class Session:
         if self.is_closed:
             return
         self.is_closed = True
-        try:
-            await finish(self._transport.close())
-        finally:
-            if self.owns_network and self.network is not None:
-                self.network.close()
+        if self.owns_network and self.network is not None:
+            self.network.close()  # while its descriptor is there: a container takes that along
+        await finish(self._transport.close())
 
     def _why(self) -> str:
         """Say how it ended, as far as that is known."""

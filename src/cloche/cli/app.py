@@ -16,7 +16,8 @@ from .options import Group
 # How the listing is ordered; a command that is not named here is at its end.
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "container", "languages", "presets", "backends", "gc", "doctor",
-    "conformance", "bench", "sandbox", "config", "network", "images", "audit", "tools", "approvals", "skill",
+    "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools", "approvals",
+    "skill",
 )  # fmt: skip
 
 

@@ -170,6 +170,11 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "spelled": "--network-port", "metavar": "PORT", "multiple": True, "callback": _joined,
         "help": "A port that --network open has beside 80 and 443. Repeatable.",
     },
+    "packages": {
+        "metavar": "NAMES", "multiple": True, "callback": _joined,
+        "help": "Packages to install first: rich,httpx; or auto. Repeatable.",
+    },
+    "locked": {"metavar": "FILE", "help": "Install exactly what this lock file pins: cloche.lock."},
     "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip
 _ENV_FILE: Mapping[str, Any] = {

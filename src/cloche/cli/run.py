@@ -55,6 +55,7 @@ NOTES: Mapping[str, str] = {  # by status
     "signaled": "the code ended by a signal",
     "denied": "the policy blocked the code while it ran",
 }
+MOST_TOLD = 5  # of what the network refused
 
 
 class Source(NamedTuple):
@@ -73,6 +74,7 @@ class Source(NamedTuple):
 @sandbox_options()
 @program_options()
 @output_options()
+@option("--requirements", metavar="FILE", help="Install what a requirements.txt names first.")
 @flag("--fix", help="Send a failing program to the configured model, run what it answers.")
 @option("--max-fix", metavar="N", type=int, help="Ask at most N times. Default: 4.")
 @option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
@@ -87,6 +89,7 @@ def _run(
     file: tuple[str, ...],
     out: str | None,
     spill: str | None,
+    requirements: str | None,
     fix: bool,
     max_fix: int | None,
     save_fix: str | None,
@@ -107,6 +110,10 @@ def _run(
     if save_fix is not None and not fix:
         raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
     rules = with_backend(options, no_sandbox=no_sandbox)
+    if requirements is not None:
+        from .packages import with_requirements
+
+        rules = {**rules, "packages": with_requirements(options.get("packages"), requirements)}
     source = read_source(words, code)
     from cloche.sync import run
 
@@ -307,6 +314,11 @@ def conclude(result: Result, *, as_json: bool) -> None:
     note = NOTES.get(str(result.status))
     if note is not None:
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
+    told = [row for row in result.meta.get("network", ()) if row["why"]]
+    for row in told[:MOST_TOLD]:
+        say(f"network: {row['why']}")
+    if len(told) > MOST_TOLD:
+        say(f"network: {len(told) - MOST_TOLD} more were refused or failed; --json has all")
     if refused := result.meta.get("refused"):
         say(f"nothing is kept of what the code told of its value and figures: {refused}")
     if partial := result.meta.get("files_partial"):

@@ -67,7 +67,8 @@ class SandboxOptions(TypedDict, total=False):
     - image: the container image, for backends that use images.
     - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
     - best_effort: names of controls that may be absent. level: ask for exactly one level.
-    - packages: what to install first; "auto" resolves imports.
+    - packages: what to install first: names with versions; "auto" takes them from the program's header and imports.
+    - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
     - languages: the names that may be run; csharp is not among the default ones.
     - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
@@ -96,6 +97,7 @@ class SandboxOptions(TypedDict, total=False):
     require: str | Sequence[str] | None
     best_effort: str | Sequence[str] | None
     packages: Sequence[str] | Literal["auto"] | None
+    locked: bool | str | PathLike[str] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
     users: bool | None
@@ -164,6 +166,13 @@ class Settings:
     audit_keep_age_s: float | None = None
     audit_keep_bytes: int | None = None
     skill_path: tuple[str, ...] = ()
+    packages_allow: tuple[str, ...] = ()
+    packages_deny: tuple[str, ...] = ()
+    packages_min_age_s: float = 0.0
+    packages_hosts: tuple[str, ...] = ()
+    packages_keep_bytes: int | None = None
+    packages_keep_count: int | None = None
+    packages_lock: str = ""
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
@@ -458,6 +467,28 @@ KEYS: tuple[Key, ...] = (
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
         has_ceiling=True, parse_ceiling=readers.parse_package_ceiling, join_ceilings=readers.packages_in_both,
     ),
+    # What may be installed is the owner's choice alone; anybody may deny more.
+    Key(
+        name="packages_allow", parse=readers.parse_package_patterns, settings_field="packages_allow",
+        text_if_empty="any",
+    ),
+    Key(
+        name="packages_deny", parse=readers.parse_package_patterns, settings_field="packages_deny",
+        is_looser=lambda new, old: not set(old) <= set(new), join=_in_either,
+    ),
+    Key(
+        name="packages_min_age", parse=readers.parse_least_age, settings_field="packages_min_age_s", render=_seconds,
+        is_looser=operator.lt,
+    ),
+    Key(name="packages_hosts", parse=readers.parse_package_hosts, settings_field="packages_hosts"),
+    Key(
+        name="packages_keep_size", parse=readers.parse_total, settings_field="packages_keep_bytes",
+        default=10 << 30, render=lambda size, _: format_size(size),
+    ),
+    Key(
+        name="packages_keep_count", parse=readers.parse_total_count, settings_field="packages_keep_count", default=200,
+    ),
+    Key(name="locked", parse=readers.parse_lock_file, is_in_files=False, settings_field="packages_lock"),
     Key(
         name="languages", parse=readers.parse_languages,
         settings_field="policy.languages", is_looser=_is_wider, join=_in_both,

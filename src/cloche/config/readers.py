@@ -30,6 +30,9 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
+# Not one between versions, or between extras: "a[b,c]>=1,<2, d" are two.
+_PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*[A-Za-z0-9])")
+_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
 
 
@@ -167,7 +170,30 @@ def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
     """Return the names of packages, or `auto`."""
     if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
         return "auto" if value.strip().lower() == "auto" else ()
-    return _matching(_PACKAGE, parse_list(value, name=name), name=name, what="the name of a package")
+    listed = _PACKAGE_COMMA.split(value) if isinstance(value, str) else value
+    return _matching(_PACKAGE, parse_list(listed, name=name), name=name, what="the name of a package")
+
+
+def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:
+    """Return names of packages, in which `*` stands for any characters."""
+    return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, what="the name of a package")
+
+
+def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
+    """Return hosts, each with its port."""
+    from cloche.core.network import parse_rule
+
+    rules = [parse_rule(text, name=name) for text in parse_list(value, name=name)]
+    if any(rule.is_wildcard for rule in rules):
+        raise InvalidRequest(f"{name}: a host of files is one name, without a star")
+    return tuple(f"{rule.host}:{rule.ports[0] if ':' in rule.text else 443}" for rule in rules)
+
+
+def parse_lock_file(value: object, *, name: str) -> str:
+    """Return the path of a lock file: that of the working directory for true, none for false."""
+    if isinstance(value, bool):
+        return os.path.abspath("cloche.lock") if value else ""
+    return os.path.abspath(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
 
 
 def parse_modules(value: object, *, name: str) -> tuple[str, ...]:
@@ -225,9 +251,19 @@ def parse_age(value: object, *, name: str) -> float | None:
     return None if value == "none" else parse_duration(value, name=name)
 
 
+def parse_least_age(value: object, *, name: str) -> float:
+    """Return seconds; `none` is no bound."""
+    return 0.0 if value in ("none", 0, "0", False) else parse_duration(value, name=name)
+
+
 def parse_total(value: object, *, name: str) -> int | None:
     """Return bytes; `none` is no bound."""
     return None if value == "none" else parse_size(value, name=name)
+
+
+def parse_total_count(value: object, *, name: str) -> int | None:
+    """Return a number; `none` is no bound."""
+    return None if value == "none" else parse_count(value, name=name)
 
 
 def parse_controls(value: object, *, name: str) -> tuple[Control, ...]:

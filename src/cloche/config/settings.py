@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 HOST_TIER = 4
 MOST_CACHED = 64
-# Values that can be compared; with any other one the settings are not cached.
+# Values that can be compared, as lists of texts can; with any other one the settings are not cached.
 _COMPARABLE = (bool, int, float, str, type(None), Level)
 _cache: dict[Hashable, Settings] = {}
 
@@ -60,8 +60,11 @@ def load_settings(
     named = options.pop("config", None) or config_file
     variables = os.environ if environ is None else environ
     config_paths = ConfigPaths(environ=variables, cwd=cwd, home=home, config_file=named)
-    if not all(type(value) in _COMPARABLE for value in options.values()):
-        return _build_settings(options, config_paths)
+    for name, value in options.items():
+        if type(value) in (list, tuple) and all(type(item) is str for item in value):
+            options[name] = tuple(value)
+        elif type(value) not in _COMPARABLE:
+            return _build_settings(options, config_paths)
     known = (tuple(sorted(options.items())), fingerprint(config_paths))
     found = _cache.get(known)
     if found is None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+
+from .events import Event, Sink
+from .result import Result
 
 T = TypeVar("T")
 
@@ -65,3 +68,28 @@ async def any_of(*futures: asyncio.Future[Any]) -> None:
     finally:
         for one in futures:
             one.remove_done_callback(wake)
+
+
+async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
+    """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
+    failures: list[BaseException] = []
+
+    def guarded(event: Event) -> None:
+        try:
+            if not failures:
+                sink(event)
+        except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
+            failures.append(error)
+            task.cancel()
+
+    task = asyncio.ensure_future(run(guarded))
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if failures and not (current and current.cancelling()):
+            raise failures[0] from None
+        raise
+    if failures:
+        raise failures[0]
+    return result

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, ip_network
+from itertools import islice
 from typing import Any, get_args
 
 from .enforcement import NetworkMode
@@ -481,8 +482,8 @@ class NetworkRules:
         ports = self.open_ports
         if port not in ports:
             return _refused(
-                f"port {port} of {name} is not open: {_listed(map(str, ports))} are; the policy can name it in"
-                f" network_ports, or {name}:{port} in network_allow"
+                f"port {port} of {name} is not open: {_listed(map(str, ports), len(ports))} are; the policy can name it"
+                f" in network_ports, or {name}:{port} in network_allow"
             )
         condition = "" if address is not None else ", if its address is public"
         return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
@@ -491,12 +492,12 @@ class NetworkRules:
         if matching:
             ports = sorted({port for rule in matching for port in rule.ports})
             return (
-                f"{name} is in the allowlist for port {_listed(map(str, ports))}, not {port};"
+                f"{name} is in the allowlist for port {_listed(map(str, ports), len(ports))}, not {port};"
                 f" the policy can allow it by {name}:{port}"
             )
         if not self.allow:
             return f"{name}:{port} is not in the allowlist, which is empty; ask for it"
-        others = _listed(escape_name(rule.text) for rule in self.allow)
+        others = _listed((escape_name(rule.text) for rule in self.allow), len(self.allow))
         return f"{name}:{port} is not in the allowlist; ask for it or use one of: {others}"
 
 
@@ -543,15 +544,14 @@ def _opening_rule(name: str, port: int, address: Address, network: Network) -> s
     return f"{name}{ports}@{within}"
 
 
-def _listed(texts: Iterable[str]) -> str:
-    """Join the first few texts, within a bound, and say how many more there are."""
-    every = list(texts)
+def _listed(texts: Iterable[str], count: int) -> str:
+    """Join the first few of so many texts, within a bound, and say how many more there are. No other is looked at."""
     shown: list[str] = []
-    for text in every[:5]:
+    for text in islice(texts, 5):
         if sum(map(len, shown)) + len(text) > 200:
             break
         shown.append(text)
-    more = len(every) - len(shown)
+    more = count - len(shown)
     if not shown:
         return f"{more} rules that are too long to list"
     return ", ".join(shown) + (f", and {more} more" if more else "")

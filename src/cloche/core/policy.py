@@ -44,6 +44,8 @@ class Policy:
     happens to a host that is not listed: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
 
     `users` lets a sandbox that lives have several, root inside among them.
+    `layers` are folders of the host with packages, shown read-only: what is in `site` can be imported, what is in
+    `bin` is on PATH. Only Cloche sets them.
     `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
     was chosen is missing: the local backend, then with `process` a child process (S12).
@@ -62,6 +64,7 @@ class Policy:
     drop_capabilities: bool = True
     languages: tuple[str, ...] = DEFAULT_LANGUAGES
     packages: tuple[str, ...] | Literal["auto"] = ()
+    layers: tuple[str, ...] = ()
     screen: ScreenMode = "off"
     level: Level | None = None
     runtime: ContainerRuntime | None = None
@@ -112,7 +115,7 @@ class Policy:
 
 _LISTS = (
     "network_allow", "network_deny", "network_ports", "writable_paths", "languages", "require_controls", "best_effort",
-    "preload",
+    "preload", "layers",
 )  # fmt: skip
 
 

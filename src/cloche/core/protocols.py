@@ -10,16 +10,18 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .enforcement import Control, Enforcement, Level, Measure, NetworkMode
 from .events import Sink
 from .limits import Limits
-from .network import NetworkRules
 from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
+
+if TYPE_CHECKING:
+    from .network import NetworkRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,15 @@ class Capabilities:
             "remedy": self.remedy,
             "networks": list(self.networks),
         }
+
+
+@runtime_checkable
+class SupportsLayers(Protocol):
+    """Show layers of packages (`Policy.layers`), which are for the caller's own interpreter."""
+
+    def check_layers(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
 
 
 @runtime_checkable

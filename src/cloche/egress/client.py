@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import importlib.util
 import itertools
 import os
@@ -16,14 +17,20 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloche.core.network import NetworkRules
 from cloche.jail import messages
 
-BOOT = "import sys; sys.path[:0] = {paths!r}; from cloche.egress.process import main; main({fd})"
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
+# Its end of the link is standard input, which has a number of its own whatever the caller has closed. The paths stand
+# behind those of the standard library: they hold whatever somebody has installed.
+BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
 # Of glibc: else it gives the memory of large reads back after each one, and all of it is paged in for the next.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 20)}
 REPORT_S, END_S = 10.0, 5.0
@@ -70,9 +77,10 @@ class Network:
     """
 
     def __init__(self, jail_end: socket.socket, control: socket.socket):
-        self._jail_end, self._control = jail_end, control
+        self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
+        self.on_close: Callable[[Network], None] = lambda _: None
 
     @property
     def jail_end(self) -> int:
@@ -141,9 +149,13 @@ class Network:
             self.on_message(tag, body)
 
     def close(self) -> None:
-        """Let the egress process close all that is this sandbox's."""
+        """Let the egress process close all that is this sandbox's, also where a fork of this process has copies."""
+        if self._owner == os.getpid() and self.fileno() >= 0:
+            with suppress(OSError):  # the egress process is gone
+                self._control.shutdown(socket.SHUT_RDWR)
         self._jail_end.close()
         self._control.close()
+        self.on_close(self)
 
 
 async def _until_readable(fd: int) -> None:
@@ -165,19 +177,23 @@ class _Process:
     """Be the egress process. Raises OSError where it cannot be started."""
 
     def __init__(self) -> None:
+        self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
+        boot = BOOT.format(paths=_module_paths())
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            boot = BOOT.format(paths=_module_paths(), fd=theirs.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=ENVIRONMENT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", boot],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=ENVIRONMENT,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self.link.close()
+                raise
 
     @property
     def is_alive(self) -> bool:
@@ -186,11 +202,18 @@ class _Process:
     def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool) -> Network:
         ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
-            messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+        network = Network(jail_end, control)
         control.setblocking(False)
-        return Network(jail_end, control)
+        try:
+            with ours, theirs:
+                body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
+                messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+        except BaseException:
+            network.close()
+            raise
+        self.networks.add(network)
+        network.on_close = self.networks.discard
+        return network
 
     def end(self) -> None:
         self.link.close()
@@ -202,15 +225,18 @@ class _Process:
 
 
 def _module_paths() -> list[str]:
-    """Return where the egress process finds this package, and the parser of HTTP."""
+    """Return where the egress process finds this package, and the parser of HTTP. Raises OSError without one."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     found = importlib.util.find_spec("h11")
-    parser = os.path.dirname(os.path.dirname(found.origin)) if found and found.origin else here
-    return list(dict.fromkeys((here, parser)))
+    if found is None or not found.origin:
+        raise FileNotFoundError(errno.ENOENT, "the package h11, which reads HTTP, is not installed")
+    return list(dict.fromkeys((here, os.path.dirname(os.path.dirname(found.origin)))))
 
 
 _process: _Process | None = None
-_lock = threading.Lock()
+# Held also while this process is forked: a child from the midst of a start would hold the link, or keep the start
+# waiting, for as long as it lives. A handler of signals may fork there.
+_lock = threading.RLock()
 
 
 def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = None, asks: bool = False) -> Network:
@@ -221,8 +247,14 @@ def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = Non
     """
     global _process
     with _lock:
-        if _process is None or not _process.is_alive:
-            _process = _Process()
+        if _process is not None:
+            try:
+                if _process.is_alive:
+                    return _process.open(rules, proxies or {}, asks=asks)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was killed just now
+            _process.end()
+        _process = _Process()
         return _process.open(rules, proxies or {}, asks=asks)
 
 
@@ -239,13 +271,22 @@ def operator_proxies() -> dict[str, str]:
     return {name: value for name, value in found.items() if value} if found["https"] or found["http"] else {}
 
 
+def rest() -> None:
+    """End the egress process where no sandbox has a network in it; the next one starts another."""
+    with _lock:
+        is_idle = _process is not None and not _process.networks
+    if is_idle:
+        end_process()
+
+
 def process_id() -> int:
     """Return the pid of the egress process that is there, 0 for none."""
     found = _process
     return found.process.pid if found is not None and found.is_alive else 0
 
 
-def _end() -> None:
+def end_process() -> None:
+    """End the egress process, where there is one; the next network starts another."""
     global _process
     with _lock:
         found, _process = _process, None
@@ -255,12 +296,20 @@ def _end() -> None:
 
 def _forget_after_fork() -> None:
     global _lock, _process
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _process is not None:
         _process.link.close()
         _process.process.returncode = 0  # nobody's child here
         _process = None
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_end)
+def _wait_for_start() -> None:
+    _lock.acquire()
+
+
+def _go_on() -> None:
+    _lock.release()
+
+
+os.register_at_fork(before=_wait_for_start, after_in_parent=_go_on, after_in_child=_forget_after_fork)
+atexit.register(end_process)

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from .errors import Refused
 from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
-from .stream import Stream, idle_limit, splice
+from .stream import Stream, Turns, idle_limit, splice
 
 HEAD_S = 30.0
 IDLE_S = 300.0
@@ -26,7 +26,7 @@ LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
 _READ_BYTES = 64 << 10
 _ANSWER_BYTES = 256 << 10  # of one whose length is known: the more at once, the less it costs
-_PARSED_BYTES = 4 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
+_PARSED_BYTES = 1 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
 _TURN_S = 0.005  # to compute before others have a turn
 _REASONS = {
     400: "Bad Request",
@@ -39,17 +39,18 @@ _REASONS = {
 
 async def relay(
     guest: Stream, host: str, port: int, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
-    *, proxied: bool = False, head_s: float = HEAD_S, idle_s: float = IDLE_S,
+    *, proxied: bool = False, head_s: float = HEAD_S, idle_s: float = IDLE_S, turns: Turns | None = None,
 ) -> None:  # fmt: skip
     """Pass on a guest's requests for `host`, which is in lower case, and the answers; close both sides at the end.
 
     `connect` is called once, for the first request that is allowed. It raises Refused for what the policy does not
     permit, which the guest reads with status 403, and OSError, which becomes 502. `refuse` is told what was refused, as
     in "a request for other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy
-    needs them. Returns when the connection is over, however that came about.
+    needs them. `turns` are those of the guest's other connections, too. Returns when the connection is over, however
+    that came about.
     """
     place = Place(host=host, port=port, is_proxied=proxied)
-    connection = _Connection(guest, place, connect, refuse, head_s)
+    connection = _Connection(guest, place, connect, refuse, head_s, turns or Turns())
     try:
         async with idle_limit(idle_s) as note:
             connection.note = note
@@ -76,14 +77,14 @@ class _Failed(Exception):
 class _Turn:
     """Let other connections have their turn when this one has computed for long."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, turns: Turns) -> None:
+        self._loop, self._turns = asyncio.get_running_loop(), turns
         self._since = self._loop.time()
 
     async def pass_on(self) -> None:
         """Let others run, where it is time."""
         if self._loop.time() - self._since > _TURN_S:
-            await asyncio.sleep(0)
+            await self._turns.take()
             self._since = self._loop.time()
 
 
@@ -147,8 +148,8 @@ class _Upstream:
     tell, it never is. `passing` is done when nothing more comes, or what comes is no HTTP.
     """
 
-    def __init__(self, stream: Stream, guest: _Guest, request: Request, note: Callable[[], None]):
-        self.stream = stream
+    def __init__(self, stream: Stream, guest: _Guest, request: Request, note: Callable[[], None], turns: Turns):
+        self.stream, self._turns = stream, turns
         self._guest, self._note = guest, note
         self.expect(request)
         self.passing = asyncio.create_task(self._pass_answers())
@@ -175,7 +176,7 @@ class _Upstream:
                 return
 
     async def _follow(self, data: bytes) -> None:
-        at, turn = 0, _Turn()
+        at, turn = 0, _Turn(self._turns)
         while at < len(data):
             size = _PARSED_BYTES if self.answer.is_chunked else len(data)
             self.answer.feed(data[at : at + size])
@@ -192,10 +193,10 @@ class _Connection:
 
     def __init__(
         self, guest: Stream, place: Place, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
-        head_s: float,
+        head_s: float, turns: Turns,
     ):  # fmt: skip
         self._guest, self._place = _Guest(guest), place
-        self._connect, self._refuse, self._head_s = connect, refuse, head_s
+        self._connect, self._refuse, self._head_s, self._turns = connect, refuse, head_s, turns
         self._upstream: _Upstream | None = None
         self.note: Callable[[], None] = lambda: None
 
@@ -237,7 +238,7 @@ class _Connection:
     async def _exchange(self, request: Request, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
         if self._upstream is None:
-            self._upstream = _Upstream(await self._open(), self._guest, request, self.note)
+            self._upstream = _Upstream(await self._open(), self._guest, request, self.note, self._turns)
         elif self._upstream.answer.progress == "complete":
             self._upstream.expect(request)
         else:  # the host said something that nobody had asked for
@@ -261,7 +262,7 @@ class _Connection:
 
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
         """Send the body as it comes; say whether all of it went."""
-        data, size, turn = b"", _PARSED_BYTES if body.is_chunked else _READ_BYTES, _Turn()
+        data, size, turn = b"", _PARSED_BYTES if body.is_chunked else _READ_BYTES, _Turn(self._turns)
         while True:
             if content := body.feed(data):
                 await upstream.stream.send(content)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import resource
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from cloche.core.hosts import parse_address
+from cloche.core.hosts import Address, parse_address
 from cloche.core.network import NetworkRules, Rule
 from cloche.jail import messages
 
@@ -30,14 +31,17 @@ from .errors import Failed, Refused
 from .http import relay
 from .ledger import Ledger, Row
 from .names import Names
-from .stream import SocketStream, splice
+from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
 
 DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
 MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 16
+# A connection has two descriptors. One sandbox gets a part of this process's, and all together leave some for others.
+LEAST_CONNECTIONS, FILES_FOR_EACH, FILES_FOR_ANY = 8, 8, 3
+NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did not
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, ASK_S, NAME_STREAM_S = 20.0, 900.0, 300.0, 10.0
-MOST_QUESTIONS = 32  # of the caller, at once
+MOST_QUESTIONS, MOST_ASKED = 32, 1024  # of the caller: at once, and in all
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
 TOO_MANY_NAMES = "too many names; connect to those that are needed"
@@ -63,6 +67,9 @@ class Connection:
     def __init__(self, jail: Jail, host: str, port: int):
         self.jail, self.host, self.port = jail, host, port
         self.row: Row | None = None
+        self.name = ""  # in TLS, where the connection is to an address
+        self.address: Address | None = None  # that it was made to
+        self.is_approved = False  # by somebody, and by no rule
         self.task: asyncio.Task[None] | None = None
         self.guest: SocketStream | None = None
         self._counted = (0, 0)
@@ -74,6 +81,9 @@ class Connection:
             self.row.sent += now[0] - self._counted[0]
             self.row.received += now[1] - self._counted[1]
             self._counted = now
+
+
+_all_connections: set[Connection] = set()  # of every sandbox
 
 
 class Jail:
@@ -95,8 +105,10 @@ class GuestNetwork:
         self._ledger = Ledger()
         self._jails: dict[int, Jail] = {}
         self._connections: set[Connection] = set()
+        self._most_connections, self._most_of_all = most_connections()
         self._name_streams = 0
         self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
+        self._turns = Turns()
         self._connection_pace = Pace(CONNECTIONS_PER_S, MOST_CONNECTIONS)
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
@@ -119,8 +131,12 @@ class GuestNetwork:
             self._loop.remove_reader(self._jail_link)
             return
         self._drop(body["jail"])
-        if tag == "sockets":
+        if tag != "sockets":
+            return
+        if len(sockets) == 2 + len(body["ports"]):
             self._serve_jail(body["jail"], sockets, body["ports"])
+        else:  # there was no room for all of them, and nothing would be served
+            self.end()
 
     def _serve_jail(self, number: int, sockets: list[socket.socket], ports: list[int]) -> None:
         jail = self._jails[number] = Jail(sockets)
@@ -189,8 +205,18 @@ class GuestNetwork:
     def _change(self, rules: NetworkRules) -> None:
         self._rules = rules
         for one in list(self._connections):
-            if not rules.decide(one.host, one.port).is_allowed and one.task is not None:
+            if one.task is not None and not self._may_go_on(one):
                 one.task.cancel()
+
+    def _may_go_on(self, one: Connection) -> bool:
+        """Tell whether the rules of now allow a connection, as far as it has come."""
+        decision = self._rules.decide(one.host, one.port)
+        is_approved = one.is_approved and not self._rules.denies(one.host, one.port)
+        if not (decision.is_allowed or is_approved):
+            return False
+        if one.name and not self._rules.decide(one.name, one.port).is_allowed:
+            return False
+        return one.address is None or not self._rules.decide_address(decision.rule, one.address, port=one.port)
 
     # Ends.
 
@@ -254,13 +280,16 @@ class GuestNetwork:
     def _accept_name_stream(self, jail: Jail, listener: socket.socket) -> float:
         found = _accepted(listener)
         if found is None:
-            return 0.0
+            return NO_ROOM_S
         if self._name_streams >= MOST_NAME_STREAMS:
             _reset(found)
         else:
             self._name_streams += 1
-            self._begin(jail, self._serve_name_stream(jail, found))
+            self._begin(jail, self._serve_name_stream(jail, found)).add_done_callback(self._end_name_stream)
         return self._connection_pace.wait_s(self._loop.time())
+
+    def _end_name_stream(self, _: asyncio.Task[None]) -> None:
+        self._name_streams -= 1  # also of one that was cancelled before it began
 
     def _begin(self, jail: Jail, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -284,7 +313,6 @@ class GuestNetwork:
         except (OSError, ValueError, TimeoutError):
             return  # it is gone, has said nothing that is understood, or takes too long
         finally:
-            self._name_streams -= 1
             found.close()
 
     # Connections.
@@ -292,24 +320,29 @@ class GuestNetwork:
     def _accept(self, jail: Jail, port: int, listener: socket.socket) -> float:
         found = _accepted(listener)
         if found is None:
-            return 0.0
+            return NO_ROOM_S
         address = found.getsockname()[0]
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
             _reset(found)
-        elif len(self._connections) >= MOST_CONNECTIONS:
-            self._note_refusal(host, port, f"there are {MOST_CONNECTIONS} connections, and no more at once")
+        elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
+            self._note_refusal(host, port, f"there are {len(self._connections)} connections, and no more at once")
             _reset(found)
         else:
             one = Connection(jail, host, port)
             self._connections.add(one)
+            _all_connections.add(one)
             one.task = self._begin(jail, self._serve(one, found))
-            one.task.add_done_callback(lambda _: self._connections.discard(one))
+            one.task.add_done_callback(lambda _: self._forget(one))
         return self._connection_pace.wait_s(self._loop.time())
+
+    def _forget(self, one: Connection) -> None:
+        self._connections.discard(one)
+        _all_connections.discard(one)
 
     async def _serve(self, one: Connection, found: socket.socket) -> None:
         """Serve a connection to its end. What is refused or fails is reset, plain HTTP after an answer."""
-        guest = one.guest = SocketStream(found)
+        guest = one.guest = SocketStream(found, self._turns)
         try:
             if one.port == HTTP_PORT:
                 await self._carry_http(one, guest)
@@ -341,6 +374,7 @@ class GuestNetwork:
         if decision.is_allowed:
             return decision.rule
         if self._asks and not self._rules.denies(one.host, one.port) and await self._ask(one):
+            one.is_approved = True
             return None
         raise Refused(decision.why)
 
@@ -349,7 +383,7 @@ class GuestNetwork:
         key = f"{one.host}:{one.port}"
         question = self._questions.get(key)
         if question is None:
-            if sum(not asked.done() for asked in self._questions.values()) >= MOST_QUESTIONS:
+            if len(self._questions) >= MOST_ASKED or self._open_questions() >= MOST_QUESTIONS:
                 return False
             question = self._questions[key] = self._loop.create_future()
             self._keys[len(self._questions)] = key
@@ -359,6 +393,9 @@ class GuestNetwork:
                 return await asyncio.shield(question)
         except TimeoutError:
             return False
+
+    def _open_questions(self) -> int:
+        return sum(not asked.done() for asked in self._questions.values())
 
     def _take_answer(self, number: int, *, is_allowed: bool) -> None:
         question = self._questions.get(self._keys.get(number, ""))
@@ -409,6 +446,7 @@ class GuestNetwork:
             decision = self._rules.decide(name, one.port)
             if not decision.is_allowed:
                 raise Refused(decision.why)
+            one.name = name
         elif name is not None and name != one.host:
             raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
         return name
@@ -430,10 +468,14 @@ class GuestNetwork:
 
     async def _connect(self, one: Connection, rule: Rule | None) -> SocketStream:
         """Connect to the host. Raises Refused, Failed."""
-        async with self._lookups:
-            found, _ = await connect(one.host, one.port, rules=self._rules, rule=rule, proxies=self._proxies)
+        found, one.address = await connect(
+            one.host, one.port, rules=self._rules, rule=rule, proxies=self._proxies, lookups=self._lookups
+        )
+        if not self._may_go_on(one):
+            found.close()
+            raise Refused(f"{one.host}:{one.port} was allowed until the rules changed")
         one.row = self._ledger.row(one.host, one.port)
-        return SocketStream(found)
+        return SocketStream(found, self._turns)
 
     async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
         """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
@@ -454,13 +496,19 @@ class GuestNetwork:
             return why
 
         is_proxied = self._proxies.url_for(one.host, one.port) is not None
-        await relay(guest, one.host, one.port, connect_to_host, refuse, proxied=is_proxied)
+        await relay(guest, one.host, one.port, connect_to_host, refuse, proxied=is_proxied, turns=self._turns)
 
     def _note_refusal(self, host: str, port: int, why: str) -> None:
         row = self._ledger.row(host, port, why or "refused", is_allowed=False)
         if row.connections == 1 and self._told < MOST_TOLD:  # each reason is told once; the report counts
             self._told += 1
             self._tell("refused", {"host": host, "port": port, "why": row.why})
+
+
+def most_connections() -> tuple[int, int]:
+    """Return how many connections one sandbox may have, and all of them, by the descriptors that this process may."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // FILES_FOR_EACH)), files // FILES_FOR_ANY
 
 
 async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:

@@ -19,7 +19,7 @@ from cloche.jail.syscalls import PR_SET_DUMPABLE, call, prctl
 from .network import GuestNetwork
 
 NOBODY = 65534
-PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG = 38, 1
+PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
@@ -28,6 +28,7 @@ MESSAGE_BYTES = 1 << 20  # of the memory file of a report, the only kind of file
 
 def main(link: int) -> None:
     """Serve until the caller is gone."""
+    "\u00fc".encode("idna")  # rules need that codec, whose modules another user may not be able to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _give_up_rights()
@@ -36,12 +37,10 @@ def main(link: int) -> None:
 
 
 def _give_up_rights() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MESSAGE_BYTES, MESSAGE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_NOFILE, MOST_FILES)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_FSIZE, MESSAGE_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
     os.chdir("/")
     if os.geteuid() == 0:
         try:
@@ -56,6 +55,13 @@ def _give_up_rights() -> None:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def _limit(kind: int, most: int) -> None:
+    """Set a limit, or what the caller's own allows of it."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    resource.setrlimit(kind, (most, most))
+
+
 async def _serve(link: int) -> None:
     loop = asyncio.get_running_loop()
     networks: set[GuestNetwork] = set()
@@ -64,7 +70,13 @@ async def _serve(link: int) -> None:
     def receive() -> None:
         tag, body, fds = messages.receive(link)
         if tag == "open":
-            networks.add(GuestNetwork(body, fds[0], fds[1], networks.discard))
+            try:
+                jail_link, control = fds
+                networks.add(GuestNetwork(body, jail_link, control, networks.discard))
+            except BaseException:  # there was no room for all of them, say; to close them tells that it is gone
+                for fd in fds:
+                    os.close(fd)
+                raise
         elif not over.done():
             over.set_result(None)
 

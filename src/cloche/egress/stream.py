@@ -2,14 +2,15 @@
 
 Theory of operation: a stream is read only when what was read before has been taken by the other side, so nothing piles
 up here (backpressure). The end of one direction is passed on as such (half-close) and the other goes on: git,
-PostgreSQL and nc need that. Who waits longer than the idle limit without a byte in any direction ends. A socket with
-something to read at all times lets other connections have their turn before each read.
+PostgreSQL and nc need that. Who waits longer than the idle limit without a byte in any direction ends. What was read is
+looked at when its turn comes, so a socket with something to read at all times holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
@@ -18,6 +19,37 @@ from typing import Literal, Protocol
 # process passes on share what it may hold.
 MOST_READ_BYTES, LEAST_READ_BYTES, HELD_BYTES = 512 << 10, 16 << 10, 128 << 20
 _directions: set[object] = set()
+
+
+class Turns:
+    """Let those who share it compute one after the other: one of them in each round of the event loop.
+
+    All connections of a sandbox do. However many there are, a round takes no longer than by one of them, so those of
+    other sandboxes are never far from their own.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_passing = False
+
+    async def take(self) -> None:
+        """Wait until it is the caller's turn."""
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(mine)
+        if not self._is_passing:
+            self._is_passing = True
+            loop.call_soon(self._pass, loop)
+        await mine
+
+    def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():  # else who waited was cancelled
+                first.set_result(None)
+                loop.call_soon(self._pass, loop)
+                return
+        self._is_passing = False
 
 
 class Stream(Protocol):
@@ -41,15 +73,18 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count what it moved."""
+    """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count what it moved.
 
-    def __init__(self, connected: socket.socket):
+    `turns` are shared with those among whom nobody is to be served more than others.
+    """
+
+    def __init__(self, connected: socket.socket, turns: Turns | None = None):
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             # What we pass on was put together by its sender: to wait for more would only delay it.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._turns = asyncio.get_running_loop(), turns or Turns()
         self.received_bytes = self.sent_bytes = 0
 
     def fileno(self) -> int:
@@ -58,9 +93,9 @@ class SocketStream:
 
     async def receive(self, size: int) -> bytes:
         """Return at most `size` bytes, none at the end. Raises OSError when the connection broke."""
-        await asyncio.sleep(0)
         data = await self._loop.sock_recv(self._socket, size)
         self.received_bytes += len(data)
+        await self._turns.take()
         return data
 
     async def send(self, data: bytes) -> None:

@@ -55,24 +55,24 @@ class Proxies:
 
 
 async def connect(
-    host: str, port: int, *, rules: NetworkRules, rule: Rule | None, proxies: Proxies
-) -> tuple[socket.socket, bool]:
-    """Return a socket that is connected to `host`, and whether by a proxy that takes plain requests.
+    host: str, port: int, *, rules: NetworkRules, rule: Rule | None, proxies: Proxies, lookups: asyncio.Semaphore
+) -> tuple[socket.socket, Address | None]:
+    """Return a socket that is connected to `host`, and to which address; None where that is a proxy's choice.
 
-    Raises Refused or Failed, with a sentence.
+    `lookups` bounds how many names are looked up for one sandbox at once. Raises Refused or Failed, with a sentence.
     """
     url = proxies.url_for(host, port)
     if url is not None:
-        return await _connect_by_proxy(url, host, port), port == 80
-    addresses = await _checked(host, port, rules, rule)
-    return await _connect_to_first(host, addresses, port), False
+        return await _connect_by_proxy(url, host, port, lookups), None
+    addresses = _checked(host, port, await _resolve(host, port, lookups), rules, rule)
+    return await _connect_to_first(host, addresses, port)
 
 
-async def _connect_to_first(host: str, addresses: list[Address], port: int) -> socket.socket:
+async def _connect_to_first(host: str, addresses: list[Address], port: int) -> tuple[socket.socket, Address]:
     why = "it has no address"
     for address in addresses:
         try:
-            return await _connect_to(address, port)
+            return await _connect_to(address, port), address
         except TimeoutError:
             why = f"{address} did not answer within {CONNECT_S:.0f} s"
         except OSError as error:
@@ -80,13 +80,12 @@ async def _connect_to_first(host: str, addresses: list[Address], port: int) -> s
     raise Failed(f"{host}:{port} cannot be connected to: {why}")
 
 
-async def _checked(host: str, port: int, rules: NetworkRules, rule: Rule | None) -> list[Address]:
-    """Return the addresses of a host that may be connected to. Raises Refused where it has none."""
-    found = await _resolve(host, port)
+def _checked(host: str, port: int, found: list[Address], rules: NetworkRules, rule: Rule | None) -> list[Address]:
+    """Return those of a host's addresses that may be connected to. Raises Refused where there are none."""
     allowed: list[Address] = []
     why = f"{host} has no address"
     for address in found[:MOST_ADDRESSES]:
-        reason = rules.decide_address(rule, address)
+        reason = rules.decide_address(rule, address, host=host, port=port)
         if not reason and not is_elsewhere(address):
             reason = f"{address} is one of this host's own addresses, or is not reached from it"
         if reason:
@@ -98,19 +97,20 @@ async def _checked(host: str, port: int, rules: NetworkRules, rule: Rule | None)
     return allowed
 
 
-async def _resolve(host: str, port: int) -> list[Address]:
+async def _resolve(host: str, port: int, lookups: asyncio.Semaphore) -> list[Address]:
+    """Return the addresses of a host. A thread that still waits for an answer, which nobody can end, counts as busy."""
     try:
         return [ip_address(host)]
     except ValueError:
         pass
     loop = asyncio.get_running_loop()
     name = host.encode("ascii")
-    asked = loop.run_in_executor(
-        _resolvers, lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    )
+    await lookups.acquire()
+    asked = _resolvers.submit(lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP))
+    asked.add_done_callback(lambda _: loop.call_soon_threadsafe(lookups.release))
     try:
         async with asyncio.timeout(RESOLVE_S):
-            rows = await asked
+            rows = await asyncio.wrap_future(asked)
     except TimeoutError:
         raise Failed(f"{host} was not resolved within {RESOLVE_S:.0f} s") from None
     except socket.gaierror as error:
@@ -132,7 +132,7 @@ async def _connect_to(address: Address, port: int) -> socket.socket:
     return found
 
 
-async def _connect_by_proxy(url: str, host: str, port: int) -> socket.socket:
+async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Semaphore) -> socket.socket:
     """Connect to the operator's proxy, and have it make a tunnel, unless it takes plain requests."""
     try:
         ip_address(host)
@@ -145,7 +145,7 @@ async def _connect_by_proxy(url: str, host: str, port: int) -> socket.socket:
     parts = urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme != "http" or not parts.hostname:
         raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")
-    found = await _connect_to_first(parts.hostname, await _resolve(parts.hostname, 0), parts.port or 8080)
+    found, _ = await _connect_to_first(parts.hostname, await _resolve(parts.hostname, 0, lookups), parts.port or 8080)
     if port == 80:
         return found
     try:

@@ -12,11 +12,12 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Self
-
-from cloche.core.network import NetworkRules
+from typing import TYPE_CHECKING, Any, Self
 
 from .client import REPORT_S, Network, Traffic
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
 MOST_ROWS = 256
@@ -73,10 +74,13 @@ class SharedNetwork:
     def _read(self) -> None:
         if not self.network.take_messages():
             self._loop.remove_reader(self.network.fileno())
-            self.is_lost = True
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_result(None)
+            self._lose()
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _take(self, tag: str, body: dict[str, Any]) -> None:
         if tag == "report":
@@ -159,6 +163,7 @@ class SharedNetwork:
             return
         for task in self._deciding:
             task.cancel()
+        self._lose()  # whoever still waits for a report
         if self.network.fileno() >= 0:
             self._loop.remove_reader(self.network.fileno())
         self.network.close()

@@ -63,8 +63,8 @@ class LiveOperations:
         return self._prepared.backend.name
 
     def hide_package_managers(self) -> None:
-        """Show no programs that install packages from the first run on, unless the policy names packages."""
-        policy = self.policy.with_changes(package_managers=bool(self.policy.packages))
+        """Show no programs that install packages from the first run on."""
+        policy = self.policy.with_changes(package_managers=False)
         self._prepared = replace(self._prepared, policy=policy)
 
     @property

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenLiveSandbox, SupportsNetwork
 
 from .live import LiveOperations
 
-CheckRules = Callable[[NetworkRules], None]
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
+CheckRules = Callable[["NetworkRules"], None]
 
 
 class AsyncNetwork:
@@ -46,7 +48,8 @@ class AsyncNetwork:
         await self._change({**now, "deny": [*now["deny"], *rules]})
 
     async def _change(self, wire: Mapping[str, Any]) -> None:
-        new, now = NetworkRules.parse(**wire), self.rules
+        now = self.rules
+        new = type(now).parse(**wire)
         missing = sorted(set(new.served_ports) - set(now.served_ports))
         if missing:
             raise InvalidRequest(

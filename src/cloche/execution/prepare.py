@@ -96,7 +96,6 @@ def _read_options(options: SandboxOptions) -> ResolvedOptions:
 def _check_options(resolved: ResolvedOptions) -> None:
     with refusals(resolved.settings):
         check_runnable(resolved.settings)
-    _check_packages(resolved.settings.policy)
 
 
 def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
@@ -161,11 +160,3 @@ def _store(resolved: ResolvedOptions, prepared: Prepared) -> None:
     if len(_cache) >= MOST_CACHED:
         _cache.clear()
     _cache[id(settings)] = prepared
-
-
-def _check_packages(policy: Policy) -> None:
-    if policy.packages:
-        raise BackendUnavailable(
-            "packages: this version of Cloche installs none. Install them next to Cloche (pip install); "
-            "the local sandbox shows the packages of its own interpreter."
-        )

@@ -17,7 +17,7 @@ from cloche.config.origins import DEFAULT
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, parse_duration
-from cloche.core.loops import any_of, finish
+from cloche.core.loops import any_of, finish, with_sink
 from cloche.core.processes import ProcessInfo, ProcessRequest, shell_argv, signal_number
 from cloche.core.protocols import OpenLiveSandbox, OpenProcess, OpenStream
 from cloche.core.request import MAX_STDIN_BYTES
@@ -26,7 +26,7 @@ from cloche.core.screen import apply_screen
 
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
-from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink, with_sink
+from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink
 
 Argv = Sequence[str | PathLike[str]]
 SignalTarget = Literal["process", "group", "tree"]

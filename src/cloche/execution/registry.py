@@ -31,6 +31,7 @@ from cloche.core.protocols import (
 )
 from cloche.core.request import WorkspaceContainer
 from cloche.keeper import registry as names
+from cloche.packages.folders import default_folder, sweep
 
 log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
@@ -126,6 +127,8 @@ def collect_garbage() -> Mapping[str, Sequence[str]]:
                     found[backend.name] = backend.collect_garbage()
             except BackendUnavailable as error:
                 log.debug("%s", error)
+    if left := sweep(default_folder()):
+        found["packages"] = [f"folder {path}" for path in left]
     if left := names.clear():
         found["keeper"] = [f"file {path}" for path in left]
     return found

@@ -1,7 +1,7 @@
 """One call, one throwaway sandbox: settings, rules, request, queue, run.
 
 Every front end goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from. What comes
-with a run stands here, too: callbacks (`make_sink`, `with_sink`), a run as a stream of events (`streamed`), files of
+with a run stands here, too: callbacks (`make_sink`), a run as a stream of events (`streamed`), files of
 the host for the full output while it runs (`Spill`; the result itself keeps head and tail), files out (`copy_out`).
 
 Auto-fix (`run_fixing`): a fixer decides on code, and only code can be decided on. Request, policy and limits are
@@ -30,7 +30,7 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
-from cloche.core.loops import become_task
+from cloche.core.loops import become_task, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import InputFile, Request
@@ -98,6 +98,8 @@ async def arun(
     StartFailed.
     """
     prepared = await prepare_in_thread(**options)
+    if prepared.policy.packages:
+        prepared = await _with_packages(prepared, code, language, files)
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
@@ -111,6 +113,14 @@ async def arun(
     return await run_fixing(
         fixer, prepared, prepared_request, lambda one: run_once(prepared, one, sink=sink, spill=spill), out
     )
+
+
+async def _with_packages(prepared: Prepared, code: str | None, language: str, files: Files | None) -> Prepared:
+    from .packages import with_packages  # which only some runs need
+
+    with refusals(prepared.settings, language=language, code=code):
+        name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+    return await with_packages(prepared, code=code, language=name, files=files)
 
 
 async def run_once(
@@ -286,31 +296,6 @@ async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
     """Run a request and hand events to `sink`."""
     return await with_sink(lambda guarded: _run_with_events(opened, request, guarded), sink)
-
-
-async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
-    """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
-    failures: list[BaseException] = []
-
-    def guarded(event: Event) -> None:
-        try:
-            if not failures:
-                sink(event)
-        except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
-            failures.append(error)
-            task.cancel()
-
-    task = asyncio.ensure_future(run(guarded))
-    try:
-        result = await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if failures and not (current and current.cancelling()):
-            raise failures[0] from None
-        raise
-    if failures:
-        raise failures[0]
-    return result
 
 
 async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) -> Result:

@@ -23,6 +23,7 @@ from cloche.config.keys import SandboxOptions
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink, discard
 from cloche.core.limits import parse_duration
+from cloche.core.loops import with_sink
 from cloche.core.protocols import (
     OpenSandbox,
     OpenSession,
@@ -39,6 +40,7 @@ from cloche.keeper.attach import Kept, find_kept
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
+from .installing import PackageOperations
 from .live import most_at_once
 from .naming import Duration, NameOperations, read_terms
 from .network import NetworkOperations
@@ -57,7 +59,6 @@ from .run import (
     run_fixing,
     run_in,
     streamed,
-    with_sink,
     write_all,
 )
 
@@ -176,11 +177,12 @@ class AsyncSession:
         findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         patterns = _collected(collect, out)
+        cell = await self._sandbox.install_for_cell(code) if self._language == "python" else code
         async with self._sandbox._slot():
             self._running += 1
             try:
                 result = await self._sandbox.run_cell(
-                    lambda: self._run(code, limit, sink, patterns), code, self._language, self._env, limit
+                    lambda: self._run(cell, limit, sink, patterns), code, self._language, self._env, limit
                 )
             finally:
                 self._running -= 1
@@ -192,6 +194,10 @@ class AsyncSession:
         if out is not None:
             await copy_out(result, out)
         return result
+
+    async def install(self, *packages: str) -> tuple[str, ...]:
+        """Install packages in the sandbox of this session, as `Sandbox.install` does; the next cell finds them."""
+        return await self._sandbox.install(*packages)
 
     async def _run_fixing(
         self,
@@ -356,7 +362,9 @@ class AsyncSession:
         self._closing = asyncio.ensure_future(self._opened.close())
 
 
-class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOperations, NameOperations):
+class AsyncSandbox(
+    ProcessOperations, PathOperations, PortOperations, NetworkOperations, PackageOperations, NameOperations
+):
     """Open a sandbox for several runs.
 
         async with AsyncSandbox(preset="standard") as sandbox:
@@ -431,7 +439,13 @@ class AsyncSandbox(ProcessOperations, PathOperations, PortOperations, NetworkOpe
         if self._opened is not None:
             raise InvalidRequest("this sandbox is already open; make another one")
         note_fallback(self.audit, self.notes)
+        if self.policy.packages and self._kept is None:
+            from .packages import check_not_auto, with_packages  # which only some sandboxes need
+
+            check_not_auto(self.policy)
+            self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
         async with AsyncExitStack() as on_failure:
+            self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening())
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()

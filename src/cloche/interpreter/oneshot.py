@@ -119,6 +119,7 @@ def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
             folders = visible_paths(preloaded)
             reseed()
         sys.path[:] = [os.path.dirname(settings["path"]), *folders]
+        _add_layers(settings, 1 + preloaded.built_in_paths)
         sys.modules.pop("__main__", None)
     else:
         restore_paths(settings)
@@ -460,10 +461,19 @@ def restore_paths(settings: dict[str, Any]) -> None:
     customize = site.execsitecustomize, site.execusercustomize
     if not settings["customizes"]:  # looking for what is not there takes half a millisecond
         site.execsitecustomize = site.execusercustomize = bool
+    built_in_paths = len(sys.path)
     site.main()  # the flags are those of a plain start, and the files are the sandbox's
     site.execsitecustomize, site.execusercustomize = customize
     sys.path[:0] = [os.path.dirname(settings["path"])]
     sys.path += [folder for folder in settings["extra_paths"] if folder not in sys.path]
+    _add_layers(settings, 1 + built_in_paths)
+
+
+def _add_layers(settings: dict[str, Any], at: int) -> None:
+    """Let packages that were asked for come before those that are there, and after the interpreter's own modules."""
+    layers = settings.get("layers")
+    if layers:
+        sys.path[at:at] = layers
 
 
 def main_module(path: str) -> ModuleType:

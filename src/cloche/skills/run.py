@@ -15,7 +15,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from cloche.agent.catalog import DEFAULT_TIER, tools_of
 from cloche.audit.recording import note_fallback, refusals
@@ -23,22 +23,27 @@ from cloche.config.keys import LIMIT_FIELDS, SandboxOptions, Settings, format_li
 from cloche.config.origins import DEFAULT, Origin
 from cloche.config.settings import given_options, load_settings
 from cloche.config.sources import ConfigPaths, checkout_origins
-from cloche.core.ceilings import covers
+from cloche.core.ceilings import covers, packages_above
 from cloche.core.enforcement import Control, Level
-from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.errors import ClocheError, InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.limits import format_size
 from cloche.core.network import parse_rule
-from cloche.core.policy import HOST_BACKENDS, PRESETS, TIERS, Policy
+from cloche.core.policy import HOST_BACKENDS, PRESETS, TIERS
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.execution.inputs import Files
+from cloche.execution.packages import rules_of, with_packages
 from cloche.execution.prepare import Prepared, prepare_in_thread
 from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_request, run_once
+from cloche.packages.requirements import parse_requirements
 from cloche.sync import blocking
 
 from .manifest import LIMIT_KEYS
 from .skill import MANIFEST, Asked, Fault, Script, Skill
+
+if TYPE_CHECKING:
+    from cloche.core.ceilings import PackageList
 
 _KEY_OF_LIMIT = {LIMIT_FIELDS[key]: key for key in LIMIT_KEYS}
 
@@ -67,7 +72,8 @@ class Terms:
     """Hold the outcome: the table, and what the run is to be given.
 
     `limits` has the amounts of the keys that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
-    joins what the operator and the skill require. `hosts` are those that it may reach, and no others.
+    joins what the operator and the skill require. `packages` are installed for it. `hosts` are those that it may reach,
+    and no others.
     `is_network_demanded`: without such, the run must set the network to off explicitly, because the skill asks for that
     or it would be on. `refusals` says why the skill may not run; empty when it may.
     """
@@ -75,6 +81,7 @@ class Terms:
     table: tuple[Term, ...]
     limits: Mapping[str, float]
     require: tuple[str, ...] = ()
+    packages: tuple[str, ...] | str = ()
     hosts: tuple[str, ...] = ()
     is_network_demanded: bool = True
     refusals: tuple[Fault, ...] = ()
@@ -93,7 +100,7 @@ def decide_terms(
     scripts = skill.scripts if script is None else (script,)
     table += [
         network := _network(asked, settings, checkout),
-        _packages(asked, settings.policy),
+        packages := _packages(asked, settings),
         *_runtimes(scripts, settings),
         *_tools(asked, settings),
         required := _require(asked, settings),
@@ -106,6 +113,7 @@ def decide_terms(
         table=tuple(table),
         limits=limits,
         require=_words(required.result),
+        packages=() if packages.is_refused else asked.packages or settings.policy.packages,
         hosts=asked.hosts if network.result not in ("", "off") else (),
         is_network_demanded=bool(network.asked) or settings.policy.network != "off",
         refusals=refused,
@@ -207,17 +215,40 @@ def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings
     return ""
 
 
-def _packages(asked: Asked, policy: Policy) -> Term:
-    listed = "auto" if policy.packages == "auto" else ", ".join(policy.packages)
-    wanted = "auto" if asked.packages == "auto" else ", ".join(asked.packages)
-    if not wanted and not listed:
-        return Term(key="packages", default="none", result="none")
-    who = f"the skill asks for packages ({wanted})" if wanted else f"your configuration asks for packages ({listed})"
-    why = (
-        f"{who}, which this version of Cloche does not install yet; install them next to Cloche, where the local "
-        "backend shows them, and leave the key out"
-    )
-    return Term(key="packages", default=listed or "none", asked=wanted, why=why, is_refused=True)
+def _packages(asked: Asked, settings: Settings) -> Term:
+    """Return what is installed: what the skill asks for, else what is configured, as far as the operator's lists go."""
+    held, origin = settings.policy.packages, settings.origins.get("packages", DEFAULT)
+    packages = asked.packages or held
+    listed, wanted = _listed_packages(held), _listed_packages(asked.packages)
+    why = _why_no_packages(packages, settings)
+    return Term(
+        key="packages", default=listed or "none", origin=origin, asked=wanted,
+        result="" if why else _listed_packages(packages) or "none",
+        why=why or ("as the skill asks" if wanted else ""), is_refused=bool(why),
+    )  # fmt: skip
+
+
+def _listed_packages(packages: Sequence[str] | str) -> str:
+    return packages if isinstance(packages, str) else ", ".join(packages)
+
+
+def _why_no_packages(packages: Sequence[str] | str, settings: Settings) -> str:
+    """Say why packages may not be installed, as far as their names tell; empty where they may."""
+    if not packages:
+        return ""
+    most = settings.ceilings.get("packages")
+    if most is not None and (above := packages_above(cast("PackageList", packages), most)):
+        return f"{above} is above your ceilings.packages ({', '.join(most) or 'none'})"
+    if packages == "auto":
+        return ""
+    rules = rules_of(settings)
+    try:
+        requirements = parse_requirements(packages)
+        rules.check_denied(one.name for one in requirements)
+    except ClocheError as error:
+        return str(error).removeprefix("packages: ")
+    unlisted = rules.unlisted(requirements)
+    return f"{', '.join(unlisted)} is not in your packages_allow" if unlisted else ""
 
 
 def _runtimes(scripts: tuple[Script, ...], settings: Settings) -> Iterator[Term]:
@@ -346,6 +377,9 @@ async def arun_skill(
         if terms.refusals:
             raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
     prepared = await prepare_in_thread(**_agreed(options, terms))
+    if prepared.policy.packages:
+        code, own = _code_of(skill, chosen), {file.path: file.data for file in skill.files}
+        prepared = await with_packages(prepared, code=code, language=chosen.runtime, files=own)
     job = await _prepare_run(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
@@ -368,7 +402,13 @@ def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
         agreed["network"] = False
     if terms.require:
         agreed["require"] = terms.require
+    if terms.packages:
+        agreed["packages"] = terms.packages
     return cast("SandboxOptions", agreed)
+
+
+def _code_of(skill: Skill, script: Script) -> str:
+    return next(file.data for file in skill.files if file.path == script.path).decode("utf-8")
 
 
 async def _prepare_run(
@@ -387,7 +427,7 @@ async def _prepare_run(
         raise InvalidRequest(
             f"skill {skill.name}: its files have {format_size(size)}, the workspace {format_size(room)}; raise disk"
         )
-    code = next(file.data for file in skill.files if file.path == script.path).decode("utf-8")
+    code = _code_of(skill, script)
     job = await prepare_request(prepared, code, language=script.runtime, argv=argv, stdin=stdin, env=env, files=files)
     theirs = {file.path for file in skill.files}
     doubled = [file.path for file in job.request.files if file.path in theirs]

@@ -137,9 +137,10 @@ set -e
 cp /etc/passwd "$1/passwd"
 getent passwd "$2" >/dev/null || echo "server:x:$2:$2::/:/bin/sh" >>"$1/passwd"
 mount --bind "$1/passwd" /etc/passwd
-[ "$(id -u)" = "$2" ] || as_user="setpriv --reuid=$2 --regid=$2 --clear-groups --inh-caps=-all"
+as_user="setpriv --pdeathsig=KILL"
+[ "$(id -u)" = "$2" ] || as_user="$as_user --reuid=$2 --regid=$2 --clear-groups --inh-caps=-all"
 $as_user "$3/initdb" -D "$1/data" -U postgres -A trust --no-sync --no-locale --encoding=UTF8 --no-instructions >&2
-exec setpriv --pdeathsig KILL $as_user "$3/postgres" -D "$1/data" -p "$4" -c listen_addresses=127.0.0.1 \\
+exec $as_user "$3/postgres" -D "$1/data" -p "$4" -c listen_addresses=127.0.0.1 \\
     -c unix_socket_directories= -c fsync=off -c dynamic_shared_memory_type=mmap \\
     -c ssl=on -c ssl_cert_file="$1/server.pem" -c ssl_key_file="$1/server.key"
 """

@@ -23,6 +23,7 @@ def test_every_setting_has_a_row() -> None:
     assert own - rows == {*parts, "ceilings", "images", "roots", "origins"}
     assert named - rows == {
         "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.package_managers",
+        "policy.layers",
     }  # fmt: skip
     assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots."))}
     assert set(LIMIT_FIELDS.values()) == {spec.name for spec in fields(Limits)}

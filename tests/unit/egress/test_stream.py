@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cloche.egress.stream import End, SocketStream, splice
+from cloche.egress.stream import End, SocketStream, Turns, splice
 from tests.harness.loops import LONG_S, HastyLoop, in_hasty_loop, in_loop
 
 
@@ -203,3 +203,29 @@ def test_a_connection_that_never_pauses_lets_others_have_their_turn() -> None:
         assert turns >= sent // 1000
 
     in_loop(claim)
+
+
+def test_turns_are_shared_by_who_shares_them() -> None:
+    """Many who have a lot to do take one turn in each round, so that who is alone waits for one of theirs."""
+
+    async def main() -> None:
+        many = Turns()
+        done: list[None] = []
+
+        async def work() -> None:
+            while True:
+                await many.take()
+                done.append(None)
+
+        tasks = [asyncio.create_task(work()) for _ in range(100)]
+        tasks[0].cancel()  # who goes away holds nobody up
+        alone = Turns()
+        for _ in range(50):
+            await alone.take()
+        assert 0 < len(done) <= 50
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.wait_for(many.take(), 10)
+
+    asyncio.run(main())

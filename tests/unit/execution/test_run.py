@@ -143,9 +143,9 @@ def test_the_screen_blocks_before_anything_runs() -> None:
     assert "screen" not in run("import os", backend=backend).meta
 
 
-def test_packages_are_refused_with_what_works_instead() -> None:
-    """This version installs nothing, and does not pretend to."""
-    with pytest.raises(BackendUnavailable, match="pip install"):
+def test_packages_are_refused_where_a_backend_cannot_show_them() -> None:
+    """With what works instead, and before anything is looked for."""
+    with pytest.raises(BackendUnavailable, match='Use backend "local"'):
         run("1", packages=["numpy"], backend=FakeBackend())
 
 

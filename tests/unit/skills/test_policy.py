@@ -108,9 +108,26 @@ def test_a_preset_is_below_what_the_skill_says_itself() -> None:
         ({"network": "bridge"}, {"policy": Policy(network="bridge")}, "network", "no skill gets more than the hosts"),
         ({"preset": "network-open"}, {}, "network", "open"),
         ({"preset": "network-allowlist"}, {}, "network", "it names no host"),
-        ({"packages": ("numpy",)}, {}, "packages", "numpy"),
-        ({"packages": "auto"}, {}, "packages", "auto"),
-        ({}, {"policy": Policy(packages=("numpy",))}, "packages", "your configuration asks for packages (numpy)"),
+        ({"packages": ("numpy",)}, {"packages_deny": ("num*",)}, "packages", "numpy may not be installed"),
+        (
+            {"packages": ("numpy", "six")},
+            {"packages_allow": ("six",)},
+            "packages",
+            "numpy is not in your packages_allow",
+        ),
+        (
+            {"packages": ("numpy",)},
+            {"ceilings": {"packages": ("six",)}},
+            "packages",
+            "above your ceilings.packages (six)",
+        ),
+        (
+            {"packages": "auto"},
+            {"ceilings": {"packages": ()}},
+            "packages",
+            "auto is above your ceilings.packages (none)",
+        ),
+        ({"packages": ("git+https://evil.example/x",)}, {}, "packages", "names a place to take it from"),
         ({"runtime": "csharp"}, {}, "runtime", "csharp is not allowed here (allowed: python, "),
         ({"runtime": "bash"}, {"policy": Policy(languages=("python",))}, "runtime", "bash is not allowed here"),
         ({"tools": ("os.execute",)}, {}, "tools", "tier 3 has no os.execute"),
@@ -132,10 +149,20 @@ def test_what_cannot_be_lowered_is_refused(
     assert (term(terms, key).is_refused, term(terms, key).result) == (True, "")
 
 
+def test_packages_are_granted_as_the_skill_asks() -> None:
+    """In place of those that are configured, which a skill without any gets."""
+    configured = Settings(policy=Policy(packages=("six",)))
+    assert decide_terms(skill_asking(packages=("numpy>=2",)), configured).packages == ("numpy>=2",)
+    assert decide_terms(skill_asking(packages="auto"), Settings()).packages == "auto"
+    assert decide_terms(skill_asking(), configured).packages == ("six",)
+    listed = Settings(packages_allow=("num*",), ceilings={"packages": ("numpy",)})
+    assert decide_terms(skill_asking(packages=("numpy",)), listed).packages == ("numpy",)
+
+
 def test_all_refusals_come_at_once() -> None:
     """Nothing hides behind the first one."""
     terms = decide_terms(
-        skill_asking(network="open", packages="auto", tools=("os.execute",), runtime="csharp"), Settings()
+        skill_asking(network="open", packages=("./x",), tools=("os.execute",), runtime="csharp"), Settings()
     )
     assert [fault.key for fault in terms.refusals] == ["network", "packages", "runtime", "tools"]
 

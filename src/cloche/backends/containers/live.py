@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, StartFailed
@@ -35,6 +35,9 @@ from ..network import network_rules
 from ..results import run_notes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
 from .program import NOFILE, WORKSPACE, Program, SessionProgram
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.containers")
 MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes that wait for a container: when writers pause, and go on
@@ -299,6 +302,9 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     def _variables_of(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables, with those that every process here has; what was `given` stays."""
         return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **given}
+
+    def _rules_to_begin_with(self) -> NetworkRules:
+        return network_rules(self._policy) or super()._rules_to_begin_with()
 
     def take_leftover(self) -> list[str]:
         """Return the programs of runs that have ended, for the next process to remove."""

@@ -7,7 +7,6 @@ time, and the answer kept for this process.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,7 +19,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import WorkspaceContainer
-from cloche.egress.client import operator_proxies
+from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
 from ..enforcement import check_policy, docker_controls, docker_with_users, with_network
@@ -249,6 +248,7 @@ class DockerBackend:
         close_pool()
         wait_for_all()
         close_idle()
+        rest()
 
     def check(self) -> None:
         """Raise BackendUnavailable when there is no daemon."""
@@ -265,11 +265,11 @@ class DockerBackend:
 def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:
     """Return the modes of the network; its own bridge docker has with its own runtime.
 
-    What serves rules enters a container's network namespace, as root on the daemon's machine.
+    Rules take a daemon of this machine: sockets are made in a container's namespace, and served here.
     """
     if level is not Level.JAIL:
         return ("off",)
-    return (*NETWORKS, *SERVED) if daemon.is_by_socket and os.geteuid() == 0 else NETWORKS
+    return (*NETWORKS, *SERVED) if daemon.is_by_socket else NETWORKS
 
 
 def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
@@ -282,7 +282,7 @@ def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
         policy,
         enforcement,
         networks=_networks(daemon, enforcement.level),
-        network="rules of the network are kept for root on the daemon's own machine, with docker's own runtime",
+        network="rules of the network are kept with a daemon of this machine, and docker's own runtime",
         remedy='use backend "local", or network="bridge", docker\'s own without any rules',
         level=f"a container gives: that is {enforcement.level}. "
         f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',

@@ -17,9 +17,9 @@ from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, Wire, boot_message
-from ..network import serve_namespace
 from .daemon import Daemon, explained, release
 from .images import Image
+from .network import serve_container
 from .plan import Plan
 
 log = logging.getLogger("cloche.docker")
@@ -202,7 +202,7 @@ class DockerContainer(Container[Image]):
     def _serve_network(self) -> None:
         """Have its network served, where it has one, before anything in it runs that is the guest's."""
         if self.plan.rules is not None:
-            self.network = serve_namespace(self.daemon.pid_of(self.id), self.id, self.plan.rules)
+            self.network = serve_container(self.daemon, self.id, self.rootfs, self.plan.rules)
 
     def _begin(self, link: Link, preload: Sequence[str]) -> None:
         """Send the first process its program."""

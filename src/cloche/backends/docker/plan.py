@@ -11,12 +11,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import process_id
@@ -24,6 +23,9 @@ from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 from ..network import NAME_SERVER_ADDRESS, network_rules
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's

@@ -21,7 +21,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.request import Request
-from cloche.egress.client import operator_proxies
+from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
 from ..containers.program import Program, SessionProgram
@@ -195,7 +195,8 @@ class RunscBackend:
         if isinstance(engine, str):
             return self._unavailable(engine, INSTALL)
         found = gvisor_controls(self._host())
-        return Capabilities(backend=self.name, available=True, level=level, controls=found)
+        networks = ("off", *SERVED)
+        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=networks)
 
     def languages(self) -> tuple[str, ...]:
         """Return the languages for which this host has a toolchain."""
@@ -264,6 +265,7 @@ class RunscBackend:
         """End this process's warm containers, and wait until all that was released is gone."""
         close_pool()
         wait_for_all()
+        rest()
 
     def collect_garbage(self) -> list[str]:
         """Remove what processes that are dead left, which takes no runsc; return a line for each."""

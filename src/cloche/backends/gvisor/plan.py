@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.languages import Engine as LanguageEngine
 from cloche.core.languages import Language, language_named
 from cloche.core.limits import MIB, Limits
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.jail.setup.mounts import chdir, from_rows, mount
@@ -57,6 +56,7 @@ from ..toolchain import (
 )
 
 if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
     from cloche.jail.steps import Call
 
 log = logging.getLogger("cloche.runsc")

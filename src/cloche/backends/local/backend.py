@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from cloche.core.enforcement import Enforcement, Level
+from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.languages import Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities, Keeping
-from cloche.egress.client import operator_proxies
+from cloche.egress.client import operator_proxies, rest
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
@@ -82,6 +82,7 @@ class LocalBackend:
             available=level <= best,
             level=level,
             controls=local_controls(level, host) if level <= best else {},
+            networks=_networks(level),
             reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
             remedy="" if best >= Level.JAIL else namespace_remedy(host),
         )
@@ -89,6 +90,9 @@ class LocalBackend:
     def toolchain(self, language: Language) -> Toolchain:
         """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
         return find_toolchain(language)
+
+    def check_layers(self, policy: Policy) -> None:
+        """Do nothing: programs find layers at every level."""
 
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
@@ -171,6 +175,7 @@ class LocalBackend:
     def drain(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
         close_pools()
+        rest()
 
     def collect_garbage(self) -> list[str]:
         """Remove the empty control groups and the folders of processes that are dead; return a line for each."""
@@ -240,6 +245,11 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     return wanted
 
 
+def _networks(level: Level) -> tuple[NetworkMode, ...]:
+    """Return the modes of the network at a level: rules need a namespace, in which sockets are made that are served."""
+    return ("off", *SERVED) if level is Level.JAIL else ("off",)
+
+
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     """Raise BackendUnavailable when something required would be missing."""
 
@@ -251,7 +261,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     check_policy(
         policy,
         enforcement,
-        networks=("off", *SERVED) if enforcement.level is Level.JAIL else ("off",),
+        networks=_networks(enforcement.level),
         can_ask=True,
         network="the local backend has the network off, by an allowlist or open, at level jail alone",
         lacks=lacks,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
@@ -28,7 +29,6 @@ from cloche.core.errors import (
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, Limits, format_size
 from cloche.core.loops import finish
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
@@ -62,12 +62,15 @@ from .plan import (
     filter_for,
     guest_environment,
     show_toolchain,
+    with_layers,
 )
 from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
     from ..live_session import LiveSession
     from .session import LocalSession
 
@@ -112,6 +115,22 @@ def _no_range() -> BackendUnavailable:
         remedy="Add a line for this user to /etc/subuid and to /etc/subgid (16,384 ids or more), and install newuidmap "
         "and newgidmap; or leave users off.",
     )
+
+
+@contextlib.contextmanager
+def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Hold the locks that keep layers of packages from being removed, as descriptors to be passed on, by name."""
+    held: dict[str, int] = {}
+    try:
+        for number, layer in enumerate(layers):
+            held[f"layer{number}"] = fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield held
+    except OSError as error:
+        raise StartFailed(f"packages: a layer is gone: {error}; open the sandbox again", step="packages") from error
+    finally:
+        for fd in held.values():
+            os.close(fd)
 
 
 class LocalLiveSandbox(LiveSandbox):
@@ -231,8 +250,8 @@ class LocalLiveSandbox(LiveSandbox):
         end.cancel()
         await asyncio.wait((end,))
         self._end = None
-        with connection.release() as helper, ours:
-            held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {})}
+        with connection.release() as helper, ours, hold_layers(self._policy.layers) as layers:
+            held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
             client = await keeping.take(ours, held, connection.groups, {"enforcement": self.enforcement.as_dict()})
         if self._claim is not None:
             self._claim.forget()
@@ -330,7 +349,7 @@ class LocalLiveSandbox(LiveSandbox):
                 self._claim = None
 
     def _rules_to_begin_with(self) -> NetworkRules:
-        return network_rules(self._policy) or NetworkRules()
+        return network_rules(self._policy) or super()._rules_to_begin_with()
 
     def _close_network(self) -> None:
         network, self.network = self.network, None
@@ -350,7 +369,8 @@ class LocalLiveSandbox(LiveSandbox):
         found = {**authority_variables(self._policy), **guest_environment(self._paths, {}, {})}
         if self._has_home:
             found |= {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{found['PATH']}"}
-        return {**found, **env}
+        found |= env
+        return with_layers(found, self._policy.layers) if self._policy.layers else found
 
     def take_leftover(self) -> list[str]:
         """Return the programs of runs that have ended, for the next process to remove."""
@@ -391,7 +411,7 @@ class LocalLiveSandbox(LiveSandbox):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self.limits.timeout_s
-        made = (request, self._paths, timeout_s, next(self._numbers))
+        made = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
         is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
         program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
@@ -449,6 +469,8 @@ class LocalLiveSandbox(LiveSandbox):
 
     def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
+        if self._policy.layers:  # of which `env` has what is given, and more
+            given = {name: value for name, value in given.items() if name not in ("PATH", "PYTHONPATH")}
         home = {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given} if self._has_home else {}
         return {**authority_variables(self._policy), **env, **home}
 
@@ -458,7 +480,7 @@ class LocalLiveSandbox(LiveSandbox):
         """Start an interpreter that lives, and shares all of this; see core.protocols.SupportsSessions."""
         from ..live_session import LiveProgram, open_live_session
 
-        program = build_session_program(language, env, self._paths)
+        program = build_session_program(language, env, self._paths, self._policy.layers)
         run = program.run
         link = await self.connected()
         for path, text in run.generated.items():
@@ -479,7 +501,7 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
         """Start an interpreter that can be cloned; see core.protocols.SupportsSessionsApart. It has one user."""
-        program = build_session_program(language, env, self._paths)
+        program = build_session_program(language, env, self._paths, self._policy.layers)
         if why := program.why_no_forks():
             raise BackendUnavailable(why)
         if self._is_closed:

@@ -73,6 +73,7 @@ REAPERS = 1
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
 MOST_JAILS = 64
+LAYER_MANIFEST = "layer.json"  # in the folder of a layer that has something in it
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[object, ...], bytes] = {}
 
@@ -166,10 +167,11 @@ def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
 
 
 def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy) -> None:
-    """Let one run see a toolchain's folders and files."""
+    """Let one run see a toolchain's folders and files, and the layers of packages."""
+    toolchain, paths = paths, (*paths, *policy.layers) if policy.layers else paths
     if spec.level == "jail":
         run.binds = list(paths)
-        run.covered = [] if policy.package_managers else list(package_managers(tuple(paths)))
+        run.covered = [] if policy.package_managers else list(package_managers(tuple(toolchain)))
         if host.owns_ids and not host.idmapped:
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":
@@ -266,6 +268,27 @@ def guest_environment(
     return {"PATH": layout.search_path(), **minimum, **toolchain, **given}
 
 
+def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Return an environment in which programs find what is in layers of packages; some have nothing yet."""
+    layers = _filled(layers)
+    if not layers:
+        return dict(env)
+    paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
+    paths["PATH"].append(env.get("PATH", ""))
+    paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *sites_of(layers)]
+    return {**env, **{name: os.pathsep.join(filter(None, listed)) for name, listed in paths.items()}}
+
+
+def sites_of(layers: Sequence[str]) -> list[str]:
+    """Return the folders of layers from which Python imports."""
+    return [f"{layer}/site" for layer in layers]
+
+
+def _filled(layers: Sequence[str]) -> list[str]:
+    """Leave out the layers that have nothing yet."""
+    return [layer for layer in layers if os.path.exists(f"{layer}/{LAYER_MANIFEST}")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Hold a run for the helper, the toolchain, and the input files' content by path."""
@@ -304,11 +327,22 @@ def _python_runtime() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
-def build_program(request: Request, guest_paths: GuestPaths, timeout_s: float, number: int = 0) -> Program:
+def build_program(
+    request: Request, guest_paths: GuestPaths, timeout_s: float, number: int = 0, layers: Sequence[str] = ()
+) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain.
 
-    Where several run at the same time in the same files, a `number` tells theirs apart.
+    Where several run at the same time in the same files, a `number` tells theirs apart. It finds what is in `layers`.
     """
+    program = _build_program(request, guest_paths, timeout_s, number)
+    if layers:
+        program.run.env = with_layers(program.run.env, layers)
+        if program.run.python is not None:
+            program.run.python["layers"] = sites_of(_filled(layers))
+    return program
+
+
+def _build_program(request: Request, guest_paths: GuestPaths, timeout_s: float, number: int) -> Program:
     if request.code is None:
         run = Run(commands=[list(request.argv)], env=guest_environment(guest_paths, request.env, {}))
         return _finished(run, request.files, timeout_s, None, None)
@@ -379,12 +413,17 @@ class SessionProgram:
         return "" if self.is_forkable else f"a {name} session has no checkpoints and no forks; Python's have"
 
 
-def build_session_program(name: str, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
+def build_session_program(
+    name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = ()
+) -> SessionProgram:
     """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
-    if driver is None:
-        return _python(language, env, guest_paths)
-    return _driven(language, env, guest_paths, driver)
+    program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
+    if layers:
+        program.run.env = with_layers(program.run.env, layers)
+        if program.run.python is not None:  # which will find what comes later, too
+            program.run.python["layers"] = sites_of(layers)
+    return program
 
 
 def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:

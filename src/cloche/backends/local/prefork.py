@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.limits import Limits
-from cloche.core.network import NetworkRules
 from cloche.core.policy import Policy
 from cloche.egress import client as egress
 from cloche.egress.client import operator_proxies
@@ -26,6 +25,9 @@ from ..host import Host
 from ..network import network_key, network_rules
 from ..toolchain import has_customization, python_toolchain, user_site
 from .plan import KIND, GuestPaths, guest_environment
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.

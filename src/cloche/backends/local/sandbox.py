@@ -88,7 +88,8 @@ class LocalOpenSandbox:
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        program = build_program(request, self._guest_paths, request.timeout_s or self._limits.timeout_s)
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        program = build_program(request, self._guest_paths, timeout_s, layers=self._policy.layers)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # which need not be UTF-8
         self._note_drawing(*(data for *_, data in program.run.files), *argv)
         if self._draws:
@@ -127,7 +128,7 @@ class LocalOpenSandbox:
         from .plan import build_session_program
         from .session import LocalSession, LocalTransport
 
-        program = build_session_program(language, env, self._guest_paths)
+        program = build_session_program(language, env, self._guest_paths, self._policy.layers)
         async with self._turn:
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")

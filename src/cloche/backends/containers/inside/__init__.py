@@ -6,7 +6,7 @@ control groups; `program` starts one program, watches its memory and kills what 
 forked in advance; `session` serves a program with a link; `files` reads and writes the workspace by descriptor.
 
 `live` is the first process of a sandbox that lives in place of `reaper`: the host of the loop of `init`, which is sent
-along.
+along. `network` is a program of its own, for a container beside another one, whose network it arranges.
 
 To be kept: the standard library alone, relative imports alone, and Python 3.11, whatever the image has besides. A
 new file must be named in `containers/container.py`. A program can send anything that this code can: the caller

@@ -1,0 +1,64 @@
+"""Make the sockets of another container's network, from a container that shares its namespace, and hand them out.
+
+It is for a caller who cannot enter the namespace itself: a member of the docker group. What is made is what
+`jail/network.py` makes, by the standard library of an image's Python. Arguments are the ports, as JSON, and the path of
+the socket to send by.
+"""
+
+import json
+import os
+import socket
+import sys
+
+NAME_SERVER, PREFIX_BITS, DNS_PORT, BACKLOG, LOOPBACK = "198.18.0.1", 15, 53, 512, 1
+NEW_LINK, NEW_ADDRESS, NEW_ROUTE, ACK, ERROR = 16, 20, 24, 0x405, 2
+
+
+def make_all_local() -> None:
+    """Bring loopback up, and let every IPv4 address be one of this namespace's own."""
+    index, up, address = (LOOPBACK).to_bytes(4, "little"), (1).to_bytes(4, "little"), socket.inet_aton(NAME_SERVER)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as link:
+        ask(link, NEW_LINK, bytes(4) + index + up + up)
+        own = bytes((socket.AF_INET, PREFIX_BITS, 0, 254)) + index
+        ask(link, NEW_ADDRESS, own + attribute(1, address) + attribute(2, address))
+        ask(link, NEW_ROUTE, bytes((socket.AF_INET, 0, 0, 0, 255, 4, 254, 2, 0, 0, 0, 0)) + attribute(4, index))
+
+
+def ask(link: socket.socket, kind: int, body: bytes) -> None:
+    """Send a request of rtnetlink, and read its acknowledgement."""
+    head = (16 + len(body)).to_bytes(4, "little") + kind.to_bytes(2, "little") + ACK.to_bytes(2, "little") + bytes(8)
+    link.send(head + body)
+    answer = link.recv(4096)
+    code = int.from_bytes(answer[16:20], "little", signed=True)
+    if int.from_bytes(answer[4:6], "little") != ERROR or code:
+        raise OSError(-code, f"rtnetlink: {os.strerror(-code)}")
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """Return an attribute of rtnetlink."""
+    return (4 + len(value)).to_bytes(2, "little") + kind.to_bytes(2, "little") + value
+
+
+def bound(kind: int, address: str, port: int) -> socket.socket:
+    """Return a socket that is bound, and listens if it can."""
+    made = socket.socket(socket.AF_INET, kind)
+    if kind == socket.SOCK_STREAM:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind((address, port))
+    if kind == socket.SOCK_STREAM:
+        made.listen(BACKLOG)
+    return made
+
+
+def main() -> None:
+    """Make all of them, and send them in one message."""
+    ports, path = json.loads(sys.argv[1]), sys.argv[2]
+    make_all_local()
+    made = [bound(socket.SOCK_DGRAM, NAME_SERVER, DNS_PORT), bound(socket.SOCK_STREAM, NAME_SERVER, DNS_PORT)]
+    made += [bound(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - in a namespace without others
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(path)
+        socket.send_fds(link, [b"sockets"], [one.fileno() for one in made])
+
+
+main()

@@ -1,0 +1,162 @@
+"""`cloche packages`: install and lock sets of packages ahead, list the layers that there are, remove some."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape, escape_line
+
+from .app import root
+from .options import argument, flag, json_option, option, sandbox_options
+from .output import show, showing_progress
+
+if TYPE_CHECKING:
+    from cloche.config.keys import SandboxOptions
+    from cloche.packages.store import Layer
+
+MOST_NAMES = 6  # of a layer, in the table
+
+packages = root.group("packages", help="Packages that sandboxes are shown: install, list, remove.")(lambda: None)
+_words = argument("words", nargs=-1, metavar="NAME", help="Packages, with versions: rich, 'httpx>=0.27'.")
+_file = option("--requirements", metavar="FILE", help="Take them from a requirements.txt, too.")
+
+
+@packages.command("install")
+@_words
+@_file
+@flag("--upgrade", help="Resolve again, where the same was asked for before.")
+@option("--locked", metavar="FILE", help="Install exactly what this lock file pins.")
+@sandbox_options("config", "backend")
+@json_option()
+def _install(
+    words: tuple[str, ...], requirements: str | None, upgrade: bool, locked: str | None, as_json: bool,
+    options: SandboxOptions,
+) -> int:  # fmt: skip
+    """Install packages ahead: the first run needs no network."""
+    from cloche.execution.packages import install_ahead
+    from cloche.sync import blocking
+
+    asked = with_requirements(",".join(words), requirements)
+    given: dict[str, Any] = {**options, "packages": asked, **({"locked": locked} if locked else {})}
+    with showing_progress():
+        found = blocking(install_ahead, name="install_ahead")(upgrade=upgrade, **given)
+    _tell(found.as_dict(), as_json=as_json)
+    return 0
+
+
+@packages.command("lock")
+@_words
+@_file
+@option("--output", metavar="FILE", default="cloche.lock", help="The lock file to write.")
+@sandbox_options("config", "backend")
+@json_option()
+def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions) -> int:
+    """Resolve packages, and write a lock file.
+
+    It has versions, addresses and hashes.
+    """
+    from cloche.execution.packages import install_ahead
+    from cloche.packages.lock import write_lock
+    from cloche.packages.target import own_target
+    from cloche.sync import blocking
+
+    given: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
+    with showing_progress():
+        found = blocking(install_ahead, name="install_ahead")(upgrade=True, **given)
+    write_lock(output, found.asked, found.layer.pins, own_target())
+    _tell({**found.as_dict(), "file": os.path.abspath(output)}, as_json=as_json)
+    return 0
+
+
+@packages.command("list")
+@json_option()
+def _list(as_json: bool) -> int:
+    """List the layers, what was used last first."""
+    from cloche.packages.store import Store
+
+    rows = [_row(layer, is_whole=as_json) for layer in Store().layers()]
+    if not rows and not as_json:
+        print("no packages are installed")
+        return 0
+    show(rows, as_json=as_json)
+    return 0
+
+
+@packages.command("prune")
+@option("--most-size", metavar="SIZE", help="Keep so much at most, what was used last first: 2g.")
+@option("--most-layers", metavar="N", type=int, help="Keep so many layers at most.")
+@option("--unused", metavar="TIME", help="Remove what was not used for so long: 30d.")
+@flag("--all", "everything", help="Remove all that is not in use.")
+@json_option()
+def _prune(most_size: str | None, most_layers: int | None, unused: str | None, everything: bool, as_json: bool) -> int:
+    """Remove layers, what is not in use.
+
+    Those go first that were not used for the longest time.
+    """
+    from cloche.core.limits import format_size, parse_duration, parse_size
+    from cloche.packages.store import Store
+
+    if not everything and most_size is None and most_layers is None and unused is None:
+        raise InvalidRequest("say what to keep: --most-size, --most-layers, --unused or --all")
+    removed = Store().prune(
+        most_bytes=parse_size(most_size, name="--most-size") if most_size else None,
+        most_layers=0 if everything else most_layers,
+        unused_s=parse_duration(unused, name="--unused") if unused else None,
+    )
+    if as_json:
+        print(json.dumps([_row(layer, is_whole=True) for layer in removed], indent=2))
+        return 0
+    total = sum(layer.total_bytes for layer in removed)
+    print(f"removed {len(removed)} layers, {format_size(total)}" if removed else "nothing to remove")
+    return 0
+
+
+def _row(layer: Layer, *, is_whole: bool) -> dict[str, object]:
+    from cloche.core.limits import format_size
+
+    names = [f"{pin.name} {pin.version}" for pin in layer.pins]
+    if is_whole:
+        return {
+            "layer": os.path.basename(layer.folder), "packages": names, "bytes": layer.total_bytes,
+            "files": layer.files, "last_used": layer.last_used, "target": dict(layer.target), "folder": layer.folder,
+        }  # fmt: skip
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return {
+        "layer": os.path.basename(layer.folder)[:12], "packages": ", ".join(names[:MOST_NAMES]) + more,
+        "size": format_size(layer.total_bytes), "unused": f"{max(0.0, time.time() - layer.last_used) / 3600:.1f} h",
+        "for": layer.target.get("tag", ""),
+    }  # fmt: skip
+
+
+def _tell(found: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    installed = found["installed"]
+    names = ", ".join(installed) if isinstance(installed, list) else ""
+    print(escape(f"{'installed' if found['is_new'] else 'there already'}: {names}"))
+    if "file" in found:
+        print(escape_line(f"written: {found['file']}"))
+
+
+def with_requirements(packages: Sequence[str] | None, file: str | None) -> str | list[str]:
+    """Return what is asked for on the command line and in a `requirements.txt`. Raises InvalidRequest."""
+    from cloche.config.readers import parse_packages
+    from cloche.packages.requirements import MOST_FILE_BYTES, read_requirements_file
+
+    given = parse_packages(packages, name="--packages") if packages else ()
+    if file is None:
+        return given if isinstance(given, str) else list(given)
+    if isinstance(given, str):
+        raise InvalidRequest("--packages auto and --requirements exclude each other; give one")
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(MOST_FILE_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--requirements: cannot read {file!r}: {error}") from None
+    return [*given, *read_requirements_file(text, file=file)]

@@ -1,0 +1,185 @@
+"""Packages that are installed into a sandbox that lives: `install` of a sandbox and of a session.
+
+A sandbox that lives is opened with an empty folder of the host, shown read-only, that belongs to it alone. What is
+installed later gets names there, while the sandbox runs; versions that are there already stay, as a program may have
+loaded them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import logging
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from cloche.audit.recording import refusals
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.protocols import SupportsLayers
+from cloche.packages.folders import Growing, default_folder
+
+from .live import LiveOperations
+from .prepare import Prepared
+
+if TYPE_CHECKING:
+    from cloche.keeper.attach import Kept
+    from cloche.packages.install import Approve
+
+# What somebody writes out of habit, and what changes nothing here.
+_IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache-dir", "--disable-pip-version-check"})
+_PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
+
+log = logging.getLogger("cloche.runtime")
+
+
+@functools.cache
+def has_uv() -> bool:
+    """Tell whether the extra is here that brings uv."""
+    return find_spec("uv") is not None
+
+
+def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
+    """Return a call whose sandbox has such a folder, and the folder; none where nothing could be installed."""
+    if not isinstance(prepared.backend, SupportsLayers) or not has_uv():
+        return prepared, None
+    try:
+        growing = Growing(default_folder())
+    except (BackendUnavailable, OSError) as error:
+        log.info("nothing can be installed in this sandbox later: %s", error)
+        return prepared, None
+    layers = (*prepared.policy.layers, growing.folder)
+    return replace(prepared, policy=prepared.policy.with_changes(layers=layers)), growing
+
+
+class PackageOperations(LiveOperations):
+    """Install packages in a sandbox that lives."""
+
+    _kept: Kept | None
+    _approve_packages: Approve | None = None
+
+    def ask_about_packages(self, approve: Approve) -> None:
+        """Have `approve(names)` say whether packages are installed that are not in the operator's `packages_allow`.
+
+        It is an async function; without one they are refused. Of what a cell asks for, by `%pip install`, it is asked
+        about all that is not in that list, also where there is none.
+        """
+        self._approve_packages = approve
+
+    async def install(self, *packages: str) -> tuple[str, ...]:
+        """Install packages, with what they need, and return all that was: `("httpx==0.28.1", ...)`.
+
+        `packages` are names with versions. Programs that start from now on find them, and so do sessions. What is there
+        already keeps its version. It is installed as `packages=` of a run is, by the same rules.
+
+        Raises InvalidRequest for what cannot be met, also where the sandbox does not live, PolicyDenied,
+        BackendUnavailable, StartFailed.
+        """
+        self._require_live("install")
+        with refusals(self._prepared.settings):
+            return await self._install(packages, is_cells=False)
+
+    async def _install(self, packages: Sequence[str], *, is_cells: bool) -> tuple[str, ...]:
+        from cloche.packages.install import install
+        from cloche.packages.requirements import parse_requirements
+        from cloche.packages.store import pins_in
+
+        from .packages import check_backend, check_ceiling, shared_store, terms_of
+
+        asked = parse_requirements(packages)
+        if not asked:
+            raise InvalidRequest("packages: none is named; name some: install('httpx')")
+        settings = self._prepared.settings
+        check_backend(self._prepared)
+        check_ceiling(settings, asked)
+        folder, store = self._growing_folder(), shared_store()
+        async with store.turn(os.path.basename(folder)):
+            fixed = [f"{pin.name}=={pin.version}" for layer in self.policy.layers for pin in pins_in(layer)]
+            terms = replace(terms_of(settings), fixed=tuple(fixed), locked=None, approve=self._approve_packages)
+            if is_cells:
+                terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))
+            installed = await install(self._prepared.backend, self.policy, asked, terms)
+            store.add(installed.layer, folder)
+        if self.audit is not None:
+            self.audit.note("packages", **installed.as_dict())
+        found: Sequence[str] = installed.as_dict()["installed"]
+        return tuple(found)
+
+    async def install_for_cell(self, code: str) -> str:
+        """Install what a cell asks for by `%pip install`, and return the cell with a line that says so in its place.
+
+        A cell is a model's own word, so only what the operator lists is installed, or what somebody approves. A cell
+        that is no Python but for such lines is returned as it is.
+        """
+        if not self._is_live or "pip" not in code:
+            return code
+        asked = pip_lines(code)
+        lines = code.split("\n")
+        for number, words in asked.items():
+            try:
+                with refusals(self._prepared.settings, code=code):
+                    installed = await self._install(_named(words), is_cells=True)
+                said, stream = f"installed: {', '.join(installed)}", "stdout"
+            except ClocheError as error:
+                said, stream = str(error), "stderr"
+            indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+            lines[number] = f"{indent}print({said!r}, file=__import__('sys').{stream})"
+        return "\n".join(lines)
+
+    def _grow(self, stack: AsyncExitStack) -> None:
+        """Have a folder to which packages can be added, until the sandbox that is about to be opened is closed."""
+        if self._is_live is not False and self._kept is None:
+            before = self._prepared
+            self._prepared, growing = with_growing(before)
+            if growing is not None:
+                stack.callback(growing.close)
+                stack.callback(setattr, self, "_prepared", before)
+
+    def _growing_folder(self) -> str:
+        """Return the folder to which packages are added. Raises BackendUnavailable where there is none."""
+        from cloche.packages.requirements import EXTRA
+
+        from .packages import shared_store
+
+        store = shared_store()
+        found = next((layer for layer in self.policy.layers if store.is_growing(layer)), "")
+        if not os.path.isdir(found):
+            raise BackendUnavailable(
+                "packages: nothing can be installed in this sandbox: it was opened without uv, or by a caller with "
+                "another folder of user data.",
+                remedy=f"Install the extra ({EXTRA}), and open another one.",
+            )
+        return found
+
+
+def pip_lines(code: str) -> dict[int, str]:
+    """Return the lines of a cell that are `%pip install ...`, by number, with what follows; none in a text. Pure."""
+    lines = code.split("\n")
+    found = {number: match["words"] for number, line in enumerate(lines) if (match := _PIP.fullmatch(line))}
+    if not found:
+        return {}
+    names = {number: f"_cloche_pip_{number}_" for number in found}
+    for number, name in names.items():
+        lines[number] = lines[number][: len(lines[number]) - len(lines[number].lstrip())] + name
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}  # the session says what is wrong
+    statements = {
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name)
+    }
+    return {number: words for number, words in found.items() if names[number] in statements}
+
+
+def _named(words: str) -> list[str]:
+    """Return the requirements of a command line. Raises InvalidRequest for an option that means something."""
+    try:
+        listed = shlex.split(words)
+    except ValueError as error:
+        raise InvalidRequest(f"packages: {words[:80]!r} cannot be read: {error}") from None
+    return [word for word in listed if word not in _IDLE_OPTIONS]

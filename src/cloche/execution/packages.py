@@ -1,0 +1,223 @@
+"""Packages of a run: what it asks for becomes a layer, before anything of it starts.
+
+A set that was prepared is kept with its settings, so that the next run with it looks at one file and no more.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
+from typing import Unpack, cast
+
+from cloche.audit.recording import refusals
+from cloche.config.keys import SandboxOptions, Settings
+from cloche.core.ceilings import packages_above
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.loops import become_task
+from cloche.core.policy import Policy
+from cloche.core.protocols import SupportsLayers
+from cloche.packages.index import find_index
+from cloche.packages.install import Approve, Installed, Terms, install
+from cloche.packages.lock import read_lock
+from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
+from cloche.packages.rules import Rules
+from cloche.packages.store import Store
+from cloche.packages.target import own_target
+
+from .inputs import Files
+from .prepare import Prepared, prepare_in_thread
+
+MOST_PREPARED = 64
+AUTO = "auto"
+_prepared: dict[tuple[int, tuple[str, ...]], _Ready] = {}
+_stores: dict[str, Store] = {}
+os.register_at_fork(after_in_child=_prepared.clear)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Hold what a call was prepared to be, with its layer. `before` keeps the key from meaning another object."""
+
+    before: Prepared
+    after: Prepared
+    installed: Installed
+    store: Store
+
+
+async def with_packages(
+    prepared: Prepared,
+    *,
+    code: str | None = None,
+    language: str = "python",
+    files: Files | None = None,
+    approve: Approve | None = None,
+) -> Prepared:
+    """Return a call with the layer of what its policy asks for, installed now where it is not there.
+
+    `approve` is asked about what is in no list of what may be installed, where there is such a list. Raises what
+    `install` raises; nothing of the program has run.
+    """
+    asked = prepared.policy.packages
+    if not asked:
+        return prepared
+    with refusals(prepared.settings, language=language, code=code):
+        requirements = _asked(prepared, code, language, files)
+        if not requirements:
+            return replace(prepared, policy=prepared.policy.with_changes(packages=()))
+        ready = _find_ready(prepared, requirements)
+        if ready is None:
+            ready = await _make_ready(prepared, requirements, approve)
+    if prepared.audit is not None:
+        prepared.audit.record("packages", **ready.installed.as_dict())
+    return ready.after
+
+
+def _asked(prepared: Prepared, code: str | None, language: str, files: Files | None) -> tuple[Requirement, ...]:
+    packages = prepared.policy.packages
+    if packages != AUTO:
+        return parsed(tuple(packages))
+    if code is None or language != "python":
+        return ()
+    return _auto(code, _modules_of(files), prepared.settings.packages_allow)
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
+    """Return requirements, remembered. Raises InvalidRequest."""
+    return parse_requirements(lines)
+
+
+@functools.lru_cache(maxsize=64)
+def _auto(code: str, given: frozenset[str], allowed: tuple[str, ...]) -> tuple[Requirement, ...]:
+    header = read_header(code)
+    if header is not None:
+        check_python(header, own_target().version)
+    return resolve_auto(code, provides=_is_provided, given=given, allowed=allowed)
+
+
+def _is_provided(module: str) -> bool:
+    """Tell whether the interpreter that guests use has a module, in its own folders of packages."""
+    folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    return PathFinder.find_spec(module, folders) is not None
+
+
+def _modules_of(files: Files | None) -> frozenset[str]:
+    """Return the modules that a run's own files are, as far as their names tell."""
+    names: Iterable[object] = files.keys() if isinstance(files, Mapping) else (files or ())
+    paths = [os.fspath(name) if isinstance(name, os.PathLike) else str(name) for name in names]
+    last = [os.path.basename(path.rstrip("/")) for path in paths]
+    first = [path.lstrip("/").removeprefix("workspace/").partition("/")[0] for path in paths]
+    return frozenset(name.removesuffix(".py") for name in (*last, *first))
+
+
+def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | None:
+    """Return what was made ready for the same call, if its layer is still there."""
+    key = (id(prepared), tuple(one.text for one in asked))
+    ready = _prepared.get(key)
+    if ready is None or ready.before is not prepared or prepared.settings.packages_lock:
+        return None  # a lock file is read each time: it may have changed
+    if rules_of(prepared.settings).unlisted(asked):
+        return None  # somebody is asked each time
+    if not ready.store.use(ready.installed.layer):
+        del _prepared[key]
+        return None
+    return ready
+
+
+async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approve: Approve | None) -> _Ready:
+    check_backend(prepared)
+    check_ceiling(prepared.settings, asked)
+    await become_task()
+    terms = replace(terms_of(prepared.settings), approve=approve)
+    installed = await install(prepared.backend, prepared.policy, asked, terms)
+    policy = _with_layer(prepared.policy, installed)
+    notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
+    after = replace(prepared, policy=policy, notes=notes)
+    ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
+    if len(_prepared) >= MOST_PREPARED:
+        _prepared.clear()
+    _prepared[id(prepared), tuple(one.text for one in asked)] = ready
+    return replace(ready, installed=installed)
+
+
+def _with_layer(policy: Policy, installed: Installed) -> Policy:
+    """Return the rules with a layer. A module that it replaces is not loaded ahead, nor is one that may need it."""
+    layer = installed.layer
+    replaces = bool(policy.preload) and any(map(_is_provided, layer.modules))
+    preload = () if replaces else policy.preload
+    return policy.with_changes(layers=(*policy.layers, layer.folder), packages=(), preload=preload)
+
+
+def check_backend(prepared: Prepared) -> None:
+    """Raise BackendUnavailable for a backend that shows no layers."""
+    backend = prepared.backend
+    if not isinstance(backend, SupportsLayers):
+        raise BackendUnavailable(
+            f"packages: backend {backend.name!r} cannot show them, in this version.",
+            remedy='Use backend "local", or an image that has them.',
+        )
+    cast("SupportsLayers", backend).check_layers(prepared.policy)
+
+
+def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
+    """Raise PolicyDenied for more than the operator lets anybody ask for."""
+    most = settings.ceilings.get("packages")
+    above = packages_above(tuple(one.text for one in asked), most) if most is not None else ""
+    if above:
+        raise PolicyDenied(
+            f"packages: {above} is above the operator's ceiling (ceilings.packages: "
+            f"{', '.join(most or ()) or 'none'}); ask for less, or have the operator raise it"
+        )
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Return the operator's rules for packages."""
+    return Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
+
+
+def terms_of(settings: Settings) -> Terms:
+    """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
+    rules = rules_of(settings)
+    locked = read_lock(settings.packages_lock) if settings.packages_lock else None
+    index = replace(find_index(), file_hosts=settings.packages_hosts)
+    return Terms(
+        rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
+        most_layers=settings.packages_keep_count,
+    )  # fmt: skip
+
+
+async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:
+    """Install what `packages` names, for runs to come with these options; `upgrade` resolves it again.
+
+    Raises what `install` raises, and InvalidRequest where nothing is named.
+    """
+    prepared = await prepare_in_thread(**options)
+    check_not_auto(prepared.policy)
+    asked = parsed(tuple(prepared.policy.packages))
+    if not asked:
+        raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
+    check_backend(prepared)
+    with refusals(prepared.settings):
+        terms = replace(terms_of(prepared.settings), resolves_again=upgrade)
+        installed = await install(prepared.backend, prepared.policy, asked, terms)
+    if prepared.audit is not None:
+        prepared.audit.note("packages", **installed.as_dict())
+    return installed
+
+
+def shared_store() -> Store:
+    """Return this process's store, which holds what it uses."""
+    store = Store()
+    return _stores.setdefault(store.folder, store)
+
+
+def check_not_auto(policy: Policy) -> None:
+    """Raise InvalidRequest for what is to be found out of one program's code, where there are many."""
+    if policy.packages == AUTO:
+        raise InvalidRequest(
+            'packages: "auto" looks at the code of one run, and a sandbox has many; name them, or use cloche.run'
+        )

@@ -1,0 +1,19 @@
+"""Packages: what a program asks for, as a read-only layer of files that sandboxes are shown.
+
+In: requirement lines, and the operator's own configuration of index and credentials. Out: a folder of the store.
+
+Theory of operation: nothing of a package is ever opened, unpacked or compiled in this process. Three sandboxes do
+that, and what they send is bounded and checked here: *resolve* (`resolve.py`) runs uv with the network of the index
+alone and answers with a pinned list; *download* (`fetch.py`) has the same network and sends wheels, whose hashes are
+compared with the list; *unpack* (`unpack.py`) has no network and sends the files of the wheels and their bytecode.
+Credentials are in the first two alone, and no code of a package runs in any of them. The files become a layer of the
+store (`store.py`): made beside, then renamed, so nothing that is half made is ever used. `install.py` is the way
+through all of it.
+
+- `requirements.py`, `known_imports.py`: what is asked for. Pure.
+- `rules.py`: what the operator allows. Pure.
+- `index.py`: where packages come from.
+- `steps.py`, `frames.py`, `inside/`: how a sandbox is used for a step; what it sends; the programs that run in it.
+- `folders.py`: the folders of the store and their locks, for those who need no more. `target.py`: which interpreter.
+- `lock.py`: a set that is written down, and required.
+"""

@@ -1,0 +1,119 @@
+"""From a pinned list to wheels: a sandbox downloads them, and here each is compared with its hash.
+
+What the sandbox sends is bounded in number and size before it is written, and written to a new file beside the store.
+Nothing is opened before its hash is the one of the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from cloche.core.errors import StartFailed
+from cloche.core.events import Progress, report_progress
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+from .folders import make_shown
+from .frames import Bounds, Reader, WrongFrame
+from .index import Index
+from .resolve import MOST_TOTAL_BYTES, MOST_WHEEL_BYTES, Pin, credentials_variable
+from .steps import CA_FILE, Step, ca_files, failed, on_stdout, run_step
+
+FILE = 1
+
+
+class _Wheels:
+    """Write wheels as they come, in the order of the list."""
+
+    def __init__(self, pins: Sequence[Pin], folder: str) -> None:
+        self.pins, self.folder = pins, folder
+        self.done = 0
+        self.paths: list[str] = []
+        self._open: BinaryIO | None = None
+
+    def begin(self, kind: int, name: str, size: int) -> _Wheel:
+        """Begin the next one. Raises WrongFrame for any other, and for a size that is not the list's."""
+        number = len(self.paths)
+        if kind != FILE or number >= len(self.pins) or name != str(number):
+            raise WrongFrame("a file came that nobody asked for")
+        pin = self.pins[number]
+        if size > MOST_WHEEL_BYTES or (pin.size and size != pin.size):
+            raise WrongFrame(f"{pin.name} has {size} bytes, and by the list {pin.size}")
+        # A folder of its own for each: the name is checked to be one name, and two may be the same.
+        folder = os.path.join(self.folder, name)
+        make_shown(folder)
+        path = os.path.join(folder, pin.file_name)
+        self.paths.append(path)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.fchmod(fd, 0o644)
+        self._open = open(fd, "wb")  # noqa: SIM115 - it is closed with its last byte, or below
+        return _Wheel(self, pin, self._open)
+
+    def close(self) -> None:
+        """Close the file that has not all of its content."""
+        if self._open is not None:
+            self._open.close()
+
+
+class _Wheel:
+    """Take one wheel, and compare its hash at the end."""
+
+    def __init__(self, wheels: _Wheels, pin: Pin, file: BinaryIO) -> None:
+        self._wheels, self._pin, self._file = wheels, pin, file
+        self._hash = hashlib.sha256()
+        self._total = sum(one.size for one in wheels.pins)
+
+    def write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+        self._wheels.done += len(data)
+        report_progress(Progress(what=f"downloading {self._pin.name}", done=self._wheels.done, total=self._total))
+
+    def close(self) -> None:
+        """Raise WrongFrame where it is not what the list says."""
+        self._file.close()
+        found = self._hash.hexdigest()
+        if found != self._pin.sha256:
+            raise WrongFrame(
+                f"{self._pin.name} {self._pin.version} has the hash {found}, and by the pinned list "
+                f"{self._pin.sha256}: what the index sends is not what it lists"
+            )
+
+
+def fetch_step(pins: Sequence[Pin], index: Index) -> Step:
+    """Return the step that downloads wheels."""
+    bundle = index.ca_bundle()
+    asked = {
+        "files": [(pin.url, pin.size) for pin in pins], "ca": CA_FILE if bundle else "", "most": MOST_WHEEL_BYTES,
+    }  # fmt: skip
+    return Step(
+        name="download", program="download", stdin=json.dumps(asked).encode(), env=credentials_variable(index),
+        files=ca_files(bundle), network_allow=index.network_allow,
+    )  # fmt: skip
+
+
+async def fetch(backend: Backend, policy: Policy, pins: Sequence[Pin], index: Index, folder: str) -> list[str]:
+    """Download wheels into a folder; return their paths, in the order of the list.
+
+    Raises StartFailed where one cannot be had, or is not what the list says.
+    """
+    if not pins:
+        return []
+    wheels, step = _Wheels(pins, folder), fetch_step(pins, index)
+    reader = Reader(wheels.begin, Bounds(files=len(pins), total_bytes=MOST_TOTAL_BYTES))
+    try:
+        done = await run_step(backend, policy, step, on_stdout(reader.feed))
+    except WrongFrame as error:
+        raise StartFailed(f"packages: cannot download: {error}", step="download") from None
+    finally:
+        wheels.close()
+        report_progress(Progress(what="downloading", is_over=True))
+    if not done.result.ok:
+        raise failed(step, done.result, index.credentials.hide)
+    if len(wheels.paths) < len(pins) or not reader.is_between:
+        raise StartFailed("packages: cannot download: not all files came", step="download")
+    return wheels.paths

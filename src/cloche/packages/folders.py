@@ -1,0 +1,134 @@
+"""Folders of the store, and their locks: what every sandbox that lives needs, so it loads next to nothing.
+
+A lock is `flock` on the folder itself. What nobody has locked, where makers and sandboxes keep theirs, was left by one
+who was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+
+from cloche.core.errors import BackendUnavailable
+from cloche.hostfs import own_folder
+
+PARTS = ("site", "bin", "data")  # of a layer: what is imported, what is on PATH, and the rest
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def default_folder() -> str:
+    """Return the folder of the store in this user's data. Raises BackendUnavailable where there is none."""
+    found = own_folder("XDG_DATA_HOME", ".local/share")
+    if found is None:
+        from platformdirs import user_data_dir
+
+        found = user_data_dir("cloche", appauthor=False)
+    return os.path.join(found, "packages")
+
+
+def made_folder(store: str, name: str) -> str:
+    """Return a folder of the store, made where it is not there. Raises BackendUnavailable where it is not ours."""
+    folder = os.path.join(store, name)
+    try:
+        os.makedirs(os.path.dirname(store), exist_ok=True)
+        for path in (store, folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        facts = os.stat(store)
+    except OSError as error:
+        raise BackendUnavailable(f"packages: cannot make {folder}: {error.strerror}.") from error
+    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022:
+        raise BackendUnavailable(
+            f"packages: {store} can be written by somebody else than this user.",
+            remedy="Make it this user's own (chown, chmod go-w), or set XDG_DATA_HOME.",
+        )
+    return folder
+
+
+def make_shown(folder: str) -> None:
+    """Make a folder that a guest can read, who may be another user, whatever the umask is."""
+    os.mkdir(folder)
+    os.chmod(folder, 0o755)  # noqa: S103 - what is above it is this user's alone
+
+
+class Growing:
+    """Hold a new folder with nothing in it, of one sandbox that lives, to which layers can be added.
+
+    It is shared with the keeper of a sandbox that has one. Raises BackendUnavailable and OSError.
+    """
+
+    def __init__(self, store: str) -> None:
+        sweep(store)
+        fd = None
+        while fd is None:  # else somebody's sweep came before our lock
+            self.folder = os.path.join(made_folder(store, "growing"), new_name())
+            make_shown(self.folder)
+            fd = lock_folder(self.folder, fcntl.LOCK_SH)
+        self._fd = fd
+        for name in PARTS:
+            make_shown(os.path.join(self.folder, name))
+
+    def close(self) -> None:
+        """Let go of it, and remove it unless somebody else holds it."""
+        os.close(self._fd)
+        remove_unheld(self.folder)
+
+
+def sweep(store: str) -> list[str]:
+    """Remove what was left by those who were killed, and return the paths."""
+    folders = [os.path.join(store, kind) for kind in ("making", "growing")]
+    paths = [os.path.join(folder, name) for folder in folders for name in names_in(folder)]
+    return [path for path in paths if remove_unheld(path)]
+
+
+def lock_folder(folder: str, how: int) -> int | None:
+    """Return a descriptor that holds the lock of a folder; None where it is gone, or others hold it."""
+    try:
+        fd = os.open(folder, _FOLDER)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink and os.path.samestat(os.fstat(fd), os.stat(folder)):
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None
+
+
+def remove_unheld(folder: str) -> bool:
+    """Remove a folder that nobody has locked, and tell whether it was."""
+    fd = lock_folder(folder, fcntl.LOCK_EX)
+    if fd is None:
+        return False
+    try:
+        remove_tree(folder)
+    finally:
+        os.close(fd)
+    return True
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder of ours whose folders are read-only; what is gone already is no error."""
+    for here, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):
+            os.chmod(here, 0o700)
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_name() -> str:
+    """Return a name that nothing has."""
+    return os.urandom(6).hex()
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the names in a folder; none where there is no such folder."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,319 @@
+"""Where packages come from: the index, credentials and certificates that the operator set for their own pip and uv.
+
+Only what the operator wrote counts: the environment, and the files of pip and uv in the user's and the system's own
+folders. A `uv.toml`, `pyproject.toml` or `pip.conf` of the working directory came with a checkout, and is never read.
+Credentials are kept apart from addresses, in an object that shows none of them.
+"""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import ssl
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.network import parse_address
+
+_ORG = "org"  # apart: a registry in the tree is otherwise a mistake, which `scripts/check_tree.py` finds
+PYPI, FILES_OF_PYPI = f"pypi.{_ORG}", f"files.pythonhosted.{_ORG}"
+DEFAULT_URL = f"https://{PYPI}/simple"
+# Indexes whose files are on another host.
+FILE_HOSTS: Mapping[str, tuple[str, ...]] = {
+    PYPI: (FILES_OF_PYPI,),
+    f"test.{PYPI}": (f"test-{FILES_OF_PYPI}", FILES_OF_PYPI),
+}
+PORTS = {"https": 443, "http": 80}
+# The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but
+# those that egress never allows (loopback, link-local, metadata).
+ANY_ADDRESS = "0.0.0.0/0,::/0"
+MOST_FILE_BYTES = 1 << 20
+MOST_CA_BYTES = 8 << 20
+_PIP_SECTIONS = ("install", "download", "global")  # what stands in an earlier one wins
+_CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+class Credentials(Mapping[str, tuple[str, str]]):
+    """Hold a name and a password by host and port, and show neither."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> None:
+        self._held = dict(held)
+
+    def __getitem__(self, host: str) -> tuple[str, str]:
+        return self._held[host]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hide(self, text: str) -> str:
+        """Return a text without the passwords, however they are spelled in an address."""
+        for _, password in self._held.values():
+            for spelled in filter(None, {password, quote(password, safe="")}):
+                text = text.replace(spelled, "****")
+        return text
+
+    def __repr__(self) -> str:
+        return f"Credentials({', '.join(self._held)}: hidden)" if self._held else "Credentials()"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Say where packages come from.
+
+    `url` is the index, `extra` are further ones, which are asked before it, as uv does: a package is taken from the
+    first that has one of its name. `file_hosts` are further hosts ("host:port") of their files. None of the addresses
+    has credentials in it. `ca_file` is the operator's bundle of certificates, "" for that of the system. `origin` says
+    who set it.
+    """
+
+    url: str = DEFAULT_URL
+    extra: tuple[str, ...] = ()
+    file_hosts: tuple[str, ...] = ()
+    credentials: Credentials = field(default_factory=Credentials)
+    ca_file: str = ""
+    origin: str = "default"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return "host:port" of all that may be asked for packages and their files."""
+        found = []
+        for url in (self.url, *self.extra):
+            parts = urlsplit(url)
+            found.append(host_of(parts))
+            found += [f"{name}:443" for name in FILE_HOSTS.get(parts.hostname or "", ())]
+        return tuple(dict.fromkeys((*found, *self.file_hosts)))
+
+    @property
+    def network_allow(self) -> tuple[str, ...]:
+        """Return the rules for the network of a sandbox that downloads."""
+        return tuple(
+            host if parse_address(host.rpartition(":")[0]) is not None else f"{host}@{ANY_ADDRESS}"
+            for host in self.hosts
+        )
+
+    def with_credentials(self, url: str) -> str:
+        """Return an address as uv takes it in its environment, with the credentials for its host."""
+        parts = urlsplit(url)
+        known = self.credentials.get(host_of(parts))
+        if known is None:
+            return url
+        name, password = (quote(part, safe="") for part in known)
+        return urlunsplit(parts._replace(netloc=f"{name}:{password}@{parts.netloc}"))
+
+    def ca_bundle(self) -> bytes:
+        """Return the certificates that this host trusts. Raises InvalidRequest where the operator's cannot be read."""
+        paths = ssl.get_default_verify_paths()
+        path = self.ca_file or paths.cafile or paths.openssl_cafile
+        if not self.ca_file and not os.path.exists(path):
+            return b""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(MOST_CA_BYTES + 1)
+        except OSError as error:
+            raise InvalidRequest(f"packages: cannot read the certificates in {path}: {error.strerror}") from None
+        if len(data) > MOST_CA_BYTES:
+            raise InvalidRequest(f"packages: {path} is larger than {MOST_CA_BYTES} bytes, which no bundle is")
+        return data
+
+
+def host_of(parts: SplitResult) -> str:
+    """Return "host:port" of a split address."""
+    name = (parts.hostname or "").lower()
+    return f"{f'[{name}]' if ':' in name else name}:{parts.port or PORTS[parts.scheme]}"
+
+
+@dataclass(slots=True)
+class _Found:
+    """Gather what sources say, the strongest first: what is set stays."""
+
+    url: str = ""
+    origin: str = ""
+    extra: list[str] = field(default_factory=list)
+    credentials: dict[str, tuple[str, str]] = field(default_factory=dict)
+    ca_file: str = ""
+
+    def take(self, url: str, extra: Sequence[str], origin: str) -> None:
+        if url and not self.url:
+            self.url, self.origin = self._clean(url, origin), origin
+        if not self.extra:
+            self.extra = [self._clean(one, origin) for one in extra if not one.startswith("file:")]
+
+    def _clean(self, url: str, origin: str) -> str:
+        """Return an address without credentials, which are kept."""
+        parts = urlsplit(url.strip())
+        try:
+            host = host_of(parts)
+        except (KeyError, ValueError):
+            host = ""
+        if not parts.hostname:
+            raise InvalidRequest(f"packages: the index of {origin} is no address that begins with https:// or http://")
+        if parts.username is not None:
+            self.credentials.setdefault(host, (unquote(parts.username), unquote(parts.password or "")))
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")).rstrip("/")
+
+
+def find_index(environ: Mapping[str, str] | None = None, *, home: str | None = None, system: str = "/etc") -> Index:
+    """Return the index of this user's own uv, else of their pip, else PyPI.
+
+    `home` and `system` replace the folders in which files are looked for. Raises InvalidRequest, without a value that
+    may hold a password, where something there cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    home = os.path.expanduser("~") if home is None else home
+    found = _Found()
+    for take in (_take_uv, _take_pip):
+        take(found, environ, home, system)
+    for variable in _CA_VARIABLES:
+        found.ca_file = found.ca_file or environ.get(variable, "")
+    index = Index(
+        url=found.url or DEFAULT_URL, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
+        ca_file=found.ca_file,
+    )  # fmt: skip
+    credentials = {**_from_netrc(index, environ, home), **found.credentials}
+    return Index(
+        url=index.url, extra=index.extra, origin=index.origin, ca_file=index.ca_file,
+        credentials=Credentials({host: known for host, known in credentials.items() if host in index.hosts}),
+    )  # fmt: skip
+
+
+def _take_uv(found: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
+    url = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or ""
+    extra = (environ.get("UV_INDEX") or environ.get("UV_EXTRA_INDEX_URL") or "").split()
+    named = {name: value for one in extra for name, _, value in [one.rpartition("=")] if "://" in value and name}
+    found.take(
+        url.partition("=")[2] if _has_name(url) else url,
+        [one.partition("=")[2] if _has_name(one) else one for one in extra], "the environment (uv)",
+    )  # fmt: skip
+    for name, value in named.items():
+        _note_named(found, name, value, environ)
+    for path in _uv_files(environ, home, system):
+        _take_uv_file(found, path, environ)
+
+
+def _has_name(index: str) -> bool:
+    """Tell whether an index is written as `name=address`."""
+    name, equals, _ = index.partition("=")
+    return bool(equals) and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+
+
+def _uv_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[str]:
+    if os.path.isabs(named := environ.get("UV_CONFIG_FILE", "")):
+        yield named
+        return
+    configured = environ.get("XDG_CONFIG_HOME", "")
+    yield os.path.join(configured if os.path.isabs(configured) else f"{home}/.config", "uv/uv.toml")
+    yield from (f"{system}/xdg/uv/uv.toml", f"{system}/uv/uv.toml")
+
+
+def _take_uv_file(found: _Found, path: str, environ: Mapping[str, str]) -> None:
+    text = _read(path)
+    if text is None:
+        return
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"packages: {path} is not TOML: {error}") from None
+    pip = said.get("pip") if isinstance(said.get("pip"), dict) else {}
+    listed = [one for one in said.get("index", ()) if isinstance(one, dict) and isinstance(one.get("url"), str)]
+    default = next((one["url"] for one in listed if one.get("default") is True), "")
+    extra = [one["url"] for one in listed if one.get("default") is not True and one.get("explicit") is not True]
+    older = said.get("extra-index-url", (pip or {}).get("extra-index-url", ()))
+    found.take(
+        default or _text(said.get("index-url", (pip or {}).get("index-url"))),
+        [*extra, *(one for one in older if isinstance(one, str))], path,
+    )  # fmt: skip
+    for one in listed:
+        _note_named(found, str(one.get("name", "")), one["url"], environ)
+
+
+def _note_named(found: _Found, name: str, url: str, environ: Mapping[str, str]) -> None:
+    """Take the credentials that uv's variables give for an index with a name."""
+    stem = "UV_INDEX_" + "".join(char if char.isalnum() else "_" for char in name.upper())
+    user, password = environ.get(f"{stem}_USERNAME", ""), environ.get(f"{stem}_PASSWORD", "")
+    parts = urlsplit(url)
+    if name and (user or password) and parts.scheme in PORTS:
+        found.credentials.setdefault(host_of(parts), (user, password))
+
+
+def _take_pip(found: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
+    url, extra = environ.get("PIP_INDEX_URL", ""), environ.get("PIP_EXTRA_INDEX_URL", "").split()
+    found.take(url, extra, "the environment (pip)")
+    for path in _pip_files(environ, home, system):
+        text = _read(path)
+        if text is None:
+            continue
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(text)
+        except configparser.Error as error:
+            raise InvalidRequest(f"packages: {path} is not what pip reads: {type(error).__name__}") from None
+        said = {
+            key.replace("_", "-"): value
+            for section in reversed(_PIP_SECTIONS) if parser.has_section(section)
+            for key, value in parser.items(section)
+        }  # fmt: skip
+        found.take(said.get("index-url", ""), said.get("extra-index-url", "").split(), path)
+        if os.path.isabs(said.get("cert", "")) and not any(environ.get(name) for name in _CA_VARIABLES):
+            found.ca_file = found.ca_file or said["cert"]
+
+
+def _pip_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[str]:
+    """Yield pip's files, the strongest first, as pip reads them: its environment's, the user's, the system's."""
+    named = environ.get("PIP_CONFIG_FILE", "")
+    if named == os.devnull:
+        return
+    if os.path.isabs(named):
+        yield named
+    configured = environ.get("XDG_CONFIG_HOME", "")
+    yield f"{sys.prefix}/pip.conf"
+    yield os.path.join(configured if os.path.isabs(configured) else f"{home}/.config", "pip/pip.conf")
+    yield f"{home}/.pip/pip.conf"
+    yield from (f"{system}/pip.conf", f"{system}/xdg/pip/pip.conf")
+
+
+def _from_netrc(index: Index, environ: Mapping[str, str], home: str) -> dict[str, tuple[str, str]]:
+    """Return what the user's netrc knows of the hosts of an index."""
+    path = environ.get("NETRC") or f"{home}/.netrc"
+    if not os.path.isabs(path) or not os.path.exists(path):
+        return {}
+    try:
+        known = netrc.netrc(path)
+    except (OSError, netrc.NetrcParseError) as error:
+        raise InvalidRequest(f"packages: {path} cannot be read: {type(error).__name__}") from None
+    found = {}
+    for host in index.hosts:
+        entry = known.hosts.get(host.partition(":")[0])  # never the default entry: that is for any host
+        if entry is not None:
+            found[host] = (entry[0] or "", entry[2] or "")
+    return found
+
+
+def _read(path: str) -> str | None:
+    """Return a configuration file of the operator's; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise InvalidRequest(f"packages: {path} cannot be read: {error.strerror}") from None
+    if len(data) > MOST_FILE_BYTES:
+        raise InvalidRequest(f"packages: {path} is larger than {MOST_FILE_BYTES} bytes, which no configuration needs")
+    return data.decode("utf-8", "replace")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,230 @@
+"""Unpack wheels and compile what is in them, and write it all to standard output as frames.
+
+Standard input is JSON: `wheels`, paths in order; `site`, the folder in which the files will lie; `python`, the
+interpreter that scripts are for; `most_files`, `most_bytes`. Links, devices, and names that lead out are refused. The
+first frames are the files of the wheels, then comes an empty one that says so, then the bytecode: where the compiler
+crashes on what a package wrote, its files are complete.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import json
+import marshal
+import os
+import re
+import stat
+import struct
+import sys
+import tempfile
+import warnings
+import zipfile
+
+FRAME = struct.Struct(">BHQ")
+SITE, SCRIPT, DATA, FILES_END = 1, 2, 3, 4
+EXECUTABLE = 16  # added to a kind
+PIECE = 1 << 18
+MOST_SOURCE = 16 << 20
+MOST_WORKERS, LEAST_SHARE = 4, 50
+UNCHECKED = (1).to_bytes(4, "little")  # bytecode that is taken as it is: the files of a layer never change
+SCHEMES = {"purelib": SITE, "platlib": SITE, "scripts": SCRIPT, "data": DATA}
+MODULE = re.compile(r"[A-Za-z_][\w.]*")
+NAME = re.compile(r"[\w.+-]+")
+LONGEST_INTERPRETER = 120  # of the first line of a script, for the kernel
+ENTRY = """\
+import sys
+from {module} import {first}
+if __name__ == "__main__":
+    sys.argv[0] = sys.argv[0].removesuffix(".exe")
+    sys.exit({call}())
+"""
+
+
+class Output:
+    """Write frames, and count them."""
+
+    def __init__(self, fd: int, most_files: int, most_bytes: int) -> None:
+        self._out = os.fdopen(fd, "wb", buffering=1 << 20, closefd=False)
+        self._files, self._bytes = most_files, most_bytes
+
+    def to(self, fd: int) -> Output:
+        """Return an output to another file, with what is left of the bounds."""
+        return Output(fd, self._files, self._bytes)
+
+    def begin(self, kind: int, path: str, size: int) -> None:
+        """Begin a file. Exits where there are too many, or too large ones."""
+        self._files -= 1
+        self._bytes -= size
+        if self._files < 0 or self._bytes < 0:
+            sys.exit("the wheels hold too many files, or too large ones")
+        name = path.encode()
+        self._out.write(FRAME.pack(kind, len(name), size) + name)
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of the file that has begun."""
+        self._out.write(data)
+
+    def put(self, kind: int, path: str, data: bytes) -> None:
+        """Write a whole file."""
+        self.begin(kind, path, len(data))
+        self.write(data)
+
+    def flush(self) -> None:
+        """Send what is still held."""
+        self._out.flush()
+
+
+def place_of(name: str) -> tuple[int, str] | None:
+    """Return kind and path of a wheel's file; None for what is not installed. Exits for a name that leads out."""
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        sys.exit(f"a wheel holds a file with the name {name[:200]!r}, which leads out of it")
+    if not parts[0].endswith(".data") or len(parts) < 3:
+        return SITE, name
+    kind = SCHEMES.get(parts[1])
+    return None if kind is None else (kind, "/".join(parts[2:]))
+
+
+def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
+    """Write the files of a wheel; return its Python sources with their paths."""
+    sources = []
+    with zipfile.ZipFile(path) as wheel:
+        for entry in wheel.infolist():
+            mode = entry.external_attr >> 16
+            if entry.is_dir():
+                continue
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                sys.exit(f"{os.path.basename(path)} holds {entry.filename[:200]!r}, which is no regular file")
+            place = place_of(entry.filename)
+            if place is None:
+                continue
+            kind, name = place
+            if kind == SCRIPT:
+                out.put(SCRIPT, name, with_interpreter(read(wheel, entry), python))
+            elif name.endswith(".py") and entry.file_size <= MOST_SOURCE:
+                data = read(wheel, entry)
+                out.put(kind, name, data)
+                if kind == SITE:
+                    sources.append((name, data))
+            else:
+                copy(wheel, entry, kind | (EXECUTABLE if mode & 0o111 else 0), name, out)
+            if name.endswith(".dist-info/entry_points.txt") and kind == SITE and name.count("/") == 1:
+                write_scripts(read(wheel, entry).decode("utf-8", "replace"), python, out)
+    return sources
+
+
+def read(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Return a file whole. Exits where it is not as large as it says."""
+    with wheel.open(entry) as file:
+        data = file.read(MOST_SOURCE + 1)
+    if len(data) != entry.file_size:
+        sys.exit(f"{entry.filename[:200]!r} is larger than it says")
+    return data
+
+
+def copy(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: int, name: str, out: Output) -> None:
+    """Write a file piece by piece."""
+    left = entry.file_size
+    out.begin(kind, name, left)
+    with wheel.open(entry) as file:
+        while left and (piece := file.read(min(PIECE, left))):
+            left -= len(piece)
+            out.write(piece)
+        if left or file.read(1):
+            sys.exit(f"{entry.filename[:200]!r} is not as large as it says")
+
+
+def first_line(python: str) -> bytes:
+    """Return how a script names its interpreter, also where that is too long for the kernel."""
+    if len(python) <= LONGEST_INTERPRETER and " " not in python:
+        return f"#!{python}\n".encode()
+    return f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n".encode()
+
+
+def with_interpreter(data: bytes, python: str) -> bytes:
+    """Let a wheel's script begin with the interpreter, where it asks for one."""
+    head, newline, rest = data.partition(b"\n")
+    return first_line(python) + rest if newline and head.startswith(b"#!python") else data
+
+
+def write_scripts(text: str, python: str, out: Output) -> None:
+    """Write the console scripts of a wheel's entry points."""
+    parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return
+    for section in ("console_scripts", "gui_scripts"):
+        for name, target in parser.items(section) if parser.has_section(section) else ():
+            module, _, call = target.partition("[")[0].strip().partition(":")
+            if NAME.fullmatch(name) and MODULE.fullmatch(module) and MODULE.fullmatch(call):
+                body = ENTRY.format(module=module, first=call.partition(".")[0], call=call)
+                out.put(SCRIPT, name, first_line(python) + body.encode())
+
+
+def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> None:
+    """Write the bytecode of sources, as the interpreter that imports them looks for it.
+
+    Each processor takes a share. One whose compiler crashed has none of its share written.
+    """
+    workers = min(MOST_WORKERS, os.cpu_count() or 1, 1 + len(sources) // LEAST_SHARE)
+    shares = []
+    for number in range(workers):
+        file = tempfile.TemporaryFile(dir=".")  # noqa: SIM115 - it is read below
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                compile_share(sources[number::workers], site, file.fileno(), out)
+                code = 0
+            finally:
+                os._exit(code)
+        shares.append((child, file))
+    for child, file in shares:
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                out.write(piece)
+        file.close()
+
+
+def compile_share(sources: list[tuple[str, bytes]], site: str, fd: int, limits: Output) -> None:
+    """Write bytecode to a file."""
+    magic = importlib.util.MAGIC_NUMBER + UNCHECKED
+    out = limits.to(fd)
+    for name, data in sources:
+        try:
+            code = compile(data, f"{site}/{name}", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+            continue  # of another Python's, or a template: whoever imports it is told
+        folder, slash, file = name.rpartition("/")
+        stem = file.removesuffix(".py")
+        compiled = magic + importlib.util.source_hash(data) + marshal.dumps(code)
+        out.put(SITE, f"{folder}{slash}__pycache__/{stem}.{sys.implementation.cache_tag}.pyc", compiled)
+    out.flush()
+
+
+def main() -> None:
+    """Write everything."""
+    warnings.simplefilter("ignore")
+    asked = json.load(sys.stdin)
+    out = Output(1, asked["most_files"], asked["most_bytes"])
+    sources = []
+    for path in asked["wheels"]:
+        try:
+            sources += unpack(path, asked["python"], out)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
+            sys.exit(f"{os.path.basename(path)} cannot be unpacked: {error}")
+        except Exception as error:  # zlib's and lzma's own
+            sys.exit(f"{os.path.basename(path)} cannot be unpacked: {type(error).__name__}: {error}")
+    out.put(FILES_END, "", b"")
+    out.flush()
+    compile_all(sources, asked["site"], out)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

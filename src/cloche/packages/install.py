@@ -1,0 +1,157 @@
+"""The way from requirements to a layer that can be used: rules, store, and where that has none, the three steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+from .fetch import fetch
+from .folders import make_shown
+from .index import Index, find_index
+from .lock import Locked
+from .requirements import Requirement
+from .resolve import Pin, check_pins, resolve
+from .rules import Rules, refuse_unlisted
+from .store import Layer, Store, layer_key, set_key
+from .target import Target, own_target
+from .unpack import unpack
+
+log = logging.getLogger("cloche.packages")
+# Called with the names that are in no list of what is allowed; true installs them all the same.
+Approve = Callable[[Sequence[str]], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Say on which terms packages are installed: by whose rules, from where, for which interpreter, into which store.
+
+    `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
+    earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
+    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room.
+    """
+
+    rules: Rules = field(default_factory=Rules)
+    index: Index = field(default_factory=find_index)
+    target: Target = field(default_factory=own_target)
+    store: Store = field(default_factory=Store)
+    locked: Locked | None = None
+    resolves_again: bool = False
+    fixed: tuple[str, ...] = ()
+    most_bytes: int | None = None
+    most_layers: int | None = None
+    approve: Approve | None = None
+
+    def key(self, asked: Sequence[Requirement]) -> str:
+        """Return the key of a list of requirements on these terms."""
+        locked = self.locked.digest if self.locked is not None else ""
+        terms = (self.index.url, self.index.extra, self.rules.min_age_s, locked, sorted(self.fixed))
+        return set_key(asked, self.target, terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """Hold a layer that is kept from being removed while this process lives; `is_new` where it was just made."""
+
+    layer: Layer
+    asked: tuple[Requirement, ...]
+    is_new: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the log and results say of it."""
+        return {
+            "asked": [one.text for one in self.asked], "layer": os.path.basename(self.layer.folder),
+            "installed": [f"{pin.name}=={pin.version}" for pin in self.layer.pins], "is_new": self.is_new,
+        }  # fmt: skip
+
+
+async def install(
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms | None = None
+) -> Installed:
+    """Return the layer that serves requirements, made now where the store has none.
+
+    `policy` says which isolation the steps need, as that of the run does. Raises PolicyDenied by the rules,
+    InvalidRequest for requirements that cannot be met, StartFailed and BackendUnavailable where something failed or is
+    missing; then nothing was installed.
+    """
+    terms = Terms() if terms is None else terms
+    await _check(asked, terms)
+    if terms.locked is not None:
+        terms.locked.check(asked, terms.target)
+    key = terms.key(asked)
+    layer = None if terms.resolves_again else _found(key, terms)
+    if layer is not None:
+        return Installed(layer=layer, asked=tuple(asked))
+    async with terms.store.turn(key):
+        layer = None if terms.resolves_again else _found(key, terms)
+        if layer is not None:
+            return Installed(layer=layer, asked=tuple(asked))
+        layer, is_new = await _make(backend, policy, asked, terms)
+        terms.store.note_set(key, layer, asked)
+        if is_new and (terms.most_bytes is not None or terms.most_layers is not None):
+            prune = partial(terms.store.prune, most_bytes=terms.most_bytes, most_layers=terms.most_layers)
+            await asyncio.to_thread(prune)
+        return Installed(layer=layer, asked=tuple(asked), is_new=is_new)
+
+
+async def _check(asked: Sequence[Requirement], terms: Terms) -> None:
+    """Raise PolicyDenied for what may not be installed, before anything is looked up."""
+    rules = terms.rules
+    rules.check_denied(one.name for one in asked)
+    unlisted = rules.unlisted(asked)
+    if unlisted and (terms.approve is None or not await terms.approve(unlisted)):
+        raise refuse_unlisted(unlisted)
+
+
+def _found(key: str, terms: Terms) -> Layer | None:
+    layer = terms.store.find(key)
+    return _usable(layer, terms) if layer is not None else None
+
+
+def _usable(layer: Layer, terms: Terms) -> Layer | None:
+    """Return a layer that is kept from being removed; None where it is gone. Raises PolicyDenied."""
+    terms.rules.check_denied(pin.name for pin in layer.pins)
+    return layer if terms.store.use(layer) else None
+
+
+async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Layer, bool]:
+    pins = await _pinned(backend, policy, asked, terms)
+    key = layer_key(pins, terms.target)
+    layer = terms.store.find_content(key)
+    layer = _usable(layer, terms) if layer is not None else None
+    if layer is not None:
+        return layer, False
+    store, is_used = terms.store, False
+    while True:
+        layer = await _make_layer(backend, policy, pins, key, terms)
+        is_used = store.use(layer)
+        if is_used:  # else somebody removed it at once
+            log.debug("installed %d packages in %s", len(pins), layer.folder)
+            return layer, True
+
+
+async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
+    if terms.locked is None:
+        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed)
+    check_pins(terms.locked.pins, terms.index)
+    terms.rules.check_denied(pin.name for pin in terms.locked.pins)
+    return terms.locked.pins
+
+
+async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:
+    store = terms.store
+    with store.making() as folder:
+        wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
+        make_shown(wheels_folder)
+        make_shown(made)
+        wheels = await fetch(backend, policy, pins, terms.index, wheels_folder)
+        unpacked = await unpack(backend, policy, wheels, wheels_folder, made, final, terms.target)
+        facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
+        return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)

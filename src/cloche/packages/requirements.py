@@ -1,0 +1,296 @@
+"""Which packages are asked for: requirement lines, `requirements.txt`, PEP 723 headers, imports. Pure.
+
+A requirement is a name with extras, versions and a marker, and nothing else: what names a place (a URL, a path, an
+index) or an option would let whoever wrote it choose where code comes from, and that is the operator's choice alone.
+Imports are only turned into requirements where `known_imports` or the operator's own list says which package is meant:
+a package that has the name of an import is often somebody else's, and names that a model invents are registered by
+those who wait for that.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+
+from .known_imports import DISTRIBUTIONS
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement as Parsed
+
+MOST_REQUIREMENTS = 200
+MOST_LINE_CHARS = 500
+MOST_FILE_BYTES = 1 << 18
+EXTRA = "pip install 'cloche[packages]'"
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://|[a-z]+\+[a-z]+:|file:", re.IGNORECASE)
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz", ".egg")
+_ONLY = "a requirement is a name, with extras, versions and a marker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Requirement:
+    """Hold one requirement: the package's normalized name, and the whole line in one spelling."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Hold what counts of a script's PEP 723 header: the rest of it may not choose anything here."""
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """Hold the modules that a program imports: those it needs, and those without which it says it can go on."""
+
+    needed: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
+    """Return requirements, sorted, each once. Raises InvalidRequest that names the line and what is wrong with it."""
+    found = {parse_requirement(line) for line in lines}
+    if len(found) > MOST_REQUIREMENTS:
+        raise InvalidRequest(f"packages: {len(found)} are asked for; at most {MOST_REQUIREMENTS} make sense")
+    return tuple(sorted(found))
+
+
+def parse_requirement(line: str) -> Requirement:
+    """Return one requirement. Raises InvalidRequest."""
+    text = line.strip()
+    wrong = _what_is_wrong(text)
+    if wrong:
+        raise InvalidRequest(f"packages: {text[:80]!r} {wrong}; {_ONLY}")
+    parsed = _parsed(text)
+    if parsed.url is not None:
+        raise InvalidRequest(f"packages: {text[:80]!r} names a place to take it from; {_ONLY}")
+    parsed.name = normalize_name(parsed.name)
+    parsed.extras = {normalize_name(extra) for extra in parsed.extras}
+    return Requirement(name=parsed.name, text=str(parsed))
+
+
+def _what_is_wrong(text: str) -> str:
+    """Say what a line is that is none, empty for one that may be one."""
+    if not text:
+        return "is empty"
+    if len(text) > MOST_LINE_CHARS:
+        return f"has {len(text)} characters, which no requirement has"
+    if text.startswith("-"):
+        return "is an option, which only the operator may set"
+    if text.startswith("npm:"):
+        return "is a package of npm, which this version of Cloche does not install yet"
+    if "$" in text or any(ord(char) < 32 for char in text):
+        return "has characters that no requirement has"
+    place = text.partition(";")[0]
+    if _URL.search(place) or " @ " in place:
+        return "names a place to take it from"
+    if "/" in place or "\\" in place or place.startswith(".") or place.rstrip().endswith(_ARCHIVES):
+        return "is a path"
+    return ""
+
+
+def _parsed(text: str) -> Parsed:
+    try:
+        from packaging.requirements import InvalidRequirement
+        from packaging.requirements import Requirement as Parsed
+    except ImportError:
+        raise BackendUnavailable("packages need the extra that brings uv.", remedy=f"Install it: {EXTRA}") from None
+    try:
+        return Parsed(text)
+    except InvalidRequirement as error:
+        why = str(error).splitlines()[0]
+        raise InvalidRequest(f"packages: {text[:80]!r} is no requirement: {why}") from None
+
+
+def normalize_name(name: str) -> str:
+    """Return a package's name as indexes compare it: lower case, with single hyphens."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
+    """Return the lines of a `requirements.txt` that are requirements. Raises InvalidRequest with the line's number."""
+    if len(text) > MOST_FILE_BYTES:
+        raise InvalidRequest(f"{file}: is larger than {MOST_FILE_BYTES} bytes, which no list of requirements is")
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = _COMMENT.sub("", line).strip()
+        if not stripped:
+            continue
+        if "--hash" in stripped or stripped.endswith("\\"):
+            raise InvalidRequest(
+                f"{file}, line {number}: hashes and continued lines are not read here; "
+                'Cloche keeps hashes in its own file: "cloche packages lock"'
+            )
+        try:
+            parse_requirement(stripped)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{file}, line {number}: {str(error).removeprefix('packages: ')}") from None
+        found.append(stripped)
+    return tuple(found)
+
+
+def read_header(code: str) -> Header | None:
+    """Return what a script's PEP 723 header says; None where it has none. Raises InvalidRequest for a broken one."""
+    blocks = [match for match in _HEADER.finditer(code) if match["type"] == "script"]
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise InvalidRequest('packages: the program has two headers "# /// script"; keep one of them')
+    lines = blocks[0]["content"].splitlines()
+    text = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    import tomllib
+
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f'packages: the header "# /// script" is not TOML: {error}') from None
+    dependencies, python = found.get("dependencies", []), found.get("requires-python", "")
+    if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
+        raise InvalidRequest('packages: "dependencies" of the header "# /// script" is not a list of texts')
+    if not isinstance(python, str):
+        raise InvalidRequest('packages: "requires-python" of the header "# /// script" is not text')
+    return Header(dependencies=tuple(dependencies), requires_python=python)
+
+
+def check_python(header: Header, version: str) -> None:
+    """Raise InvalidRequest where a header asks for another Python than there is."""
+    if not header.requires_python:
+        return
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        allowed = SpecifierSet(header.requires_python)
+    except InvalidSpecifier:
+        raise InvalidRequest(f"packages: requires-python {header.requires_python[:80]!r} is no range") from None
+    if not allowed.contains(version, prereleases=True):
+        raise InvalidRequest(f"packages: the program needs Python {header.requires_python}, and here is {version}")
+
+
+def read_imports(code: str) -> Imports:
+    """Return the modules that Python code imports, dotted names whole; none of code that is not Python's.
+
+    Those that only type checkers import do not count, and relative ones are the program's own.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Imports()  # the run itself says what is wrong
+    needed: set[str] = set()
+    optional: set[str] = set()
+    stack: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while stack:
+        node, is_optional = stack.pop()
+        (optional if is_optional else needed).update(_imported(node))
+        stack += [(child, is_optional or here) for child, here in _children(node)]
+    return Imports(needed=frozenset(needed), optional=frozenset(optional - needed))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _children(node: ast.AST) -> Iterable[tuple[ast.AST, bool]]:
+    """Yield what is in a node, and whether an import there may fail."""
+    if isinstance(node, ast.If) and _is_for_type_checkers(node.test):
+        yield from ((child, False) for child in node.orelse)
+    elif isinstance(node, ast.Try | ast.TryStar):
+        may_fail = any(_catches_import_errors(handler) for handler in node.handlers)
+        yield from ((child, may_fail) for child in node.body)
+        # What stands in a handler is a second choice.
+        yield from ((child, may_fail) for handler in node.handlers for child in handler.body)
+        yield from ((child, False) for child in (*node.orelse, *node.finalbody))
+    else:
+        yield from ((child, False) for child in ast.iter_child_nodes(node))
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
+    return name == "TYPE_CHECKING"
+
+
+def _catches_import_errors(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    wanted = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+    return any(isinstance(name, ast.Name) and name.id in wanted for name in names)
+
+
+def resolve_auto(
+    code: str, *, provides: Callable[[str], bool], given: Collection[str] = (), allowed: Sequence[str] = ()
+) -> tuple[Requirement, ...]:
+    """Return the requirements of `packages="auto"`: those of the header, and those of imports that nothing provides.
+
+    `provides` tells whether the interpreter has a top-level module, `given` are the modules among the run's own files,
+    `allowed` the names of packages of which the operator says that they are what an import of that name means.
+    Raises PolicyDenied for an import of which nobody has said which package it is, unless the program has a header,
+    which says what it needs, or can go on without it.
+    """
+    header, imports = read_header(code), read_imports(code)
+    found = list(parse_requirements(header.dependencies)) if header is not None else []
+    listed = {one.name for one in found}
+    unsure = []
+    for module in sorted(_tops(imports.needed | imports.optional)):
+        if module in sys.stdlib_module_names or module in given or provides(module):
+            continue
+        wanted = _names_below(module, imports.needed | imports.optional)
+        distributions = [sure for name in wanted if (sure := _sure_distribution(name, allowed))]
+        for first, *others in distributions:
+            if not listed & {one.partition("[")[0] for one in (first, *others)}:
+                found.append(parse_requirement(first))
+        if not distributions and header is None and module in _tops(imports.needed):
+            unsure.append(module)
+    if unsure:
+        raise PolicyDenied(_say_unsure(unsure))
+    return tuple(sorted(set(found)))
+
+
+def _tops(names: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def _names_below(module: str, names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name == module or name.startswith(f"{module}."))
+
+
+def _sure_distribution(name: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Return the package that brings a module, and others that do; nothing where that is not sure."""
+    while name:
+        found = DISTRIBUTIONS.get(name)
+        if found is not None:
+            return found
+        same = normalize_name(name)
+        if "." not in name and same in {normalize_name(one) for one in allowed}:
+            return (same,)
+        name = name.rpartition(".")[0]
+    return ()
+
+
+def _say_unsure(modules: Sequence[str]) -> str:
+    names = ", ".join(modules)
+    return (
+        f'packages: it is not sure which package brings the import "{names}"; a package that has the same name may be '
+        "somebody else's. Name the packages that are meant (packages=[...], --packages, or a header "
+        '"# /// script"), or let the operator list them in packages_allow'
+    )

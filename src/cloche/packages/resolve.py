@@ -1,0 +1,206 @@
+"""From requirements to a pinned list: uv, in a sandbox with the network of the index alone.
+
+uv reads metadata of wheels and builds nothing, so no code of a package runs. What it writes is a `pylock.toml` (PEP
+751), which is read here as a stranger's file: names, versions, addresses and hashes are each checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.limits import GIB, MIB, format_size
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+from cloche.core.request import InputFile
+
+from .index import Index, host_of
+from .requirements import EXTRA, Requirement, normalize_name
+from .rules import Rules
+from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
+from .target import Target
+
+ASKED, FIXED, ANSWER = "requirements.in", "constraints.txt", "pylock.toml"
+MOST_PINS = 400
+MOST_WHEEL_BYTES, MOST_TOTAL_BYTES = 2 * GIB, 4 * GIB
+MOST_ANSWER_BYTES = 16 * MIB
+NO_SOLUTION = 1  # uv's exit code where the requirements cannot be met; others are failures
+SHA256_CHARS = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Pin:
+    """Hold one wheel of a pinned list. `size` is 0 where the index does not say it."""
+
+    name: str
+    version: str
+    url: str
+    sha256: str
+    size: int = 0
+
+    @property
+    def file_name(self) -> str:
+        """Return the wheel's name."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return asdict(self)
+
+
+def find_uv() -> str:
+    """Return the path of uv. Raises BackendUnavailable that says how to get it."""
+    try:
+        from uv import find_uv_bin
+
+        return os.path.realpath(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        raise BackendUnavailable("packages are resolved by uv, which is not here.", remedy=f"Get it: {EXTRA}") from None
+
+
+def resolve_step(
+    asked: Sequence[Requirement], target: Target, index: Index, rules: Rules, fixed: Sequence[str] = ()
+) -> Step:
+    """Return the step that resolves requirements. Its credentials are in its environment, and nowhere else.
+
+    `fixed` are versions (`six==1.17.0`) of what is there already.
+    """
+    uv, newest, bundle = find_uv(), rules.newest(), index.ca_bundle()
+    argv = [
+        uv, "pip", "compile", ASKED, "--output-file", ANSWER, "--format", "pylock.toml", "--no-config", "--no-header",
+        "--only-binary", ":all:", "--python", target.python, "--no-python-downloads", "--no-progress", "--quiet",
+        "--cache-dir", ".cloche-uv", "--keyring-provider", "disabled",
+    ]  # fmt: skip
+    if fixed:
+        argv += ["--constraints", FIXED]
+    env = {"UV_DEFAULT_INDEX": index.with_credentials(index.url)}
+    if index.extra:
+        env["UV_INDEX"] = " ".join(map(index.with_credentials, index.extra))
+    if bundle:
+        env["SSL_CERT_FILE"] = CA_FILE
+    return Step(
+        name="resolve", argv=(*argv, *(("--exclude-newer", newest) if newest else ())), env=env,
+        files=(_lines(ASKED, asked), *((_lines(FIXED, fixed),) if fixed else ()), *ca_files(bundle)),
+        network_allow=index.network_allow, shown=(uv,), returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
+    )  # fmt: skip
+
+
+def _lines(path: str, lines: Iterable[object]) -> InputFile:
+    return InputFile(path=path, data="".join(f"{line}\n" for line in lines).encode())
+
+
+async def resolve(
+    backend: Backend,
+    policy: Policy,
+    asked: Sequence[Requirement],
+    target: Target,
+    index: Index,
+    rules: Rules,
+    fixed: Sequence[str] = (),
+) -> tuple[Pin, ...]:
+    """Return the pinned list for these requirements, sorted.
+
+    Raises InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or the network failed,
+    PolicyDenied for what the rules deny.
+    """
+    step = resolve_step(asked, target, index, rules, fixed)
+    done = await run_step(backend, policy, step)
+    if done.result.exit_code == NO_SOLUTION:
+        raise InvalidRequest(f"packages: cannot be resolved: {index.credentials.hide(last_words(done.result))}")
+    if not done.result.ok:
+        raise failed(step, done.result, index.credentials.hide)
+    pins = read_pins(done.file.decode("utf-8", "replace"), index)
+    rules.check_denied(pin.name for pin in pins)
+    return pins
+
+
+def read_pins(text: str, index: Index) -> tuple[Pin, ...]:
+    """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes."""
+    try:
+        packages = tomllib.loads(text).get("packages", [])
+        pins = tuple(sorted(_read_package(one) for one in packages))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
+    check_pins(pins, index)
+    return pins
+
+
+def check_pins(pins: Sequence[Pin], index: Index) -> None:
+    """Raise StartFailed for a list that is too long, too large, or names a place that is none of the index's."""
+    total = sum(pin.size for pin in pins)
+    wrong = ""
+    if len(pins) > MOST_PINS:
+        wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
+    elif total > MOST_TOTAL_BYTES or any(pin.size > MOST_WHEEL_BYTES for pin in pins):
+        wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
+    elif len({pin.name for pin in pins}) < len(pins):
+        wrong = "it has a package twice"
+    for pin in pins:
+        wrong = wrong or _what_is_wrong(pin, index)
+    if wrong:
+        raise StartFailed(f"packages: the pinned list cannot be used: {wrong}", step="resolve")
+
+
+def _what_is_wrong(pin: Pin, index: Index) -> str:
+    parts = urlsplit(pin.url)
+    if parts.scheme not in ("https", "http") or parts.username is not None:
+        return f"{pin.name} is not at an address of https"
+    if host_of(parts) not in index.hosts:
+        return (
+            f"{pin.name} is on {host_of(parts)}, which is no host of the index ({', '.join(index.hosts)}); "
+            "the operator can name it in packages_hosts"
+        )
+    if len(pin.sha256) != 64 or not SHA256_CHARS.issuperset(pin.sha256):
+        return f"{pin.name} has no hash of SHA-256"
+    if not pin.file_name.endswith(".whl") or "/" in pin.file_name or "\0" in pin.file_name:
+        return f"{pin.name} has no wheel, and nothing is built from source"
+    if normalize_name(pin.file_name.partition("-")[0]) != pin.name:
+        return f"{pin.name} has the wheel of another package, {pin.file_name[:100]}"
+    return ""
+
+
+def _read_package(package: Mapping[str, Any]) -> Pin:
+    name, version = normalize_name(str(package["name"])), str(package.get("version", ""))
+    wheels = package.get("wheels")
+    if not wheels:
+        raise ValueError(f"{name} has no wheel for this interpreter, and nothing is built from source")
+    wheel = wheels[0] if len(wheels) == 1 else _best(wheels)
+    url = str(wheel.get("url", ""))
+    if not url:
+        raise ValueError(f"{name} has no address")
+    parts = urlsplit(url)
+    clean = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+    return Pin(
+        name=name, version=version, url=clean, sha256=str(wheel["hashes"]["sha256"]), size=int(wheel.get("size", 0))
+    )
+
+
+def _best(wheels: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the wheel that suits this interpreter best, of several."""
+    from packaging.tags import sys_tags
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
+    best: tuple[int, Mapping[str, Any]] | None = None
+    for wheel in wheels:
+        name = str(wheel.get("name") or unquote(urlsplit(str(wheel.get("url", ""))).path.rpartition("/")[2]))
+        try:
+            found = [ranks[tag] for tag in parse_wheel_filename(name)[3] if tag in ranks]
+        except InvalidWheelFilename:
+            continue
+        if found and (best is None or min(found) < best[0]):
+            best = (min(found), wheel)
+    if best is None:
+        raise ValueError("a package has no wheel for this interpreter, and nothing is built from source")
+    return best[1]
+
+
+def credentials_variable(index: Index) -> dict[str, str]:
+    """Return the variable by which a step that downloads is given credentials; none where there are none."""
+    return {"CLOCHE_CREDENTIALS": json.dumps(dict(index.credentials))} if index.credentials else {}

@@ -1,0 +1,67 @@
+"""What the operator allows: names, the age of a release. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+
+from cloche.core.errors import PolicyDenied
+
+from .requirements import Requirement, normalize_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Say which packages may be installed.
+
+    `deny` holds for whatever would be installed, also what another package needs, and wins. `allow`, where there is
+    one, holds for what is asked for by name: anything else needs somebody's approval. Both are names, in which `*`
+    stands for any characters. Releases that are younger than `min_age_s` do not count, as if they were not there yet.
+    `is_list_needed`: without a list nothing is listed, where otherwise all is.
+    """
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    min_age_s: float = 0.0
+    is_list_needed: bool = False
+
+    def check_denied(self, names: Iterable[str]) -> None:
+        """Raise PolicyDenied that names the packages which are denied."""
+        denied = sorted({name for name in names if _matches(name, self.deny)})
+        if denied:
+            raise PolicyDenied(
+                f"packages: {', '.join(denied)} may not be installed here (packages_deny); do without, or ask whoever "
+                "runs this"
+            )
+
+    def unlisted(self, asked: Iterable[Requirement]) -> tuple[str, ...]:
+        """Return the names that are asked for and in no list of what is allowed; none where there is no list."""
+        if not self.allow and not self.is_list_needed:
+            return ()
+        return tuple(sorted({one.name for one in asked if not _matches(one.name, self.allow)}))
+
+    def newest(self, now: datetime | None = None) -> str:
+        """Return the time up to which releases count, as uv takes it; empty for all."""
+        if not self.min_age_s:
+            return ""
+        then = (now or datetime.now(UTC)) - timedelta(seconds=self.min_age_s)
+        return then.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def refuse_unlisted(names: Sequence[str]) -> PolicyDenied:
+    """Return the error for packages that nobody allowed."""
+    return PolicyDenied(
+        f"packages: {', '.join(names)} is not among those that may be installed here (packages_allow), and nobody "
+        "approved it; use what is listed, or ask whoever runs this"
+    )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, normalize_pattern(pattern)) for pattern in patterns)
+
+
+def normalize_pattern(pattern: str) -> str:
+    """Return a pattern of names as `normalize_name` spells names."""
+    return "*".join(normalize_name(part) for part in pattern.split("*"))

@@ -1,0 +1,139 @@
+"""How a sandbox is used for one step: resolve, download or unpack. No code of a package runs in any of them.
+
+A step is a throwaway sandbox of the same backend that the program itself will run in, with limits of its own. One that
+downloads has the network of the index alone; where the backend isolates nothing (level process), so does a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+
+from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.events import Event, OutputChunk, Sink, discard
+from cloche.core.limits import GIB, MIB, Limits
+from cloche.core.loops import with_sink
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
+from cloche.core.request import InputFile, Request
+from cloche.core.result import Result, Status
+
+CA_FILE = "ca.pem"
+MOST_LAST_CHARS = 2000
+LIMITS = Limits(
+    timeout_s=900.0, memory_bytes=1 * GIB, cpus=4.0, pids=256, disk_bytes=512 * MIB, tmp_bytes=512 * MIB,
+    output_bytes=64 * 1024, flood_bytes=8 * GIB,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Describe one step: a command, or a program of `inside`; what it may reach, and what it is shown and given.
+
+    `network_allow` are the rules of its network, none for no network. `shown` are paths of the host. `returns` is a
+    file of its workspace that is wanted afterwards.
+    """
+
+    name: str
+    argv: tuple[str, ...] = ()
+    program: str = ""
+    stdin: bytes = field(default=b"", repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    files: tuple[InputFile, ...] = ()
+    network_allow: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    returns: str = ""
+    most_bytes: int = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Hold what came of a step: its result, and the file that was wanted, if it is there."""
+
+    result: Result
+    file: bytes = b""
+
+
+def step_policy(policy: Policy, step: Step) -> Policy:
+    """Return the rules of a step: those of the run, with its own network and without what is the program's."""
+    isolates = policy.level is None or policy.level >= Level.CONFINED
+    hosts = step.network_allow if isolates else ()
+    return policy.with_changes(
+        network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",
+        packages=(), layers=step.shown, package_managers=True, writable_paths=("/workspace", "/tmp"), warm=False,
+        preload=(), screen="off", trusted=False,
+    )  # fmt: skip
+
+
+async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = discard) -> Done:
+    """Run a step in a sandbox of its own. Raises what opening one raises; how it ended is in the result."""
+    request = Request(
+        code=_source(step.program) if step.program else None, argv=step.argv, stdin=step.stdin, env=step.env,
+        files=step.files,
+    )  # fmt: skip
+    async with _opened(backend, step_policy(policy, step), step) as opened:
+        if sink is not discard and isinstance(opened, SupportsStreaming):
+            run = partial(opened.run_streaming, request)
+            result = await with_sink(run, sink)  # which ends the run where the sink raises
+        elif sink is not discard:
+            raise BackendUnavailable(f"packages: backend {backend.name!r} cannot stream what a sandbox sends")
+        else:
+            result = await opened.run(request)
+        file = b""
+        if step.returns and result.ok:
+            file = await opened.read_file(step.returns, max_bytes=step.most_bytes)
+        return Done(result=result, file=file)
+
+
+@asynccontextmanager
+async def _opened(backend: Backend, policy: Policy, step: Step) -> AsyncIterator[OpenSandbox]:
+    """Open the sandbox of a step. Raises BackendUnavailable that says what would do."""
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(backend.open(policy, LIMITS))
+        except BackendUnavailable as error:
+            raise BackendUnavailable(
+                f"packages: there is no sandbox to {step.name} them in: {error}.".replace("..", "."),
+                remedy='Install them ahead where that works ("cloche packages install"): what is there is shown at '
+                "every level.",
+            ) from error
+        yield opened
+
+
+def on_stdout(take: Callable[[bytes], None]) -> Sink:
+    """Return a sink that hands each piece of standard output on."""
+
+    def deliver(event: Event) -> None:
+        if isinstance(event, OutputChunk) and event.stream == "stdout":
+            take(event.data)
+
+    return deliver
+
+
+def _source(program: str) -> str:
+    return files("cloche.packages.inside").joinpath(f"{program}.py").read_text("utf-8")
+
+
+def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> StartFailed:
+    """Return the error for a step that did not end well, with what it said last, but for what `hide` takes out."""
+    why = hide(last_words(result))
+    if result.status is Status.TIMEOUT:
+        why = f"it took longer than {LIMITS.timeout_s:g} s"
+    elif result.status not in (Status.OK, Status.ERROR, Status.DENIED):
+        why = f"{result.status}{f': {why}' if why else ''}"
+    return StartFailed(f"packages: cannot {step.name}: {why or f'exit code {result.exit_code}'}", step=step.name)
+
+
+def last_words(result: Result) -> str:
+    """Return what a step said on standard error, in one line of bounded length."""
+    text = " ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
+    return text if len(text) <= MOST_LAST_CHARS else f"{text[:MOST_LAST_CHARS]} ..."
+
+
+def ca_files(bundle: bytes) -> tuple[InputFile, ...]:
+    """Return the file of certificates that a step which downloads is given."""
+    return (InputFile(path=CA_FILE, data=bundle),) if bundle else ()

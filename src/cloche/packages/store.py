@@ -1,0 +1,360 @@
+"""Layers on disk: one folder for each pinned set, made beside and renamed, locked while it is used.
+
+Theory of operation. A layer is `layers/KEY.NONCE`: files that never change once the folder has that name. Its key is
+made of the pinned set and the interpreter; its path is never used again, so that a jail which was built with a layer
+that is gone can never be taken for one with the layer that came in its place. `sets/KEY.json` says which layer serves a
+list of requirements. What is being made is in `making/NONCE`, whose folder its maker has locked: what nobody has locked
+there was left by one who was killed, and is removed by the next one.
+
+A lock is `flock` on the folder itself. Whoever uses a layer shares it, for the life of the process, or of the keeper of
+a sandbox that is kept; whoever removes one needs it alone, and moves the folder away before its files go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.errors import StartFailed
+
+from .folders import PARTS, default_folder, lock_folder, made_folder, make_shown, names_in, new_name, remove_tree, sweep
+from .requirements import Requirement
+from .resolve import Pin
+from .target import Target
+
+VERSION = 1  # of what is in a layer; another one is made anew
+MANIFEST = "layer.json"
+MOST_HELD = 256  # layers that this process keeps from being removed
+TOUCH_S = 60.0  # how often the time of a layer's last use is written
+POLL_S = 0.05
+MOST_MANIFEST_BYTES = 4 << 20
+_READ_ONLY_FOLDER, _READ_ONLY_FILE, _EXECUTABLE = 0o555, 0o444, 0o111
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Hold one layer: its folder, and what its manifest says."""
+
+    folder: str
+    key: str
+    pins: tuple[Pin, ...]
+    modules: tuple[str, ...]
+    files: int
+    total_bytes: int
+    created: float
+    target: Mapping[str, str]
+
+    @property
+    def last_used(self) -> float:
+        """Return when it was used last, as far as that was written down; 0 where it is gone."""
+        try:
+            return os.stat(self.folder).st_mtime
+        except OSError:
+            return 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether it can be used."""
+        return os.path.exists(f"{self.folder}/{MANIFEST}")
+
+
+def layer_key(pins: Iterable[Pin], target: Target) -> str:
+    """Return the key of a layer: what is in it, and for which interpreter."""
+    rows = [(pin.name, pin.version, pin.sha256) for pin in sorted(pins)]
+    return _digest([VERSION, rows, target.as_dict()])
+
+
+def set_key(asked: Iterable[Requirement], target: Target, terms: Iterable[object]) -> str:
+    """Return the key of what is asked for: requirements, interpreter, and the terms on which they are resolved."""
+    return _digest([VERSION, sorted(one.text for one in asked), target.as_dict(), list(terms)])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Store:
+    """Keep layers in a folder of this user's own."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = default_folder() if folder is None else folder
+        self._held: dict[str, int] = {}
+        self._touched: dict[str, float] = {}
+
+    # Finding.
+
+    def find(self, key: str) -> Layer | None:
+        """Return the layer that serves a list of requirements; None where there is none, or it is gone."""
+        said = _read_json(os.path.join(self.folder, "sets", f"{key}.json"))
+        name = said.get("layer") if said else None
+        return self._load(name) if isinstance(name, str) and "/" not in name else None
+
+    def find_content(self, key: str) -> Layer | None:
+        """Return a layer with this content; None where there is none."""
+        return next((layer for layer in self.layers() if layer.key == key), None)
+
+    def layers(self) -> list[Layer]:
+        """Return all layers, the one that was used last first."""
+        try:
+            names = os.listdir(self._below("layers"))
+        except FileNotFoundError:
+            return []
+        found = [layer for name in names if (layer := self._load(name)) is not None]
+        return sorted(found, key=lambda layer: layer.last_used, reverse=True)
+
+    def _load(self, name: str) -> Layer | None:
+        folder = os.path.join(self._below("layers"), name)
+        said = _read_json(os.path.join(folder, MANIFEST))
+        if said is None or said.get("version") != VERSION:
+            return None
+        try:
+            return Layer(
+                folder=folder, key=said["key"], pins=tuple(Pin(**pin) for pin in said["pins"]),
+                modules=tuple(said["modules"]), files=said["files"], total_bytes=said["bytes"],
+                created=said["created"], target=said["target"],
+            )  # fmt: skip
+        except (KeyError, TypeError):
+            return None
+
+    # Using.
+
+    def use(self, layer: Layer) -> bool:
+        """Keep a layer from being removed while this process lives; False where it is gone by now."""
+        if layer.folder not in self._held:
+            fd = lock_folder(layer.folder, fcntl.LOCK_SH)
+            if fd is None:
+                return False
+            if len(self._held) >= MOST_HELD:
+                os.close(self._held.pop(next(iter(self._held))))
+            self._held[layer.folder] = fd
+        if not layer.is_there:
+            self._let_go(layer.folder)
+            return False
+        now = time.monotonic()
+        if now - self._touched.get(layer.folder, -TOUCH_S) >= TOUCH_S:
+            self._touched[layer.folder] = now
+            with contextlib.suppress(OSError):  # another's, in a store that is shared by mistake
+                os.utime(layer.folder)
+        return True
+
+    def _let_go(self, folder: str) -> None:
+        fd = self._held.pop(folder, None)
+        if fd is not None:
+            os.close(fd)
+
+    # Making.
+
+    @contextlib.asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """Wait until nobody else makes what serves this list of requirements, in whatever process."""
+        path = os.path.join(self.made("locks"), f"{key}.lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    # A thread that waits would be one of few, and the maker may need one.
+                    await asyncio.sleep(POLL_S)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[str]:
+        """Give a new folder to make a layer in; what is left of it at the end is removed."""
+        self.sweep()
+        fd, folder = None, ""
+        while fd is None:  # else somebody's sweep came before our lock
+            folder = os.path.join(self.made("making"), new_name())
+            os.mkdir(folder, 0o700)
+            fd = lock_folder(folder, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
+            os.close(fd)
+
+    def place_for(self, key: str) -> str:
+        """Return the path of a layer that is to be made."""
+        return os.path.join(self.made("layers"), f"{key}.{new_name()}")
+
+    def publish(
+        self, made: str, final: str, *, key: str, pins: Iterable[Pin], target: Target, facts: Mapping[str, Any]
+    ) -> Layer:
+        """Make a folder a layer: its files read-only, its manifest last, and then its name."""
+        manifest = {
+            "version": VERSION, "key": key, "pins": [pin.as_dict() for pin in pins], "target": target.as_dict(),
+            "created": time.time(), **facts,
+        }  # fmt: skip
+        _freeze(made)
+        path = os.path.join(made, MANIFEST)
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump(manifest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(path, _READ_ONLY_FILE)
+        os.rename(made, final)
+        os.chmod(final, _READ_ONLY_FOLDER)
+        layer = self._load(os.path.basename(final))
+        if layer is None:
+            raise StartFailed(f"packages: the layer {final} cannot be read again", step="store")
+        return layer
+
+    def note_set(self, key: str, layer: Layer, asked: Iterable[Requirement]) -> None:
+        """Write down that a layer serves a list of requirements."""
+        said = {
+            "layer": os.path.basename(layer.folder), "asked": [one.text for one in asked], "resolved": time.time(),
+        }  # fmt: skip
+        _write_json(self.made("sets"), f"{key}.json", said)
+
+    # Growing: a folder of one sandbox that lives, to which layers are added; see `folders.Growing`.
+
+    def is_growing(self, folder: str) -> bool:
+        """Tell whether a folder is one of these."""
+        return os.path.dirname(folder) == self._below("growing")
+
+    def add(self, layer: Layer, folder: str) -> None:
+        """Add what is in a layer to such a folder, by further names of the same files; what is there stays.
+
+        Each package comes in whole, under its name at once: programs may be looking for it meanwhile.
+        """
+        aside = os.path.join(folder, f".{new_name()}")
+        for part in PARTS:
+            _graft(os.path.join(layer.folder, part), os.path.join(folder, part), aside)
+        pins = {pin.name: pin.as_dict() for pin in (*pins_in(folder), *layer.pins)}
+        _write_json(folder, MANIFEST, {"version": VERSION, "pins": list(pins.values())})
+
+    # Removing.
+
+    def prune(
+        self, *, most_bytes: int | None = None, most_layers: int | None = None, unused_s: float | None = None
+    ) -> list[Layer]:
+        """Remove the layers that were not used for the longest time, until the rest is within all bounds.
+
+        One that is in use stays, whatever the bounds are. Returns what was removed.
+        """
+        self.sweep()
+        kept_bytes = kept = 0
+        removed = []
+        for layer in self.layers():
+            is_over = (
+                (most_bytes is not None and kept_bytes + layer.total_bytes > most_bytes)
+                or (most_layers is not None and kept >= most_layers)
+                or (unused_s is not None and time.time() - layer.last_used >= unused_s)
+            )
+            if is_over and self._remove(layer):
+                removed.append(layer)
+            else:
+                kept_bytes, kept = kept_bytes + layer.total_bytes, kept + 1
+        self._forget_sets()
+        return removed
+
+    def _remove(self, layer: Layer) -> bool:
+        fd = lock_folder(layer.folder, fcntl.LOCK_EX)
+        if fd is None:
+            return False
+        try:
+            aside = os.path.join(self.made("making"), new_name())
+            os.chmod(layer.folder, 0o700)  # a folder that its owner cannot write to cannot be moved
+            os.rename(layer.folder, aside)
+            remove_tree(aside)
+        finally:
+            os.close(fd)
+        return True
+
+    def sweep(self) -> None:
+        """Remove what makers left who were killed."""
+        sweep(self.folder)
+
+    def _forget_sets(self) -> None:
+        """Remove what says of a list of requirements that a layer serves it which is gone, and locks of nobody."""
+        for name in names_in(self._below("sets")):
+            if self.find(name.removesuffix(".json")) is None:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._below("sets"), name))
+        for name in names_in(self._below("locks")):
+            path = os.path.join(self._below("locks"), name)
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+
+    # Folders.
+
+    def _below(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def made(self, name: str) -> str:
+        """Return a folder of the store, made where it is not there."""
+        return made_folder(self.folder, name)
+
+
+def pins_in(folder: str) -> tuple[Pin, ...]:
+    """Return what is installed in a layer, or in a folder that layers were added to; nothing in one that has none."""
+    said = _read_json(os.path.join(folder, MANIFEST)) or {}
+    try:
+        return tuple(Pin(**pin) for pin in said.get("pins", ()))
+    except TypeError:
+        return ()
+
+
+def _graft(source: str, target: str, aside: str) -> None:
+    """Give the files of a folder names in another one, where there is none yet; folders that are new come whole."""
+    for name in os.listdir(source):
+        here, there = os.path.join(source, name), os.path.join(target, name)
+        if not os.path.isdir(here):
+            with contextlib.suppress(FileExistsError):
+                _link(here, there)
+        elif os.path.isdir(there):
+            _graft(here, there, aside)
+        elif not os.path.exists(there):
+            make_shown(aside)
+            _graft(here, aside, f"{aside}.")
+            os.rename(aside, there)
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name, or copy it where there can be none."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _freeze(folder: str) -> None:
+    """Make all that is in a folder read-only; the folder itself has to take its last file, and be renamed."""
+    for here, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(here, name)
+            os.chmod(path, _READ_ONLY_FILE | (os.stat(path).st_mode & _EXECUTABLE))
+        if here != folder:
+            os.chmod(here, _READ_ONLY_FOLDER)
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            said = json.loads(file.read(MOST_MANIFEST_BYTES))
+    except (OSError, ValueError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _write_json(folder: str, name: str, value: object) -> None:
+    """Write a file whole or not at all."""
+    fresh = os.path.join(folder, f".{name}.{new_name()}")
+    with open(fresh, "x", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(fresh, os.path.join(folder, name))

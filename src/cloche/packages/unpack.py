@@ -1,0 +1,120 @@
+"""From wheels to files: a sandbox without a network unpacks and compiles them, and here they are written down.
+
+The zip, its compression and the compiler see what a stranger made, so they run in the sandbox. What comes out is read
+by `frames.py`: paths that lead nowhere else, regular files alone, a bound on their number and size. All files are new,
+in a folder that nobody else writes to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from cloche.core.errors import StartFailed
+from cloche.core.events import Progress, report_progress
+from cloche.core.limits import GIB
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+from .folders import PARTS
+from .frames import DATA, EXECUTABLE, FILES_END, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
+from .steps import Step, failed, on_stdout, run_step
+from .target import Target
+
+MOST_FILES, MOST_BYTES = 200_000, 6 * GIB
+FOLDERS = dict(zip((SITE, SCRIPT, DATA), PARTS, strict=True))
+
+
+@dataclass(slots=True, kw_only=True)
+class Unpacked:
+    """Count what was written. `has_all` is false until every file of the wheels is there."""
+
+    folder: str
+    files: int = 0
+    total_bytes: int = 0
+    modules: set[str] = field(default_factory=set)
+    has_all: bool = False
+    path: str = ""
+    file: BinaryIO | None = None  # which the frame that has begun is for
+
+    def begin(self, kind: int, name: str, size: int) -> BinaryIO | _Nothing:
+        """Begin a file. Raises WrongFrame, and OSError where it cannot be written."""
+        if kind == FILES_END:
+            self.has_all = True
+            return _Nothing()
+        parts, is_executable = check_path(name), bool(kind & EXECUTABLE)
+        kind &= ~EXECUTABLE
+        if kind not in FOLDERS or (kind == SCRIPT and len(parts) > 1):
+            raise WrongFrame(f"the file {name[:200]!r} is of no kind that is installed")
+        above = list(parts)
+        last = above.pop()
+        folder = os.path.join(self.folder, FOLDERS[kind], *above)
+        os.makedirs(folder, 0o755, exist_ok=True)
+        self.files += 1
+        self.total_bytes += size
+        if kind == SITE:
+            self._note_module(parts)
+        path = os.path.join(folder, last)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # the last of two wins, as for pip
+        fd = os.open(path, flags, 0o755 if kind == SCRIPT or is_executable else 0o644)
+        self.path, self.file = path, open(fd, "wb")  # noqa: SIM115 - Reader closes it
+        return self.file
+
+    def drop_half_made(self) -> None:
+        """Remove the file that has not all of its content."""
+        if self.file is not None and not self.file.closed:
+            self.file.close()
+            os.unlink(self.path)
+
+    def _note_module(self, parts: Sequence[str]) -> None:
+        top = parts[0] if len(parts) > 1 else parts[0].partition(".")[0]
+        if top.isidentifier() and top != "__pycache__":
+            self.modules.add(top)
+
+
+class _Nothing:
+    """Take nothing."""
+
+    def write(self, data: bytes) -> None:
+        """Raise WrongFrame: there is nothing to be written."""
+        raise WrongFrame(f"{len(data)} bytes came where there are none")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def unpack_step(wheels: Sequence[str], shown: str, site: str, target: Target) -> Step:
+    """Return the step that unpacks wheels, which are below `shown`, for a folder that will be `site`."""
+    asked = {
+        "wheels": list(wheels), "site": site, "python": target.python, "most_files": MOST_FILES,
+        "most_bytes": MOST_BYTES,
+    }  # fmt: skip
+    return Step(name="unpack", program="unpack", stdin=json.dumps(asked).encode(), shown=(shown,) if wheels else ())
+
+
+async def unpack(
+    backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, made: str, final: str, target: Target
+) -> Unpacked:
+    """Write the files of wheels below `made`, which will be renamed to `final`. Raises StartFailed."""
+    step = unpack_step(wheels, shown, f"{final}/site", target)
+    found = Unpacked(folder=made)
+    for name in FOLDERS.values():
+        os.mkdir(os.path.join(made, name), 0o755)
+    reader = Reader(found.begin, Bounds(files=MOST_FILES, total_bytes=MOST_BYTES))
+    report_progress(Progress(what="unpacking"))
+    try:
+        done = await run_step(backend, policy, step, on_stdout(reader.feed))
+    except WrongFrame as error:
+        raise StartFailed(f"packages: cannot unpack: {error}", step="unpack") from None
+    except OSError as error:
+        raise StartFailed(f"packages: cannot write a file of a wheel: {error.strerror}", step="unpack") from error
+    finally:
+        found.drop_half_made()
+        report_progress(Progress(what="unpacking", is_over=True))
+    # A compiler that crashed on what a package wrote leaves all of its files, and some of the bytecode.
+    if not found.has_all:
+        raise failed(step, done.result)
+    return found

@@ -1,0 +1,52 @@
+"""What a look-up costs a sandbox: a thread of the egress process, for as long as the resolver keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from cloche.core.network import NetworkRules
+from cloche.egress.errors import Failed
+from cloche.egress.upstream import Proxies, connect
+
+
+def test_a_lookup_that_was_given_up_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox keeps no more threads busy than it may, also where nobody waits for what they look up."""
+    begun, may_end = [], threading.Event()
+
+    def look_up(name: bytes, *_: Any, **__: Any) -> list[Any]:
+        begun.append(name)
+        may_end.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    async def main() -> None:
+        lookups = asyncio.Semaphore(2)
+
+        def start() -> asyncio.Task[Any]:
+            rules = NetworkRules.parse(mode="open")
+            work = connect("x.example", 443, rules=rules, rule=None, proxies=Proxies({}), lookups=lookups)
+            return asyncio.create_task(work)
+
+        for _ in range(6):
+            task = start()
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert len(begun) == 2
+        last = start()
+        may_end.set()
+        with pytest.raises(Failed):
+            await last
+        assert len(begun) == 3
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        asyncio.run(main())
+    finally:
+        may_end.set()

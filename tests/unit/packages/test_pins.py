@@ -1,0 +1,138 @@
+"""A pinned list: what uv writes is read as a stranger's file; rules and lock files."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
+from cloche.packages.index import Index
+from cloche.packages.lock import format_lock, read_lock
+from cloche.packages.requirements import parse_requirements
+from cloche.packages.resolve import Pin, read_pins, resolve_step
+from cloche.packages.rules import Rules
+from cloche.packages.store import layer_key, set_key
+from cloche.packages.target import Target, own_target
+
+HASH = "0" * 64
+INDEX = Index(url="https://a.example/simple")
+URL = "https://a.example/f/six-1.0-py3-none-any.whl"
+
+
+def _lock(url: str = URL, name: str = "six", sha256: str = HASH, more: str = "") -> str:
+    wheel = f'{{ url = "{url}", hashes = {{ sha256 = "{sha256}" }}, size = 5 }}'
+    return f'lock-version = "1.0"\n[[packages]]\nname = "{name}"\nversion = "1.0"\nwheels = [{wheel}]\n{more}'
+
+
+def test_a_pinned_list_is_read() -> None:
+    """Without the credentials that an address may have."""
+    expected = (Pin(name="six", version="1.0", url=URL, sha256=HASH, size=5),)
+    assert read_pins(_lock(), INDEX) == expected
+    assert read_pins(_lock(URL.replace("//", "//me:word@")), INDEX) == expected
+    assert read_pins('lock-version = "1.0"', INDEX) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (_lock("https://evil.example/six-1.0-py3-none-any.whl"), "no host of the index"),
+        (_lock("https://a.example:444/six-1.0-py3-none-any.whl"), "no host of the index"),
+        (_lock("http://a.example/six-1.0-py3-none-any.whl"), "no host of the index"),
+        (_lock("file:///etc/six-1.0-py3-none-any.whl"), "no address|not at an address|cannot be used"),
+        (_lock("https://a.example/six-1.0.tar.gz"), "no wheel"),
+        (_lock("https://a.example/evil-1.0-py3-none-any.whl"), "another package"),
+        (_lock("https://a.example/..%2F..%2Fsix-1.0-py3-none-any.whl"), "no wheel|another"),
+        (_lock(sha256="0" * 40), "no hash"),
+        (_lock(sha256="Z" * 64), "no hash"),
+        (_lock(more=_lock().partition("\n")[2]), "twice"),
+        ('[[packages]]\nname = "six"\nversion = "1.0"\n', "no wheel"),
+        ('[[packages]]\nversion = "1.0"\n', "name"),
+        ("[[packages", "cannot be used"),
+        ("packages = 1", "cannot be used"),
+        ('packages = ["six"]', "cannot be used"),
+    ],
+)
+def test_a_list_that_is_not_as_it_should_be_is_refused(text: str, why: str) -> None:
+    """Nothing of it is downloaded."""
+    with pytest.raises(StartFailed, match=why):
+        read_pins(text, INDEX)
+
+
+def test_of_several_wheels_the_best_for_this_interpreter_is_taken() -> None:
+    """And none for another one."""
+    tag = f"cp{own_target().tag.rpartition('-')[2]}"
+    other = "https://a.example/six-1.0-cp37-cp37m-win_amd64.whl"
+    wheels = ", ".join(
+        f'{{ url = "{url}", hashes = {{ sha256 = "{HASH}" }} }}' for url in (other, URL, URL.replace("py3", tag))
+    )
+    text = f'[[packages]]\nname = "six"\nversion = "1.0"\nwheels = [{wheels}]\n'
+    (pin,) = read_pins(text, INDEX)
+    assert tag in pin.url
+    with pytest.raises(StartFailed, match="no wheel for this interpreter"):
+        read_pins(text.replace("py3-none", "cp37-none").replace(f"{tag}-none", "cp37-none"), INDEX)
+
+
+def test_credentials_are_in_the_environment_of_the_step_alone() -> None:
+    """Not in its command, nor in what it shows of itself."""
+    index = Index(url="https://a.example/simple", credentials=Index().credentials)
+    with_secret = Index(url=index.url, credentials=type(index.credentials)({"a.example:443": ("me", "word")}))
+    step = resolve_step(parse_requirements(["six"]), own_target(), with_secret, Rules(min_age_s=86400.0))
+    assert "word" in step.env["UV_DEFAULT_INDEX"]
+    assert "word" not in f"{step!r}{step.argv}"
+    assert "--exclude-newer" in step.argv
+    assert step.argv[step.argv.index("--only-binary") + 1] == ":all:"
+
+
+def test_rules_name_what_is_denied_and_what_is_not_listed() -> None:
+    """Denied wins, spelled in any way; without a list all is listed."""
+    rules = Rules(allow=("rich", "My_Company*"), deny=("evil*", "my-company-old"))
+    rules.check_denied(["rich", "my-company-new"])
+    for name in ("evil", "evil-twin", "my-company-old"):
+        with pytest.raises(PolicyDenied, match=name):
+            rules.check_denied(["rich", name])
+    asked = parse_requirements(["Rich>1", "my.company.x", "six", "httpx"])
+    assert rules.unlisted(asked) == ("httpx", "six")
+    assert Rules().unlisted(asked) == ()
+
+
+def test_the_age_of_a_release_is_a_time() -> None:
+    """None without a bound."""
+    now = datetime(2026, 5, 8, 12, tzinfo=UTC)
+    assert Rules(min_age_s=7 * 86400.0).newest(now) == "2026-05-01T12:00:00Z"
+    assert Rules().newest(now) == ""
+
+
+def test_a_lock_file_says_what_it_was_told(tmp_path: Path) -> None:
+    """And is for these requirements and this interpreter alone."""
+    asked, target = parse_requirements(["six>=1"]), own_target()
+    pins = (Pin(name="six", version='1"\n0', url=URL, sha256=HASH, size=5),)
+    file = tmp_path / "cloche.lock"
+    file.write_text(format_lock(asked, pins, target))
+    locked = read_lock(str(file))
+    assert (locked.asked, locked.pins) == (asked, pins)
+    locked.check(asked, target)
+    with pytest.raises(InvalidRequest, match="not in it: rich; only in it: six>=1"):
+        locked.check(parse_requirements(["rich"]), target)
+    other = Target(python="/x", version="3.9.1", tag="cpython-39", platform="linux-aarch64", libc="musl")
+    with pytest.raises(InvalidRequest, match="cpython-39 on linux-aarch64"):
+        locked.check(asked, other)
+    for text in ("version = 2", "x", "version = 1\nrequirements = 1", "version = 1\nrequirements = []\npackages = [1]"):
+        file.write_text(text)
+        with pytest.raises(InvalidRequest, match="no lock file"):
+            read_lock(str(file))
+
+
+def test_keys_tell_sets_interpreters_and_terms_apart() -> None:
+    """And nothing else: the order of requirements and of pins is none."""
+    target = own_target()
+    other = Target(**{**target.as_dict(), "libc": "musl"})
+    one, two = (Pin(name=name, version="1", url=URL, sha256=HASH) for name in ("a", "b"))
+    keys = [
+        layer_key([one], target), layer_key([one, two], target), layer_key([one], other),
+        set_key(parse_requirements(["a"]), target, ()), set_key(parse_requirements(["a"]), target, (1,)),
+        set_key(parse_requirements(["a>1"]), target, ()),
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+    assert layer_key([two, one], target) == keys[1]
