@@ -134,7 +134,10 @@ ALLOWED_ARROWS = [
     ("jail/guest.py", "import ctypes\nfrom . import steps\nfrom .steps import perform"),
     ("jail/setup/plan.py", "import socket\nfrom .. import steps\nfrom ..steps import perform\nfrom . import mounts"),
     ("forkserver/slot.py", "from cloche.jail.setup import launch\nfrom cloche.interpreter import preload"),
-    ("egress/http.py", "import h11\nfrom .stream import Stream\nfrom cloche.core import errors\nfrom ..jail import procfs"),
+    (
+        "egress/http.py",
+        "import h11\nfrom .stream import Stream\nfrom cloche.core import errors\nfrom ..jail import procfs",
+    ),
     ("backends/local/backend.py", "from cloche.backends.local import plan\nfrom .plan import read"),
     ("backends/local/backend.py", "from ..saved_files import copy_out\nfrom cloche.backends.session import Living"),
     ("backends/local/plan.py", "from cloche.jail.setup.plan import compile_jail\nfrom cloche import hostfs"),
