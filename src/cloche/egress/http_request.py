@@ -148,8 +148,10 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
         key = name.lower().replace(b"_", b"-")
         if key not in _SINGLE:
             continue
-        if key in single or b"_" in name:
-            raise Rejected(400, f"a request with several headers of the kind {key.decode()}")
+        if b"_" in name:
+            raise Rejected(400, f"a request with the header {_shown(name)}, which some take for {key.decode()}")
+        if key in single:
+            raise Rejected(400, f"a request with several headers {key.decode()}")
         single[key] = value.strip(b" \t")
     return single
 
