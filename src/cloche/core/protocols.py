@@ -19,6 +19,7 @@ from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
+from .target import Interpreter
 
 if TYPE_CHECKING:
     from .network import NetworkRules
@@ -60,10 +61,35 @@ class Capabilities:
 
 @runtime_checkable
 class SupportsLayers(Protocol):
-    """Show layers of packages (`Policy.layers`), which are for the caller's own interpreter."""
+    """Show layers of packages (`Policy.layers`)."""
 
     def check_layers(self, policy: Policy) -> None:
         """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
+
+
+@runtime_checkable
+class SupportsAddedLayers(Protocol):
+    """Let a sandbox that lives find what is added to the folder of a layer while it does."""
+
+    def check_added_layers(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not find it."""
+        ...
+
+
+@runtime_checkable
+class SupportsOwnInterpreter(Protocol):
+    """Run Python by an interpreter that is not the caller's: packages are for that one, and kept where it is."""
+
+    def find_interpreter(self) -> Interpreter:
+        """Return it; may fetch and start something, and blocks. Raises BackendUnavailable."""
+        ...
+
+    def prune_layers(self, folder: str) -> list[str]:
+        """Remove the copies of layers that are no longer below a folder of the host; return a line for each. Blocks.
+
+        Raises BackendUnavailable where nobody can be asked.
+        """
         ...
 
 

@@ -5,32 +5,41 @@ A set that was prepared is kept with its settings, so that the next run with it 
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.core.ceilings import packages_above
+from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
-from cloche.core.protocols import SupportsLayers
+from cloche.core.protocols import Backend, SupportsAddedLayers, SupportsLayers, SupportsOwnInterpreter
+from cloche.core.suppressed import suppress_logged
+from cloche.core.target import Interpreter
 from cloche.packages.index import find_index
 from cloche.packages.install import Approve, Installed, Terms, install
 from cloche.packages.lock import read_lock
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
 from cloche.packages.rules import Rules
-from cloche.packages.store import Store
+from cloche.packages.store import Layer, Store
 from cloche.packages.target import own_target
 
 from .inputs import Files
 from .prepare import Prepared, prepare_in_thread
+from .registry import backend_named, prune_copies
 
+log = logging.getLogger("cloche.runtime")
+LOCAL = "local"
 MOST_PREPARED = 64
 AUTO = "auto"
 _prepared: dict[tuple[int, tuple[str, ...]], _Ready] = {}
@@ -65,24 +74,36 @@ async def with_packages(
     if not asked:
         return prepared
     with refusals(prepared.settings, language=language, code=code):
-        requirements = _asked(prepared, code, language, files)
+        interpreter = await _interpreter_of(prepared)
+        requirements = _asked(prepared, code, language, files, interpreter)
         if not requirements:
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
         if ready is None:
-            ready = await _make_ready(prepared, requirements, approve)
+            ready = await _make_ready(prepared, requirements, approve, interpreter)
     if prepared.audit is not None:
         prepared.audit.record("packages", **ready.installed.as_dict())
     return ready.after
 
 
-def _asked(prepared: Prepared, code: str | None, language: str, files: Files | None) -> tuple[Requirement, ...]:
+async def _interpreter_of(prepared: Prepared) -> Interpreter | None:
+    """Return the interpreter that runs Python where that is not the caller's. Raises BackendUnavailable."""
+    backend = prepared.backend
+    if not isinstance(backend, SupportsOwnInterpreter):
+        return None
+    await become_task()
+    return await asyncio.to_thread(backend.find_interpreter)
+
+
+def _asked(
+    prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
+) -> tuple[Requirement, ...]:
     packages = prepared.policy.packages
     if packages != AUTO:
         return parsed(tuple(packages))
     if code is None or language != "python":
         return ()
-    return _auto(code, _modules_of(files), prepared.settings.packages_allow)
+    return _auto(code, _modules_of(files), prepared.settings.packages_allow, interpreter)
 
 
 @functools.lru_cache(maxsize=64)
@@ -92,15 +113,20 @@ def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _auto(code: str, given: frozenset[str], allowed: tuple[str, ...]) -> tuple[Requirement, ...]:
+def _auto(
+    code: str, given: frozenset[str], allowed: tuple[str, ...], interpreter: Interpreter | None
+) -> tuple[Requirement, ...]:
     header = read_header(code)
     if header is not None:
-        check_python(header, own_target().version)
-    return resolve_auto(code, provides=_is_provided, given=given, allowed=allowed)
+        check_python(header, (interpreter.target if interpreter is not None else own_target()).version)
+    provides = partial(_is_provided, interpreter=interpreter)
+    return resolve_auto(code, provides=provides, given=given, allowed=allowed)
 
 
-def _is_provided(module: str) -> bool:
+def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
     """Tell whether the interpreter that guests use has a module, in its own folders of packages."""
+    if interpreter is not None:
+        return module in interpreter.modules
     folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     return PathFinder.find_spec(module, folders) is not None
 
@@ -128,13 +154,20 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
     return ready
 
 
-async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approve: Approve | None) -> _Ready:
+async def _make_ready(
+    prepared: Prepared,
+    asked: tuple[Requirement, ...],
+    approve: Approve | None,
+    interpreter: Interpreter | None,
+) -> _Ready:
     check_backend(prepared)
     check_ceiling(prepared.settings, asked)
     await become_task()
-    terms = replace(terms_of(prepared.settings), approve=approve)
-    installed = await install(prepared.backend, prepared.policy, asked, terms)
-    policy = _with_layer(prepared.policy, installed)
+    terms = replace(terms_of(prepared.settings, interpreter), approve=approve)
+    installed = await install(*installing_with(prepared), asked, terms)
+    if installed.is_new:  # the store may have made room, so copies elsewhere do
+        await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
+    policy = _with_layer(prepared.policy, installed, interpreter)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
     after = replace(prepared, policy=policy, notes=notes)
     ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
@@ -144,10 +177,31 @@ async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approv
     return replace(ready, installed=installed)
 
 
-def _with_layer(policy: Policy, installed: Installed) -> Policy:
+def installing_with(prepared: Prepared) -> tuple[Backend, Policy]:
+    """Return the backend whose sandboxes install, and the rules for them. Raises BackendUnavailable.
+
+    Others than `local` leave that to the local jail, as it is on this host. No code of a package runs there.
+    """
+    policy = prepared.policy
+    if prepared.backend.name == LOCAL:
+        return prepared.backend, policy
+    jail = replace(policy, level=Level.JAIL, runtime=None, users=False, require_level=None, require_controls=())
+    return backend_named(LOCAL), jail
+
+
+def _prune_copies(backend: Backend, store: Store) -> None:
+    if isinstance(backend, SupportsOwnInterpreter):
+        with suppress_logged(
+            log, "copies of layers that are gone stay, until cloche packages prune", BackendUnavailable
+        ):
+            backend.prune_layers(_layers_of(store))
+
+
+def _with_layer(policy: Policy, installed: Installed, interpreter: Interpreter | None) -> Policy:
     """Return the rules with a layer. A module that it replaces is not loaded ahead, nor is one that may need it."""
     layer = installed.layer
-    replaces = bool(policy.preload) and any(map(_is_provided, layer.modules))
+    is_provided = partial(_is_provided, interpreter=interpreter)
+    replaces = bool(policy.preload) and any(map(is_provided, layer.modules))
     preload = () if replaces else policy.preload
     return policy.with_changes(layers=(*policy.layers, layer.folder), packages=(), preload=preload)
 
@@ -161,6 +215,17 @@ def check_backend(prepared: Prepared) -> None:
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsLayers", backend).check_layers(prepared.policy)
+
+
+def check_adds(prepared: Prepared) -> None:
+    """Raise BackendUnavailable for a backend whose sandboxes that live get no more packages."""
+    backend = prepared.backend
+    if not isinstance(backend, SupportsAddedLayers):
+        raise BackendUnavailable(
+            f"packages: nothing can be added to a sandbox of backend {backend.name!r} that lives.",
+            remedy='Name them when it is opened (packages=[...]); or use backend "local".',
+        )
+    backend.check_added_layers(prepared.policy)
 
 
 def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
@@ -179,14 +244,15 @@ def rules_of(settings: Settings) -> Rules:
     return Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
 
 
-def terms_of(settings: Settings) -> Terms:
+def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:
     """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
+    target = interpreter.target if interpreter is not None else own_target()
     return Terms(
-        rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
-        most_layers=settings.packages_keep_count,
+        rules=rules, index=index, target=target, store=shared_store(), locked=locked,
+        most_bytes=settings.packages_keep_bytes, most_layers=settings.packages_keep_count,
     )  # fmt: skip
 
 
@@ -202,11 +268,25 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
         raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
     check_backend(prepared)
     with refusals(prepared.settings):
-        terms = replace(terms_of(prepared.settings), resolves_again=upgrade)
-        installed = await install(prepared.backend, prepared.policy, asked, terms)
+        interpreter = await _interpreter_of(prepared)
+        terms = replace(terms_of(prepared.settings, interpreter), resolves_again=upgrade)
+        installed = await install(*installing_with(prepared), asked, terms)
     if prepared.audit is not None:
         prepared.audit.note("packages", **installed.as_dict())
     return installed
+
+
+def prune(
+    *, most_bytes: int | None = None, most_layers: int | None = None, unused_s: float | None = None
+) -> tuple[list[Layer], list[str]]:
+    """Remove layers as `Store.prune` does, and copies of those that are gone; return both, these as lines."""
+    store = Store()
+    removed = store.prune(most_bytes=most_bytes, most_layers=most_layers, unused_s=unused_s)
+    return removed, prune_copies(_layers_of(store))
+
+
+def _layers_of(store: Store) -> str:
+    return os.path.join(store.folder, "layers")
 
 
 def shared_store() -> Store:

@@ -26,10 +26,12 @@ from cloche.core.protocols import (
     SupportsGarbageCollection,
     SupportsImages,
     SupportsLevels,
+    SupportsOwnInterpreter,
     SupportsReadiness,
     SupportsWorkspaceContainers,
 )
 from cloche.core.request import WorkspaceContainer
+from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
 
@@ -132,6 +134,17 @@ def collect_garbage() -> Mapping[str, Sequence[str]]:
     if left := names.clear():
         found["keeper"] = [f"file {path}" for path in left]
     return found
+
+
+def prune_copies(folder: str) -> list[str]:
+    """Remove the copies that backends keep of layers which are no longer below a folder; return a line for each."""
+    removed: list[str] = []
+    for row in BACKEND_ROWS.values():
+        with suppress_logged(log, "what cannot be had keeps what it has", BackendUnavailable):
+            backend = _load(row.provider, os.getpid()) if row.provider is not None else None
+            if isinstance(backend, SupportsOwnInterpreter):
+                removed += [f"{backend.name}: {line}" for line in backend.prune_layers(folder)]
+    return removed
 
 
 def build_image(name: str, packages: Sequence[str]) -> str:

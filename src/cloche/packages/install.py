@@ -12,6 +12,7 @@ from typing import Any
 
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.target import Target
 
 from .fetch import fetch
 from .folders import make_shown
@@ -21,7 +22,7 @@ from .requirements import Requirement
 from .resolve import Pin, check_pins, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
-from .target import Target, own_target
+from .target import own_target
 from .unpack import unpack
 
 log = logging.getLogger("cloche.packages")
@@ -149,9 +150,10 @@ async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key
     store = terms.store
     with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
+        shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
         make_shown(made)
         wheels = await fetch(backend, policy, pins, terms.index, wheels_folder)
-        unpacked = await unpack(backend, policy, wheels, wheels_folder, made, final, terms.target)
+        unpacked = await unpack(backend, policy, wheels, wheels_folder, made, shown, terms.target)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
         return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)

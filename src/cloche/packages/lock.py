@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.target import Target
 from cloche.hostfs import open_folder, replace
 
 from .requirements import Requirement, parse_requirements
 from .resolve import Pin
-from .target import Target
 
 FILE = "cloche.lock"
 MOST_BYTES = 4 << 20

@@ -94,6 +94,9 @@ class LocalBackend:
     def check_layers(self, policy: Policy) -> None:
         """Do nothing: programs find layers at every level."""
 
+    def check_added_layers(self, policy: Policy) -> None:
+        """Do nothing: the folder that is shown is the host's."""
+
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 

@@ -270,18 +270,7 @@ def guest_environment(
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
     """Return an environment in which programs find what is in layers of packages; some have nothing yet."""
-    layers = _filled(layers)
-    if not layers:
-        return dict(env)
-    paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
-    paths["PATH"].append(env.get("PATH", ""))
-    paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *sites_of(layers)]
-    return {**env, **{name: os.pathsep.join(filter(None, listed)) for name, listed in paths.items()}}
-
-
-def sites_of(layers: Sequence[str]) -> list[str]:
-    """Return the folders of layers from which Python imports."""
-    return [f"{layer}/site" for layer in layers]
+    return layout.with_layers(env, _filled(layers))
 
 
 def _filled(layers: Sequence[str]) -> list[str]:
@@ -338,7 +327,7 @@ def build_program(
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:
-            program.run.python["layers"] = sites_of(_filled(layers))
+            program.run.python["layers"] = layout.sites_of(_filled(layers))
     return program
 
 
@@ -422,7 +411,7 @@ def build_session_program(
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:  # which will find what comes later, too
-            program.run.python["layers"] = sites_of(layers)
+            program.run.python["layers"] = layout.sites_of(layers)
     return program
 
 
