@@ -19,10 +19,10 @@ from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
-from .target import Interpreter
 
 if TYPE_CHECKING:
     from .network import NetworkRules
+    from .target import Interpreter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,9 +139,9 @@ def collect_garbage() -> Mapping[str, Sequence[str]]:
 def prune_copies(folder: str) -> list[str]:
     """Remove the copies that backends keep of layers which are no longer below a folder; return a line for each."""
     removed: list[str] = []
-    for row in BACKEND_ROWS.values():
+    for provider in (row.provider for row in BACKEND_ROWS.values() if row.provider is not None):
         with suppress_logged(log, "what cannot be had keeps what it has", BackendUnavailable):
-            backend = _load(row.provider, os.getpid()) if row.provider is not None else None
+            backend = _load(provider, os.getpid())
             if isinstance(backend, SupportsOwnInterpreter):
                 removed += [f"{backend.name}: {line}" for line in backend.prune_layers(folder)]
     return removed
