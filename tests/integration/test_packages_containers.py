@@ -31,6 +31,7 @@ from tests.harness.containers import Daemon
 from tests.harness.packages import PackageIndex, serving_packages
 from tests.harness.processes import fill_pool
 from tests.harness.texts import NAMES_AND_A_LITERAL, write_skill
+from tests.harness.world import open_world
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
@@ -64,6 +65,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIn
 def in_docker(index: PackageIndex, docker: Daemon) -> Iterator[dict[str, Any]]:
     """Give the keywords of a call in a container; afterwards the daemon has no volumes of this store."""
     yield {"backend": "docker", "image": docker.image("cloche-test:python")}
+    forget_layers()
+
+
+def forget_layers() -> None:
+    """Let the daemon have no volume of this store."""
     DockerBackend().drain()
     (Path(os.environ["XDG_DATA_HOME"]) / "cloche" / "packages" / "layers").rename(Path.cwd() / "layers-aside")
     prune(unused_s=1e9)
@@ -78,15 +84,17 @@ except OSError as error:
     why = error.strerror
 said = subprocess.run(["say-above"], capture_output=True, text=True).stdout
 other = subprocess.run([sys.executable, "-c", "import below; print(below.WORD)"], capture_output=True, text=True).stdout
-[said, other, importlib.metadata.version("above"), why, above.__file__]
+has_bytecode = os.path.exists(above.__cached__)
+[said, other, importlib.metadata.version("above"), why, has_bytecode, list(sys.version_info[:2]), above.__file__]
 """
 
 
-def check_what_is_seen(value: list[str]) -> str:
+def check_what_is_seen(value: list[Any]) -> str:
     """Check what `LOOK` says; return where the package lies."""
     assert value[:3] == ["within\n", "within\n", "1.0"]
     assert value[3] in {"Read-only file system", "Permission denied"}
-    return value[4]
+    assert value[4] == (tuple(value[5]) == sys.version_info[:2])
+    return str(value[6])
 
 
 @pytest.mark.root
@@ -134,10 +142,12 @@ def test_nothing_is_added_to_a_container_that_lives(index: PackageIndex, in_dock
 KILLED = """
 import os, signal, sys
 from cloche.backends.docker import daemon
-def put(self, container, path, pieces):
-    next(pieces)
+real = daemon.Daemon.put_archive
+def cut(pieces):
+    for _ in range(3):
+        yield next(pieces)
     os.kill(os.getpid(), signal.SIGKILL)
-daemon.Daemon.put_archive = put
+daemon.Daemon.put_archive = lambda self, container, path, pieces: real(self, container, path, cut(pieces))
 from cloche.backends.docker.images import find_image
 from cloche.backends.docker.layers import fill
 found = daemon.connect()
@@ -155,7 +165,7 @@ def test_a_volume_that_was_left_half_made_is_never_shown(
     (layer,) = Store().layers()
     docker.docker("volume", "rm", *docker.volumes())
     killed = [sys.executable, "-c", KILLED, in_docker["image"], layer.folder]
-    assert subprocess.run(killed, check=False, env=os.environ).returncode == -9
+    assert subprocess.run(killed, check=False, env=_env()).returncode == -9
     (half,) = docker.volumes()
     assert cloche.run("import above; above.main()", packages=["above"], **in_docker).stdout == "within\n"
     DockerBackend().drain()
@@ -164,8 +174,9 @@ def test_a_volume_that_was_left_half_made_is_never_shown(
     daemon = connect()
     fill(daemon, find_image(daemon, in_docker["image"]), [layer.folder])
     assert json.loads(docker.docker("volume", "inspect", half)) == made
+    assert len(DockerBackend().collect_garbage()) == 1  # the container through which it was filled
     docker.docker("volume", "rm", half, f"{half}.whole")
-    assert subprocess.run(killed, check=False, env=os.environ).returncode == -9
+    assert subprocess.run(killed, check=False, env=_env()).returncode == -9
     assert any(half in line for line in DockerBackend().collect_garbage())
     assert docker.volumes() == []
 
@@ -174,7 +185,7 @@ def test_a_volume_that_was_left_half_made_is_never_shown(
 def test_volumes_go_with_the_layers_that_they_are_of(
     index: PackageIndex, docker: Daemon, in_docker: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By `cloche packages prune`, unless a container has them."""
+    """By `cloche packages prune`."""
     program = "import cloche, json, sys; cloche.run('import below', packages=['below'], **json.loads(sys.argv[1]))"
     for packages in (["below"], ["above"]):
         other = program.replace("['below']", str(packages)).replace("import below", f"import {packages[0]}")
@@ -205,7 +216,7 @@ def test_a_skill_with_hosts_and_packages_runs_unchanged_on_local_and_docker(
         tmp_path, "reaching", manifest=manifest, go__py=f"import above\nabove.main()\n{NAMES_AND_A_LITERAL}"
     )
     (tmp_path / "owner.yaml").write_text(
-        "sandbox: {network_allow: [good.example], packages_allow: [above], ceilings: {packages: [above]}}\n"
+        "sandbox: {packages_allow: [above], ceilings: {packages: [above], network: [good.example]}}\n"
     )
     monkeypatch.setenv("CLOCHE_CONFIG", str(tmp_path / "owner.yaml"))
     skill = load_skill(folder, Settings())
@@ -215,6 +226,16 @@ def test_a_skill_with_hosts_and_packages_runs_unchanged_on_local_and_docker(
         assert result.stdout == "within\n198.18.1.0\n403\n", result.stderr
         assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
         assert (result.status, result.meta["packages"]) == ("denied", ["above==1.0", "below==1.0"])
+
+
+@pytest.mark.root
+def test_gvisor_of_a_daemon_has_the_same_volume(index: PackageIndex, gvisor: Daemon) -> None:
+    """On its own kernel."""
+    image = gvisor.image("cloche-test:python")
+    result = cloche.run(LOOK, packages=["above"], backend="docker", require="gvisor", image=image, timeout=60)
+    assert result.ok, result.stderr
+    assert check_what_is_seen(result.value).startswith("/opt/cloche/packages/")
+    forget_layers()
 
 
 @pytest.mark.both_users
@@ -227,8 +248,38 @@ def test_gvisor_alone_shows_the_same_folder_as_the_jail(index: PackageIndex) -> 
     assert result.ok, result.stderr
     assert check_what_is_seen(result.value) == there
     with cloche.Sandbox(packages=["above"], backend="gvisor", timeout=60) as sandbox:
-        assert sandbox.run(LOOK).value[4] == there
+        assert check_what_is_seen(sandbox.run(LOOK).value) == there
         assert sandbox.session().run("import above; above.main()").stdout == "within\n"
         with pytest.raises(BackendUnavailable, match="when it is opened"):
             sandbox.install("below")
     assert len(index.asked) == before
+
+
+@pytest.mark.root
+def test_packages_for_an_image_come_by_the_network_that_steps_are_served(
+    docker: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ahead, from an index over TLS; the container has them without one."""
+    image, store = docker.image("cloche-test:python"), tmp_path / "data"
+    config = tmp_path / "owner.yaml"
+    config.write_text("sandbox: {packages_hosts: [files.example]}\n")
+    given = {
+        "UV_DEFAULT_INDEX": "https://index.example/simple", "XDG_DATA_HOME": str(store), "CLOCHE_CONFIG": str(config),
+        "DOCKER_HOST": docker.url,
+    }  # fmt: skip
+    with open_world() as world:
+        ahead = world.run(AHEAD, image, env=given)
+    assert ahead == ["harmless==1.0", "harmless-more==1.0"]
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    result = cloche.run("import harmless", packages=["harmless"], backend="docker", image=image, warm=False)
+    assert (result.status, result.meta["packages"]) == ("ok", ahead), result.stderr
+    forget_layers()
+
+
+AHEAD = """
+import asyncio
+from cloche.execution.packages import install_ahead
+found = asyncio.run(install_ahead(packages=["harmless"], backend="docker", image=ARGUMENT))
+print(json.dumps(found.as_dict()["installed"]))
+"""
