@@ -139,6 +139,15 @@ def test_nothing_is_added_to_a_container_that_lives(index: PackageIndex, in_dock
         sandbox.install("above")
 
 
+def test_packages_of_npm_are_refused_before_an_image_is_fetched(
+    docker: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No interpreter is looked for."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with pytest.raises(BackendUnavailable, match="'docker' cannot show those of npm"):
+        cloche.run("1", language="javascript", packages=["one"], backend="docker", image="cloche-test:not-there")
+
+
 KILLED = """
 import os, signal, sys
 from cloche.backends.docker import daemon

@@ -17,7 +17,6 @@ from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
-from cloche.backends.toolchain import npm_toolchain
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.origins import DEFAULT
 from cloche.core.ceilings import packages_above
@@ -46,7 +45,7 @@ from cloche.packages.target import own_target
 
 from .inputs import Files
 from .prepare import Prepared, prepare_in_thread
-from .registry import backend_named, prune_copies
+from .registry import backend_named, npm_programs, prune_copies
 
 log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
@@ -300,13 +299,13 @@ def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Term
 def _find_npm() -> Npm:
     """Say how npm is started here. Raises BackendUnavailable."""
     try:
-        found = npm_toolchain()
+        programs, shown = npm_programs()
     except BackendUnavailable as error:
         why = f"packages of npm are resolved by npm, and {error.reason}"
         raise BackendUnavailable(why, remedy=error.remedy) from None
-    node, npm = found.programs["node"], found.programs["npm"]
+    node, npm = programs["node"], programs["npm"]
     is_script = npm.endswith((".js", ".cjs", ".mjs"))
-    return Npm(argv=(node, npm) if is_script else (npm,), shown=found.binds)
+    return Npm(argv=(node, npm) if is_script else (npm,), shown=shown)
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:

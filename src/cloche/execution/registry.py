@@ -147,6 +147,14 @@ def prune_copies(folder: str) -> list[str]:
     return removed
 
 
+def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return this host's npm and its Node, by name, and what a jail shows for them. Raises BackendUnavailable."""
+    from cloche.backends.toolchain import npm_toolchain
+
+    found = npm_toolchain()
+    return found.programs, found.binds
+
+
 def build_image(name: str, packages: Sequence[str]) -> str:
     """Build the image that a backend runs in, and return a line that names it.
 
