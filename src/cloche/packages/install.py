@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.layers import Target
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
@@ -26,7 +27,7 @@ from .requirements import Requirement
 from .resolve import Pin, check_pins, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
-from .target import Target, own_target
+from .target import own_target
 from .unpack import Unpacked, unpack, unpack_tarballs
 
 log = logging.getLogger("cloche.packages")
@@ -203,20 +204,21 @@ async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key
     store = terms.store
     with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
+        shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
         make_shown(made)
-        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, final)
+        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, shown)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
         return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
 
 
 async def _unpacked(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, final: str
+    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, shown: str
 ) -> Unpacked:
-    """Download into a folder, and unpack."""
+    """Download into a folder, and unpack for programs that will find it as `shown`."""
     if not isinstance(terms.index, Registry):
         wheels = await fetch(backend, policy, pins, terms.index, folder)
-        return await unpack(backend, policy, wheels, folder, made, final, terms.target)
+        return await unpack(backend, policy, wheels, folder, made, shown, terms.target)
     different = {(pin.url, pin.sha512): pin for pin in pins}  # one may be in several places
     files = await fetch(backend, policy, tuple(different.values()), terms.index, folder)
     paths = dict(zip(different, files, strict=True))

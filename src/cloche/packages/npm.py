@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
@@ -30,7 +31,7 @@ from .requirements import Requirement
 from .resolve import HASH_CHARS, Pin
 from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
-from .target import Target, own_target
+from .target import own_target
 
 ASKED, ANSWER, SETTINGS, NOTHING = "package.json", "package-lock.json", "npm.settings", "npm.none"
 MOST_PINS = 2000  # npm's packages are small ones, and many

@@ -97,6 +97,9 @@ class LocalBackend:
     def check_node_modules(self, policy: Policy) -> None:
         """Do nothing: so they do with those of npm's packages."""
 
+    def check_added_layers(self, policy: Policy) -> None:
+        """Do nothing: the folder that is shown is the host's."""
+
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 
