@@ -67,9 +67,21 @@ class SupportsLayers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProgram:
+    """Say how a program of the host is started in a sandbox: first words of a command, and the paths it is shown."""
+
+    argv: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class SupportsNodeModules(Protocol):
     """Show layers of npm's packages, too: programs find them in a `node_modules` above their own folder."""
+
+    def find_npm(self) -> HostProgram:
+        """Return npm, which resolves them. Raises BackendUnavailable saying what brings it."""
+        ...
 
     def check_node_modules(self, policy: Policy) -> None:
         """Raise BackendUnavailable where a sandbox with these rules would not show them."""

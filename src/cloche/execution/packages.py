@@ -14,7 +14,6 @@ from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
-from cloche.backends.toolchain import npm_toolchain
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.origins import DEFAULT
 from cloche.core.ceilings import packages_above
@@ -25,7 +24,6 @@ from cloche.core.protocols import SupportsLayers, SupportsNodeModules
 from cloche.packages.index import find_index
 from cloche.packages.install import Approve, Installed, Terms, install
 from cloche.packages.lock import read_lock
-from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX, is_npm
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
 from cloche.packages.rules import Rules
@@ -215,20 +213,8 @@ def terms_of(settings: Settings) -> Terms:
     index = replace(find_index(), file_hosts=settings.packages_hosts)
     return Terms(
         rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
-        most_layers=settings.packages_keep_count, find_npm=_find_npm,
+        most_layers=settings.packages_keep_count,
     )  # fmt: skip
-
-
-def _find_npm() -> Npm:
-    """Say how npm is started here. Raises BackendUnavailable."""
-    try:
-        found = npm_toolchain()
-    except BackendUnavailable as error:
-        why = f"packages of npm are resolved by npm, and {error.reason}"
-        raise BackendUnavailable(why, remedy=error.remedy) from None
-    node, npm = found.programs["node"], found.programs["npm"]
-    is_script = npm.endswith((".js", ".cjs", ".mjs"))
-    return Npm(argv=(node, npm) if is_script else (npm,), shown=found.binds)
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:

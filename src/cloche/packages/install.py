@@ -12,14 +12,14 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend
+from cloche.core.protocols import Backend, SupportsNodeModules
 
 from .fetch import fetch
 from .folders import make_shown
 from .index import Index, find_index
 from .lock import Locked
-from .npm import Npm, npm_target
 from .npm import check_pins as check_npm_pins
+from .npm import npm_target
 from .npm import resolve as resolve_npm
 from .registry import Registry, find_registry
 from .requirements import Requirement
@@ -40,8 +40,7 @@ class Terms:
 
     `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
     earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
-    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room. `find_npm`
-    says how npm is started here, where packages of npm's are installed, and raises BackendUnavailable where it is not.
+    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -54,7 +53,6 @@ class Terms:
     most_bytes: int | None = None
     most_layers: int | None = None
     approve: Approve | None = None
-    find_npm: Callable[[], Npm] | None = None
 
     def part(self, *, is_npm: bool) -> Terms:
         """Return the terms for packages of npm's, or of Python's."""
@@ -194,9 +192,9 @@ async def _pinned_npm(
         check_npm_pins(terms.locked.pins, registry)
         terms.rules.check_denied(pin.name for pin in terms.locked.pins)
         return terms.locked.pins
-    if terms.find_npm is None:
-        raise BackendUnavailable("packages: nobody says how npm is started here.")
-    return await resolve_npm(backend, policy, asked, terms.find_npm(), registry, terms.rules)
+    if not isinstance(backend, SupportsNodeModules):
+        raise BackendUnavailable(f"packages: backend {backend.name!r} has no npm.")
+    return await resolve_npm(backend, policy, asked, backend.find_npm(), registry, terms.rules)
 
 
 async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:

@@ -13,14 +13,14 @@ import os
 import re
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend
+from cloche.core.protocols import Backend, HostProgram
 from cloche.core.request import InputFile
 
 from .index import host_of
@@ -49,20 +49,12 @@ _CPUS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Npm:
-    """Say how npm is started on this host: the first words of its command, and what it has to be shown."""
-
-    argv: tuple[str, ...]
-    shown: tuple[str, ...] = ()
-
-
 def npm_target() -> Target:
     """Return what packages of npm are for: a platform, whatever Node there is."""
     return Target(python="", version="", tag="npm", platform=sysconfig.get_platform(), libc=own_target().libc)
 
 
-def resolve_step(asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules) -> Step:
+def resolve_step(asked: Sequence[Requirement], npm: HostProgram, registry: Registry, rules: Rules) -> Step:
     """Return the step that resolves requirements. Credentials are in a file of its workspace, and nowhere else."""
     newest, bundle = rules.newest(), registry.ca_bundle()
     argv = (
@@ -95,7 +87,7 @@ def _dependencies(asked: Sequence[Requirement]) -> dict[str, str]:
 
 
 async def resolve(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: HostProgram, registry: Registry, rules: Rules
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
