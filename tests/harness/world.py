@@ -103,7 +103,7 @@ class Control:
 
     def __init__(self, end: socket.socket) -> None:
         self._end, self._lines = end, end.makefile("rw")
-        self.hear()
+        self.pid: int = self.hear()["pid"]
 
     def hear(self) -> Any:
         """Return an answer."""
@@ -127,8 +127,8 @@ class Control:
 class World:
     """A host and its internet. `run` runs a program on the host; the rest reads and sets the internet."""
 
-    def __init__(self, pid: int, host: Control, internet: Control) -> None:
-        self.pid, self._host, self._internet = pid, host, internet
+    def __init__(self, host: Control, internet: Control) -> None:
+        self._host, self._internet = host, internet
 
     def name(self, table: Mapping[str, Sequence[Sequence[str]]]) -> None:
         """Have the name server answer so for these names."""
@@ -152,16 +152,17 @@ class World:
         """Start PostgreSQL behind port 5432 of every address; say what is missing where it cannot be."""
         return str(self._internet.ask("start_postgres"))
 
-    def words(self, *, has_powers: bool = False) -> list[str]:
-        """Return the words before a command that runs on the host.
+    def words(self, *, has_powers: bool = False, on_internet: bool = False) -> list[str]:
+        """Return the words before a command that runs on the host, or `on_internet`, on that side.
 
         `has_powers`: with all capabilities in the world's namespaces, which an ordinary user's programs there lack.
         """
         is_root = os.geteuid() == 0
-        enter = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--ipc"]
+        pid = (self._internet if on_internet else self._host).pid
+        enter = ["nsenter", f"--target={pid}", "--mount", "--net", "--ipc"]
         enter += [] if is_root else ["--user", "--preserve-credentials"]
         if has_powers and not is_root:
-            enter = ["env", f"--chdir={ROOT}", f"PYTHONPATH={_both_paths()}", sys.executable, *ENTER, str(self.pid)]
+            enter = ["env", f"--chdir={ROOT}", f"PYTHONPATH={_both_paths()}", sys.executable, *ENTER, str(pid)]
         return [*enter, "setpriv", "--pdeathsig=KILL"]
 
     def run(
@@ -211,11 +212,15 @@ def _both_paths() -> str:
 
 
 @contextmanager
-def open_world(names: Mapping[str, Sequence[Sequence[str]]] = NAMES) -> Iterator[World]:
-    """Start a world, and end it."""
+def open_world(
+    names: Mapping[str, Sequence[Sequence[str]]] = NAMES, *, left_free: Sequence[int] = ()
+) -> Iterator[World]:
+    """Start a world, and end it. At the ports that are `left_free` its internet serves nothing."""
     with ExitStack() as stack:
         ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
-        told = {"names": names, "host": theirs[0].fileno(), "internet": theirs[1].fileno()}
+        told = {
+            "names": names, "left_free": list(left_free), "host": theirs[0].fileno(), "internet": theirs[1].fileno()
+        }  # fmt: skip
         words = [sys.executable, "-m", "tests.harness.internet", json.dumps(told)]
         env = {**host_variables(), "PYTHONPATH": _both_paths()}
         process = stack.enter_context(
@@ -227,7 +232,7 @@ def open_world(names: Mapping[str, Sequence[Sequence[str]]] = NAMES) -> Iterator
         for end in ours:
             end.settimeout(START_S)
         controls = [Control(end) for end in ours]
-        yield World(process.pid, *controls)
+        yield World(*controls)
         for control in controls:
             control.close()
         process.wait(START_S)

@@ -447,9 +447,11 @@ class Toolbox:
             return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
         if self._is_on_host:  # a network that is off, say, would be no more than a word there
             return {"runs_on": ON_HOST, "backend": self._sandbox.backend, "limits": limits}
+        policy = dataclasses.asdict(self._sandbox.policy)
+        del policy["layers"]  # where packages lie; which ones they may be is another rule
         return {
             "runs_on": self._sandbox.backend,
-            "policy": dataclasses.asdict(self._sandbox.policy),
+            "policy": policy,
             "limits": limits,
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }

@@ -174,7 +174,7 @@ class Store:
     def making(self) -> Iterator[str]:
         """Give a new folder to make a layer in; what is left of it at the end is removed."""
         self.sweep()
-        fd = None
+        fd, folder = None, ""
         while fd is None:  # else somebody's sweep came before our lock
             folder = os.path.join(self.made("making"), new_name())
             os.mkdir(folder, 0o700)

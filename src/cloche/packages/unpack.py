@@ -52,13 +52,15 @@ class Unpacked:
         kind &= ~EXECUTABLE
         if kind not in self.folders or (kind == SCRIPT and len(parts) > 1):
             raise WrongFrame(f"the file {name[:200]!r} is of no kind that is installed")
-        folder = os.path.join(self.folder, self.folders[kind], *parts[:-1])
+        above = list(parts)
+        last = above.pop()
+        folder = os.path.join(self.folder, self.folders[kind], *above)
         os.makedirs(folder, 0o755, exist_ok=True)
         self.files += 1
         self.total_bytes += size
         if kind == SITE:
             self._note_module(parts)
-        path = os.path.join(folder, parts[-1])
+        path = os.path.join(folder, last)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # the last of two wins, as for pip
         fd = os.open(path, flags, 0o755 if kind == SCRIPT or is_executable else 0o644)
         self.path, self.file = path, open(fd, "wb")  # noqa: SIM115 - Reader closes it

@@ -1,7 +1,7 @@
 """Be the host and the internet until the test that started this is gone.
 
-Told JSON: names, and the descriptors by which a test asks the host and the internet. Each line that comes is
-`{"do": NAME, ...}`, and one line of JSON goes back.
+Told JSON: names, the ports that the internet leaves free, and the descriptors by which a test asks the host and the
+internet. Each line that comes is `{"do": NAME, ...}`, and one line of JSON goes back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _be_internet(told: Mapping[str, Any]) -> None:
     names = Names()
     names.set(told["names"])
     packets = Packets(build.INTERNET_DEVICE)
-    listeners = Listeners(tcp_services(names), udp_services(names))
+    tcp = {port: answer for port, answer in tcp_services(names).items() if port not in told["left_free"]}
+    listeners = Listeners(tcp, udp_services(names))
     listeners.join(*GROUP, build.GATEWAY)
     listeners.start()
 
@@ -91,9 +92,9 @@ def _be_host(told: Mapping[str, Any]) -> None:
 
 
 def _obey(fd: int, commands: Commands) -> None:
-    """Carry out what is asked for until who asks is gone; the first line says that all is ready."""
+    """Carry out what is asked for until who asks is gone; the first line says that all is ready, and who we are."""
     with socket.socket(fileno=fd) as control, control.makefile("rw") as lines:
-        print("{}", file=lines, flush=True)
+        print(json.dumps({"pid": os.getpid()}), file=lines, flush=True)
         for line in lines:
             asked = json.loads(line)
             answer = commands[asked.pop("do")](**asked)
