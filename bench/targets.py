@@ -58,6 +58,23 @@ TARGETS: tuple[Target, ...] = (
     ("data", "rows", "rollback at 500 MB p50 / plain p50", 2.0, False, _p50(ROLLBACK, PLAIN)),
 )  # fmt: skip
 
+# Of `bench.network`. Each event is a table of its own.
+DIRECT, INSIDE, OFF, LISTED = "direct", "in a sandbox", "network off", "allowlist"
+_OF_NETWORK: tuple[Target, ...] = (
+    *(
+        (f"large {route}", "rows", f"bytes a second of 100 MB over {route} / direct", 0.5, True, _p50(DIRECT, INSIDE))
+        for route in ("TLS", "HTTP", "TCP")
+    ),
+    *(
+        (f"{which} {route}", "rows", f"ms more of a {which} request over {route}", 5.0, False,
+         lambda rows: rows[INSIDE]["over"])
+        for which in ("small", "first") for route in ("TLS", "HTTP", "TCP")
+    ),
+    ("warm", "rows", "warm run with an allowlist p50 / without a network p50", 1.3, False, _p50(LISTED, OFF)),
+)  # fmt: skip
+USER = ", user"  # at the end of an event's name
+OF_NETWORK = (*_OF_NETWORK, *((f"{row[0]}{USER}", row[1], f"{row[2]}{USER}", *row[3:]) for row in _OF_NETWORK))
+
 
 # What an ordinary user, without control groups, shall have of it.
 _OWN_LIMITS = {

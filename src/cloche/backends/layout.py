@@ -9,7 +9,7 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Row = tuple[Any, ...]
@@ -182,3 +182,21 @@ def is_readable_by_others(path: str) -> bool:
 def is_reachable_by_others(path: str) -> bool:
     """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
     return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
+
+
+def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[str] | None = None) -> dict[str, str]:
+    """Return an environment in which programs find what is in layers of packages, by the folders that they see.
+
+    `sites` are the folders from which Python imports, where not each layer has one.
+    """
+    if not layers:
+        return dict(env)
+    paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
+    paths["PATH"].append(env.get("PATH", ""))
+    paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *(sites_of(layers) if sites is None else sites)]
+    return {**env, **{name: os.pathsep.join(filter(None, listed)) for name, listed in paths.items()}}
+
+
+def sites_of(layers: Sequence[str]) -> list[str]:
+    """Return the folders of layers from which Python imports."""
+    return [f"{layer}/site" for layer in layers]

@@ -24,7 +24,6 @@ from types import MappingProxyType
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named
-from cloche.core.protocols import HostProgram
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.
@@ -126,15 +125,12 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
     )
 
 
-def find_npm() -> HostProgram:
+def npm_toolchain() -> Toolchain:
     """Return npm with its Node. Raises BackendUnavailable saying what is missing and which command installs it."""
     toolchain, lack = _try_engine(NPM, default_search_path())
     if toolchain is None:
-        why = f"packages of npm are resolved by npm, and {lack}."
-        raise BackendUnavailable(why, remedy=f"Install it: {NPM.package}")
-    node, npm = toolchain.programs["node"], toolchain.programs["npm"]
-    is_script = npm.endswith((".js", ".cjs", ".mjs"))
-    return HostProgram(argv=(node, npm) if is_script else (npm,), shown=toolchain.binds)
+        raise BackendUnavailable(f"{lack}.", remedy=f"Install it: {NPM.package}")
+    return toolchain
 
 
 def all_shown() -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _file = option("--requirements", metavar="FILE", help="Take them from a requirem
 @_file
 @flag("--upgrade", help="Resolve again, where the same was asked for before.")
 @option("--locked", metavar="FILE", help="Install exactly what this lock file pins.")
-@sandbox_options("config", "backend")
+@sandbox_options("config", "backend", "image")
 @json_option()
 def _install(
     words: tuple[str, ...], requirements: str | None, upgrade: bool, locked: str | None, as_json: bool,
@@ -53,22 +53,22 @@ def _install(
 @_words
 @_file
 @option("--output", metavar="FILE", default="cloche.lock", help="The lock file to write.")
-@sandbox_options("config", "backend")
+@sandbox_options("config", "backend", "image")
 @json_option()
 def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions) -> int:
     """Resolve packages, and write a lock file.
 
     It has versions, addresses and hashes.
     """
+    from cloche.core.layers import Target
     from cloche.execution.packages import install_ahead
     from cloche.packages.lock import write_lock
-    from cloche.packages.target import own_target
     from cloche.sync import blocking
 
     given: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
     with showing_progress():
         found = blocking(install_ahead, name="install_ahead")(upgrade=True, **given)
-    write_lock(output, found.asked, found.pins, own_target())
+    write_lock(output, found.asked, found.pins, Target(**found.layer.target))
     _tell({**found.as_dict(), "file": os.path.abspath(output)}, as_json=as_json)
     return 0
 
@@ -99,11 +99,11 @@ def _prune(most_size: str | None, most_layers: int | None, unused: str | None, e
     Those go first that were not used for the longest time.
     """
     from cloche.core.limits import format_size, parse_duration, parse_size
-    from cloche.packages.store import Store
+    from cloche.execution.packages import prune
 
     if not everything and most_size is None and most_layers is None and unused is None:
         raise InvalidRequest("say what to keep: --most-size, --most-layers, --unused or --all")
-    removed = Store().prune(
+    removed, copies = prune(
         most_bytes=parse_size(most_size, name="--most-size") if most_size else None,
         most_layers=0 if everything else most_layers,
         unused_s=parse_duration(unused, name="--unused") if unused else None,
@@ -112,7 +112,10 @@ def _prune(most_size: str | None, most_layers: int | None, unused: str | None, e
         print(json.dumps([_row(layer, is_whole=True) for layer in removed], indent=2))
         return 0
     total = sum(layer.total_bytes for layer in removed)
-    print(f"removed {len(removed)} layers, {format_size(total)}" if removed else "nothing to remove")
+    for line in copies:
+        print(f"removed {line}")
+    if removed or not copies:
+        print(f"removed {len(removed)} layers, {format_size(total)}" if removed else "nothing to remove")
     return 0
 
 

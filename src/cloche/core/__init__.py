@@ -10,8 +10,9 @@ who is to blame (`errors`). Standard library only, no I/O, no clock, no import f
   `ceilings` (what an operator lets anyone ask for, where it is no amount).
 - The guest: `languages` (one row per language), `screen` (Python's syntax tree before a run), `frames` (codec of
   sessions and of values), `guest_json` (JSON from a guest in bounded time), `escape` (its text on a terminal).
-- `protocols` (what a backend must offer and what it may), `fixing` (auto-fix as values), `loops` (waiting in asyncio),
-  `suppressed` (errors that are only logged).
+- `protocols` (what a backend must offer and what it may), `layers` (the same for packages, with the interpreter that
+  they are for), `fixing` (auto-fix as values), `loops` (waiting in asyncio), `suppressed` (errors that are only
+  logged).
 
 Must not change: public names, error texts, the precedence of statuses, bounds on guests. Rows of tables may be added.
 """

@@ -1,7 +1,7 @@
 """The protocols between backends and everything above them: what each backend offers, and what some offer besides.
 
-Each optional ability is a protocol of its own (`Supports...`), never a flag. `Capabilities` says what a backend can do
-on this host: measured, with reasons and remedies.
+Each optional ability is a protocol of its own (`Supports...`), never a flag; those for packages are in `layers`.
+`Capabilities` says what a backend can do on this host: measured, with reasons and remedies.
 """
 
 from __future__ import annotations
@@ -56,36 +56,6 @@ class Capabilities:
             "remedy": self.remedy,
             "networks": list(self.networks),
         }
-
-
-@runtime_checkable
-class SupportsLayers(Protocol):
-    """Show layers of packages (`Policy.layers`), which are for the caller's own interpreter."""
-
-    def check_layers(self, policy: Policy) -> None:
-        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostProgram:
-    """Say how a program of the host is started in a sandbox: first words of a command, and the paths it is shown."""
-
-    argv: tuple[str, ...]
-    shown: tuple[str, ...] = ()
-
-
-@runtime_checkable
-class SupportsNodeModules(Protocol):
-    """Show layers of npm's packages, too: programs find them in a `node_modules` above their own folder."""
-
-    def find_npm(self) -> HostProgram:
-        """Return npm, which resolves them. Raises BackendUnavailable saying what brings it."""
-        ...
-
-    def check_node_modules(self, policy: Policy) -> None:
-        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
-        ...
 
 
 @runtime_checkable

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # Its end of the link is standard input, which has a number of its own whatever the caller has closed. The paths stand
 # behind those of the standard library: they hold whatever somebody has installed.
 BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
-# Of glibc: else it gives the memory of large reads back after each one, and all of it is paged in for the next.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 20)}
 REPORT_S, END_S = 10.0, 5.0
 OnMessage = Callable[[str, dict[str, Any]], None]
 
@@ -188,7 +186,7 @@ class _Process:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=ENVIRONMENT,
+                    env={},
                     start_new_session=True,
                 )
             except BaseException:

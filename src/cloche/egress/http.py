@@ -25,7 +25,7 @@ IDLE_S = 300.0
 LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
 _READ_BYTES = 64 << 10
-_ANSWER_BYTES = 256 << 10  # of one whose length is known: the more at once, the less it costs
+_COUNTED_BYTES = 256 << 10  # of what is not parsed: the more at once, the less it costs
 _PARSED_BYTES = 1 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
 _TURN_S = 0.005  # to compute before others have a turn
 _REASONS = {
@@ -165,7 +165,7 @@ class _Upstream:
         return not self.answer.has_begun or (self.answer.progress == "complete" and self.answered.done())
 
     async def _pass_answers(self) -> None:
-        while data := await self.stream.receive(_READ_BYTES if self.answer.is_chunked else _ANSWER_BYTES):
+        while data := await self.stream.receive(_COUNTED_BYTES if self.answer.is_counted else _READ_BYTES):
             self._note()
             await self._follow(data)
             await self._guest.send(data)

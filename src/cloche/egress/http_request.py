@@ -148,8 +148,10 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
         key = name.lower().replace(b"_", b"-")
         if key not in _SINGLE:
             continue
-        if key in single or b"_" in name:
-            raise Rejected(400, f"a request with several headers of the kind {key.decode()}")
+        if b"_" in name:
+            raise Rejected(400, f"a request with the header {_shown(name)}, which some take for {key.decode()}")
+        if key in single:
+            raise Rejected(400, f"a request with several headers {key.decode()}")
         single[key] = value.strip(b" \t")
     return single
 
@@ -272,28 +274,51 @@ class AnswerReader:
         self._connection.send(h11.Request(method=request.method, target="/", headers=[(b"Host", b"-"), *upgrade]))
         self._connection.send(h11.EndOfMessage())
         self.progress: Progress = "open"
-        self.has_begun = self.is_chunked = False
+        self.has_begun = self.is_chunked = self._can_follow = False
+        self._left = 0  # of a body whose length is known
+
+    @property
+    def is_counted(self) -> bool:
+        """Say whether what comes next is part of a body of which nothing but the length matters."""
+        return self._left > 0
 
     def feed(self, data: bytes) -> None:
         """Take what came, at least one byte."""
         self.has_begun = True
-        if self.progress == "open":
+        if self.is_counted:
+            self._count(data)
+        elif self.progress == "open":
             self._connection.receive_data(data)
             try:
                 self._follow()
             except h11.RemoteProtocolError:
-                self.progress = "unknown"
+                self.progress, self._left = "unknown", 0
         elif self.progress != "switched":
             self.progress = "unknown"  # nobody asked for more
+
+    def _count(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left <= 0:
+            self.progress = "complete" if self._left == 0 and self._can_follow else "last"
 
     def _follow(self) -> None:
         while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             if isinstance(event, h11.Response):
-                self.is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+                self._take_head(event)
+            if isinstance(event, h11.Data):
+                self._left = max(0, self._left - len(event.data))
             if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
                 self.progress = "switched"
                 return
             if isinstance(event, h11.EndOfMessage):
                 can_follow = self._connection.their_state is h11.DONE and not self._connection.trailing_data[0]
-                self.progress = "complete" if can_follow else "last"
+                self.progress, self._left = "complete" if can_follow else "last", 0
                 return
+
+    def _take_head(self, event: h11.Response) -> None:
+        """Note how the body comes. Of several equal lengths h11 has left one; where there is no body, it ends next."""
+        headers = dict(event.headers)
+        self.is_chunked = b"transfer-encoding" in headers
+        closes = any(name == b"connection" and b"close" in value.lower() for name, value in event.headers)
+        self._can_follow = event.http_version == b"1.1" and not closes
+        self._left = 0 if self.is_chunked else int(headers.get(b"content-length", b"0"))

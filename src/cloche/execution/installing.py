@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cloche.audit.recording import refusals
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
-from cloche.core.protocols import SupportsLayers
+from cloche.core.layers import SupportsAddedLayers
 from cloche.packages.folders import Growing, default_folder
 
 from .live import LiveOperations
@@ -46,7 +46,8 @@ def has_uv() -> bool:
 
 def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
     """Return a call whose sandbox has such a folder, and the folder; none where nothing could be installed."""
-    if not isinstance(prepared.backend, SupportsLayers) or not has_uv():
+    backend = prepared.backend
+    if not isinstance(backend, SupportsAddedLayers) or not has_uv():
         return prepared, None
     try:
         growing = Growing(default_folder())
@@ -89,18 +90,19 @@ class PackageOperations(LiveOperations):
         from cloche.packages.requirements import parse_requirements
         from cloche.packages.store import pins_in
 
-        from .packages import check_backend, check_ceiling, shared_store, terms_of
+        from .packages import check_adds, check_backend, check_ceiling, installing_with, shared_store, terms_of
 
         asked = parse_requirements(packages)
         if not asked:
             raise InvalidRequest("packages: none is named; name some: install('httpx')")
+        settings = self._prepared.settings
+        check_backend(self._prepared, asked)
+        check_adds(self._prepared)
         if npms := [one.text for one in asked if one.is_npm]:
             raise InvalidRequest(
                 f"packages: {', '.join(npms)} cannot come into a sandbox that is open; name them as it is opened: "
                 f"Sandbox(packages={npms!r})"
             )
-        settings = self._prepared.settings
-        check_backend(self._prepared)
         check_ceiling(settings, asked)
         folder, store = self._growing_folder(), shared_store()
         async with store.turn(os.path.basename(folder)):
@@ -108,7 +110,7 @@ class PackageOperations(LiveOperations):
             terms = replace(terms_of(settings), fixed=tuple(fixed), locked=None, approve=self._approve_packages)
             if is_cells:
                 terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))
-            installed = await install(self._prepared.backend, self.policy, asked, terms)
+            installed = await install(*installing_with(self._prepared), asked, terms)
             store.add(installed.layer, folder)
         if self.audit is not None:
             self.audit.note("packages", **installed.as_dict())

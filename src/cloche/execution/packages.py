@@ -5,11 +5,14 @@ A set that was prepared is kept with its settings, so that the next run with it 
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
@@ -17,22 +20,35 @@ from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.origins import DEFAULT
 from cloche.core.ceilings import packages_above
+from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.layers import (
+    Interpreter,
+    SupportsAddedLayers,
+    SupportsLayers,
+    SupportsNodeModules,
+    SupportsOwnInterpreter,
+)
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
-from cloche.core.protocols import SupportsLayers, SupportsNodeModules
+from cloche.core.protocols import Backend
+from cloche.core.suppressed import suppress_logged
 from cloche.packages.index import find_index
 from cloche.packages.install import Approve, Installed, Terms, install
 from cloche.packages.lock import read_lock
+from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX, is_npm
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
 from cloche.packages.rules import Rules
-from cloche.packages.store import Store
+from cloche.packages.store import Layer, Store
 from cloche.packages.target import own_target
 
 from .inputs import Files
 from .prepare import Prepared, prepare_in_thread
+from .registry import backend_named, npm_programs, prune_copies
 
+log = logging.getLogger("cloche.runtime")
+LOCAL = "local"
 MOST_PREPARED = 64
 AUTO = "auto"
 NPM_LANGUAGES = frozenset({"javascript", "typescript"})
@@ -70,27 +86,45 @@ async def with_packages(
     if not asked:
         return prepared
     with refusals(prepared.settings, language=language, code=code):
-        requirements = _asked(prepared, code, language, files, is_own_list=is_own_list)
+        named = _named(prepared, language, is_own_list=is_own_list)
+        interpreter = await _interpreter_of(prepared, named)
+        requirements = named or _found(prepared, code, language, files, interpreter)
         if not requirements:
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
         if ready is None:
-            ready = await _make_ready(prepared, requirements, approve)
+            ready = await _make_ready(prepared, requirements, approve, interpreter)
     if prepared.audit is not None:
         prepared.audit.record("packages", **ready.installed.as_dict())
     return ready.after
 
 
-def _asked(
-    prepared: Prepared, code: str | None, language: str, files: Files | None, *, is_own_list: bool
-) -> tuple[Requirement, ...]:
+def _named(prepared: Prepared, language: str, *, is_own_list: bool) -> tuple[Requirement, ...]:
+    """Return the requirements that are named; none where they are to be found in the code."""
     packages = prepared.policy.packages
-    if packages != AUTO:
-        is_argument = prepared.settings.origins.get("packages", DEFAULT).first.kind == "argument"
-        return parsed(_for_language(tuple(packages), language) if is_own_list and is_argument else tuple(packages))
-    if code is None or language != "python":
+    if packages == AUTO:
         return ()
-    return _auto(code, _modules_of(files), prepared.settings.packages_allow)
+    is_argument = prepared.settings.origins.get("packages", DEFAULT).first.kind == "argument"
+    return parsed(_for_language(tuple(packages), language) if is_own_list and is_argument else tuple(packages))
+
+
+async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) -> Interpreter | None:
+    """Return the interpreter that runs Python where that is not the caller's. Raises BackendUnavailable."""
+    backend = prepared.backend
+    if not isinstance(backend, SupportsOwnInterpreter):
+        return None
+    check_backend(prepared, named)  # before anything is fetched
+    await become_task()
+    return await asyncio.to_thread(backend.find_interpreter)
+
+
+def _found(
+    prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
+) -> tuple[Requirement, ...]:
+    """Return the requirements that are found in the code, where that is asked for."""
+    if prepared.policy.packages != AUTO or code is None or language != "python":
+        return ()
+    return _auto(code, _modules_of(files), prepared.settings.packages_allow, interpreter)
 
 
 def _for_language(lines: tuple[str, ...], language: str) -> tuple[str, ...]:
@@ -110,15 +144,20 @@ def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _auto(code: str, given: frozenset[str], allowed: tuple[str, ...]) -> tuple[Requirement, ...]:
+def _auto(
+    code: str, given: frozenset[str], allowed: tuple[str, ...], interpreter: Interpreter | None
+) -> tuple[Requirement, ...]:
     header = read_header(code)
     if header is not None:
-        check_python(header, own_target().version)
-    return resolve_auto(code, provides=_is_provided, given=given, allowed=allowed)
+        check_python(header, (interpreter.target if interpreter is not None else own_target()).version)
+    provides = partial(_is_provided, interpreter=interpreter)
+    return resolve_auto(code, provides=provides, given=given, allowed=allowed)
 
 
-def _is_provided(module: str) -> bool:
+def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
     """Tell whether the interpreter that guests use has a module, in its own folders of packages."""
+    if interpreter is not None:
+        return module in interpreter.modules
     folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     return PathFinder.find_spec(module, folders) is not None
 
@@ -146,13 +185,20 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
     return ready
 
 
-async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approve: Approve | None) -> _Ready:
+async def _make_ready(
+    prepared: Prepared,
+    asked: tuple[Requirement, ...],
+    approve: Approve | None,
+    interpreter: Interpreter | None,
+) -> _Ready:
     check_backend(prepared, asked)
     check_ceiling(prepared.settings, asked)
     await become_task()
-    terms = replace(terms_of(prepared.settings), approve=approve)
-    installed = await install(prepared.backend, prepared.policy, asked, terms)
-    policy = _with_layer(prepared.policy, installed)
+    terms = replace(terms_of(prepared.settings, interpreter), approve=approve)
+    installed = await install(*installing_with(prepared), asked, terms)
+    if installed.is_new:  # the store may have made room, so copies elsewhere do
+        await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
+    policy = _with_layer(prepared.policy, installed, interpreter)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
     after = replace(prepared, policy=policy, notes=notes)
     ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
@@ -162,10 +208,31 @@ async def _make_ready(prepared: Prepared, asked: tuple[Requirement, ...], approv
     return replace(ready, installed=installed)
 
 
-def _with_layer(policy: Policy, installed: Installed) -> Policy:
+def installing_with(prepared: Prepared) -> tuple[Backend, Policy]:
+    """Return the backend whose sandboxes install, and the rules for them. Raises BackendUnavailable.
+
+    Others than `local` leave that to the local jail, as it is on this host. No code of a package runs there.
+    """
+    policy = prepared.policy
+    if prepared.backend.name == LOCAL:
+        return prepared.backend, policy
+    jail = replace(policy, level=Level.JAIL, runtime=None, users=False, require_level=None, require_controls=())
+    return backend_named(LOCAL), jail
+
+
+def _prune_copies(backend: Backend, store: Store) -> None:
+    if isinstance(backend, SupportsOwnInterpreter):
+        with suppress_logged(
+            log, "copies of layers that are gone stay, until cloche packages prune", BackendUnavailable
+        ):
+            backend.prune_layers(_layers_of(store))
+
+
+def _with_layer(policy: Policy, installed: Installed, interpreter: Interpreter | None) -> Policy:
     """Return the rules with a layer. A module that it replaces is not loaded ahead, nor is one that may need it."""
     modules = [module for layer in installed.layers for module in layer.modules]
-    replaces = bool(policy.preload) and any(map(_is_provided, modules))
+    is_provided = partial(_is_provided, interpreter=interpreter)
+    replaces = bool(policy.preload) and any(map(is_provided, modules))
     preload = () if replaces else policy.preload
     folders = [layer.folder for layer in installed.layers]
     return policy.with_changes(layers=(*policy.layers, *folders), packages=(), preload=preload)
@@ -190,6 +257,17 @@ def check_backend(prepared: Prepared, asked: Iterable[Requirement] = ()) -> None
     cast("SupportsNodeModules", backend).check_node_modules(prepared.policy)
 
 
+def check_adds(prepared: Prepared) -> None:
+    """Raise BackendUnavailable for a backend whose sandboxes that live get no more packages."""
+    backend = prepared.backend
+    if not isinstance(backend, SupportsAddedLayers):
+        raise BackendUnavailable(
+            f"packages: nothing can be added to a sandbox of backend {backend.name!r} that lives.",
+            remedy='Name them when it is opened (packages=[...]); or use backend "local".',
+        )
+    backend.check_added_layers(prepared.policy)
+
+
 def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
     """Raise PolicyDenied for more than the operator lets anybody ask for."""
     most = settings.ceilings.get("packages")
@@ -206,15 +284,28 @@ def rules_of(settings: Settings) -> Rules:
     return Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
 
 
-def terms_of(settings: Settings) -> Terms:
+def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:
     """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
+    target = interpreter.target if interpreter is not None else own_target()
     return Terms(
-        rules=rules, index=index, store=shared_store(), locked=locked, most_bytes=settings.packages_keep_bytes,
-        most_layers=settings.packages_keep_count,
+        rules=rules, index=index, target=target, store=shared_store(), locked=locked, find_npm=_find_npm,
+        most_bytes=settings.packages_keep_bytes, most_layers=settings.packages_keep_count,
     )  # fmt: skip
+
+
+def _find_npm() -> Npm:
+    """Say how npm is started here. Raises BackendUnavailable."""
+    try:
+        programs, shown = npm_programs()
+    except BackendUnavailable as error:
+        why = f"packages of npm are resolved by npm, and {error.reason}"
+        raise BackendUnavailable(why, remedy=error.remedy) from None
+    node, npm = programs["node"], programs["npm"]
+    is_script = npm.endswith((".js", ".cjs", ".mjs"))
+    return Npm(argv=(node, npm) if is_script else (npm,), shown=shown)
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:
@@ -229,11 +320,25 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
         raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
     check_backend(prepared, asked)
     with refusals(prepared.settings):
-        terms = replace(terms_of(prepared.settings), resolves_again=upgrade)
-        installed = await install(prepared.backend, prepared.policy, asked, terms)
+        interpreter = await _interpreter_of(prepared, asked)
+        terms = replace(terms_of(prepared.settings, interpreter), resolves_again=upgrade)
+        installed = await install(*installing_with(prepared), asked, terms)
     if prepared.audit is not None:
         prepared.audit.note("packages", **installed.as_dict())
     return installed
+
+
+def prune(
+    *, most_bytes: int | None = None, most_layers: int | None = None, unused_s: float | None = None
+) -> tuple[list[Layer], list[str]]:
+    """Remove layers as `Store.prune` does, and copies of those that are gone; return both, these as lines."""
+    store = Store()
+    removed = store.prune(most_bytes=most_bytes, most_layers=most_layers, unused_s=unused_s)
+    return removed, prune_copies(_layers_of(store))
+
+
+def _layers_of(store: Store) -> str:
+    return os.path.join(store.folder, "layers")
 
 
 def shared_store() -> Store:

@@ -16,6 +16,7 @@ from typing import cast
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.layers import SupportsOwnInterpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
 from cloche.core.protocols import (
@@ -30,6 +31,7 @@ from cloche.core.protocols import (
     SupportsWorkspaceContainers,
 )
 from cloche.core.request import WorkspaceContainer
+from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
 
@@ -132,6 +134,25 @@ def collect_garbage() -> Mapping[str, Sequence[str]]:
     if left := names.clear():
         found["keeper"] = [f"file {path}" for path in left]
     return found
+
+
+def prune_copies(folder: str) -> list[str]:
+    """Remove the copies that backends keep of layers which are no longer below a folder; return a line for each."""
+    removed: list[str] = []
+    for provider in (row.provider for row in BACKEND_ROWS.values() if row.provider is not None):
+        with suppress_logged(log, "what cannot be had keeps what it has", BackendUnavailable):
+            backend = _load(provider, os.getpid())
+            if isinstance(backend, SupportsOwnInterpreter):
+                removed += [f"{backend.name}: {line}" for line in backend.prune_layers(folder)]
+    return removed
+
+
+def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return this host's npm and its Node, by name, and what a jail shows for them. Raises BackendUnavailable."""
+    from cloche.backends.toolchain import npm_toolchain
+
+    found = npm_toolchain()
+    return found.programs, found.binds
 
 
 def build_image(name: str, packages: Sequence[str]) -> str:

@@ -11,22 +11,23 @@ from functools import partial
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.layers import Target
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, SupportsNodeModules
+from cloche.core.protocols import Backend
 
 from .fetch import fetch
 from .folders import make_shown
 from .index import Index, find_index
 from .lock import Locked
+from .npm import Npm, npm_target
 from .npm import check_pins as check_npm_pins
-from .npm import npm_target
 from .npm import resolve as resolve_npm
 from .registry import Registry, find_registry
 from .requirements import Requirement
 from .resolve import Pin, check_pins, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
-from .target import Target, own_target
+from .target import own_target
 from .unpack import Unpacked, unpack, unpack_tarballs
 
 log = logging.getLogger("cloche.packages")
@@ -40,7 +41,8 @@ class Terms:
 
     `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
     earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
-    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room.
+    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room. `find_npm`
+    says how npm is started here, where packages of npm's are installed, and raises BackendUnavailable where it is not.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -53,6 +55,7 @@ class Terms:
     most_bytes: int | None = None
     most_layers: int | None = None
     approve: Approve | None = None
+    find_npm: Callable[[], Npm] | None = None
 
     def part(self, *, is_npm: bool) -> Terms:
         """Return the terms for packages of npm's, or of Python's."""
@@ -193,29 +196,30 @@ async def _pinned_npm(
         check_npm_pins(terms.locked.pins, registry)
         terms.rules.check_denied(pin.name for pin in terms.locked.pins)
         return terms.locked.pins
-    if not isinstance(backend, SupportsNodeModules):
-        raise BackendUnavailable(f"packages: backend {backend.name!r} has no npm.")
-    return await resolve_npm(backend, policy, asked, backend.find_npm(), registry, terms.rules)
+    if terms.find_npm is None:
+        raise BackendUnavailable("packages: nobody says how npm is started here.")
+    return await resolve_npm(backend, policy, asked, terms.find_npm(), registry, terms.rules)
 
 
 async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:
     store = terms.store
     with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
+        shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
         make_shown(made)
-        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, final)
+        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, shown)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
         return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
 
 
 async def _unpacked(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, final: str
+    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, shown: str
 ) -> Unpacked:
-    """Download into a folder, and unpack."""
+    """Download into a folder, and unpack for programs that will find it as `shown`."""
     if not isinstance(terms.index, Registry):
         wheels = await fetch(backend, policy, pins, terms.index, folder)
-        return await unpack(backend, policy, wheels, folder, made, final, terms.target)
+        return await unpack(backend, policy, wheels, folder, made, shown, terms.target)
     different = {(pin.url, pin.sha512): pin for pin in pins}  # one may be in several places
     files = await fetch(backend, policy, tuple(different.values()), terms.index, folder)
     paths = dict(zip(different, files, strict=True))

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.layers import Target
 from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file
 
 from .requirements import Requirement, parse_requirements
 from .resolve import Pin
-from .target import Target
 
 FILE = "cloche.lock"
 MOST_BYTES = 4 << 20

@@ -13,14 +13,15 @@ import os
 import re
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, HostProgram
+from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 
 from .index import host_of
@@ -30,7 +31,7 @@ from .requirements import Requirement
 from .resolve import HASH_CHARS, Pin
 from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
-from .target import Target, own_target
+from .target import own_target
 
 ASKED, ANSWER, SETTINGS, NOTHING = "package.json", "package-lock.json", "npm.settings", "npm.none"
 MOST_PINS = 2000  # npm's packages are small ones, and many
@@ -49,12 +50,20 @@ _CPUS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Npm:
+    """Say how npm is started on this host: the first words of its command, and what it has to be shown."""
+
+    argv: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+
+
 def npm_target() -> Target:
     """Return what packages of npm are for: a platform, whatever Node there is."""
     return Target(python="", version="", tag="npm", platform=sysconfig.get_platform(), libc=own_target().libc)
 
 
-def resolve_step(asked: Sequence[Requirement], npm: HostProgram, registry: Registry, rules: Rules) -> Step:
+def resolve_step(asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules) -> Step:
     """Return the step that resolves requirements. Credentials are in a file of its workspace, and nowhere else."""
     newest, bundle = rules.newest(), registry.ca_bundle()
     argv = (
@@ -87,7 +96,7 @@ def _dependencies(asked: Sequence[Requirement]) -> dict[str, str]:
 
 
 async def resolve(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: HostProgram, registry: Registry, rules: Rules
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
@@ -24,7 +25,7 @@ from .index import Index, host_of
 from .requirements import EXTRA, Requirement, normalize_name
 from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
-from .target import Target
+from .target import is_own, tags, uv_arguments
 
 ASKED, FIXED, ANSWER = "requirements.in", "constraints.txt", "pylock.toml"
 MOST_PINS = 400
@@ -92,7 +93,7 @@ def resolve_step(
     uv, newest, bundle = find_uv(), rules.newest(), index.ca_bundle()
     argv = [
         uv, "pip", "compile", ASKED, "--output-file", ANSWER, "--format", "pylock.toml", "--no-config", "--no-header",
-        "--only-binary", ":all:", "--python", target.python, "--no-python-downloads", "--no-progress", "--quiet",
+        "--only-binary", ":all:", *uv_arguments(target), "--no-python-downloads", "--no-progress", "--quiet",
         "--cache-dir", ".cloche-uv", "--keyring-provider", "disabled",
     ]  # fmt: skip
     if fixed:
@@ -133,16 +134,16 @@ async def resolve(
         raise InvalidRequest(f"packages: cannot be resolved: {index.credentials.hide(last_words(done.result))}")
     if not done.result.ok:
         raise failed(step, done.result, index.credentials.hide)
-    pins = read_pins(done.file.decode("utf-8", "replace"), index)
+    pins = read_pins(done.file.decode("utf-8", "replace"), index, target)
     rules.check_denied(pin.name for pin in pins)
     return pins
 
 
-def read_pins(text: str, index: Index) -> tuple[Pin, ...]:
+def read_pins(text: str, index: Index, target: Target) -> tuple[Pin, ...]:
     """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes."""
     try:
         packages = tomllib.loads(text).get("packages", [])
-        pins = tuple(sorted(_read_package(one) for one in packages))
+        pins = tuple(sorted(_read_package(one, target) for one in packages))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index)
@@ -183,12 +184,12 @@ def _what_is_wrong(pin: Pin, index: Index) -> str:
     return ""
 
 
-def _read_package(package: Mapping[str, Any]) -> Pin:
+def _read_package(package: Mapping[str, Any], target: Target) -> Pin:
     name, version = normalize_name(str(package["name"])), str(package.get("version", ""))
     wheels = package.get("wheels")
     if not wheels:
         raise ValueError(f"{name} has no wheel for this interpreter, and nothing is built from source")
-    wheel = wheels[0] if len(wheels) == 1 else _best(wheels)
+    wheel = wheels[0] if len(wheels) == 1 and is_own(target) else _best(wheels, target)
     url = str(wheel.get("url", ""))
     if not url:
         raise ValueError(f"{name} has no address")
@@ -199,17 +200,16 @@ def _read_package(package: Mapping[str, Any]) -> Pin:
     )
 
 
-def _best(wheels: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the wheel that suits this interpreter best, of several."""
-    from packaging.tags import sys_tags
+def _best(wheels: Sequence[Mapping[str, Any]], target: Target) -> Mapping[str, Any]:
+    """Return the wheel that suits an interpreter best, of several."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
+    ranks = {tag: rank for rank, tag in enumerate(tags(target))}
     best: tuple[int, Mapping[str, Any]] | None = None
     for wheel in wheels:
         name = str(wheel.get("name") or unquote(urlsplit(str(wheel.get("url", ""))).path.rpartition("/")[2]))
         try:
-            found = [ranks[tag] for tag in parse_wheel_filename(name)[3] if tag in ranks]
+            found = [ranks[str(tag)] for tag in parse_wheel_filename(name)[3] if str(tag) in ranks]
         except InvalidWheelFilename:
             continue
         if found and (best is None or min(found) < best[0]):

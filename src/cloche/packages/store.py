@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import StartFailed
+from cloche.core.layers import Target
 
 from .folders import PARTS, default_folder, lock_folder, made_folder, make_shown, names_in, new_name, remove_tree, sweep
 from .requirements import Requirement
 from .resolve import Pin
-from .target import Target
 
 VERSION = 1  # of what is in a layer; another one is made anew
 MANIFEST = "layer.json"

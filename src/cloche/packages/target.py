@@ -1,4 +1,4 @@
-"""Which interpreter packages are for: what a layer's key and the choice of wheels depend on."""
+"""The interpreter that packages are for, as uv and wheels name it. Pure but for `own_target`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,16 @@ import os
 import platform
 import sys
 import sysconfig
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 
+from cloche.core.errors import BackendUnavailable
+from cloche.core.layers import Target
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Name an interpreter: its path, version and bytecode tag, the platform, and the C library."""
-
-    python: str
-    version: str
-    tag: str
-    platform: str
-    libc: str
-
-    def as_dict(self) -> dict[str, str]:
-        """Return plain data, ready for JSON."""
-        return asdict(self)
-
-    def fits(self, other: dict[str, object]) -> bool:
-        """Tell whether wheels that were chosen for another interpreter do for this one, wherever it is."""
-        return (self.tag, self.platform, self.libc.partition(" ")[0]) == (
-            other.get("tag"), other.get("platform"), str(other.get("libc", "")).partition(" ")[0]
-        )  # fmt: skip
+# What uv knows of the C library of another machine: GNU's by its minor version, musl's by none.
+UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
+MACHINES = ("x86_64", "aarch64")
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by the minor version of GNU's library
+OLDEST_GLIBC = 5
 
 
 @functools.cache
@@ -43,3 +31,57 @@ def own_target() -> Target:
         platform=sysconfig.get_platform(),
         libc=f"{name} {version}" if name else "musl",
     )
+
+
+def is_own(target: Target) -> bool:
+    """Tell whether it is the caller's own interpreter."""
+    return not target.folder
+
+
+def uv_arguments(target: Target) -> list[str]:
+    """Return the options by which uv resolves for it. Raises BackendUnavailable for one that uv does not know."""
+    if is_own(target):
+        return ["--python", target.python]
+    machine, libc, minor = _parts(target)
+    known = next((one for one in UV_GLIBC if one <= minor), None) if libc == "glibc" else None
+    if machine not in MACHINES or (libc == "glibc" and known is None):
+        raise BackendUnavailable(
+            f"packages: there is no way to choose them for Python {target.version} on {target.platform} with "
+            f"{target.libc}.",
+            remedy=f"Use an image for {' or '.join(MACHINES)} with GNU's C library 2.{UV_GLIBC[-1]} or later, or musl.",
+        )
+    name = f"{machine}-unknown-linux-musl" if libc == "musl" else f"{machine}-manylinux_2_{known}"
+    python = own_target().python  # which uv asks for what no option says
+    return ["--python", python, "--python-version", target.version, "--python-platform", name]
+
+
+def tags(target: Target) -> list[str]:
+    """Return the tags of wheels that it can use, best first."""
+    from packaging.tags import compatible_tags, cpython_tags, sys_tags
+
+    if is_own(target):
+        return [str(tag) for tag in sys_tags()]
+    major, minor = map(int, target.version.split(".")[:2])
+    platforms = list(_platforms(target))
+    found = [*cpython_tags((major, minor), platforms=platforms)]
+    found += compatible_tags((major, minor), f"cp{major}{minor}", platforms)
+    return [str(tag) for tag in found]
+
+
+def _platforms(target: Target) -> Iterator[str]:
+    machine, libc, newest = _parts(target)
+    if libc == "musl":
+        yield from (f"musllinux_1_{minor}_{machine}" for minor in range(newest, -1, -1))
+    else:
+        for minor in range(newest, OLDEST_GLIBC - 1, -1):
+            yield f"manylinux_2_{minor}_{machine}"
+            if minor in _OLD_NAMES:
+                yield f"{_OLD_NAMES[minor]}_{machine}"
+    yield f"linux_{machine}"
+
+
+def _parts(target: Target) -> tuple[str, str, int]:
+    """Return the machine, the C library, and the minor version of that."""
+    libc, _, version = target.libc.partition(" ")
+    minor = version.split(".")[1] if "." in version else "0"
+    return target.platform.removeprefix("linux-"), libc, int(minor) if minor.isdigit() else 0

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from cloche.core.errors import StartFailed
 from cloche.core.events import Progress, report_progress
+from cloche.core.layers import Target
 from cloche.core.limits import GIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
@@ -22,7 +23,7 @@ from cloche.core.protocols import Backend
 from .folders import MODULES, PARTS
 from .frames import DATA, EXECUTABLE, FILES_END, MODULE, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
 from .steps import Step, failed, on_stdout, run_step
-from .target import Target
+from .target import own_target
 
 MOST_FILES, MOST_BYTES = 200_000, 6 * GIB
 # Where a layer has the files of each kind.
@@ -90,10 +91,13 @@ class _Nothing:
 
 
 def unpack_step(wheels: Sequence[str], shown: str, site: str, target: Target) -> Step:
-    """Return the step that unpacks wheels, which are below `shown`, for a folder that will be `site`."""
+    """Return the step that unpacks wheels, which are below `shown`, for a folder that will be `site`.
+
+    Bytecode is that of the caller's own interpreter, so there is none for an image's of another version.
+    """
     asked = {
         "wheels": list(wheels), "site": site, "python": target.python, "most_files": MOST_FILES,
-        "most_bytes": MOST_BYTES,
+        "most_bytes": MOST_BYTES, "compiles": target.tag == own_target().tag,
     }  # fmt: skip
     return Step(name="unpack", program="unpack", stdin=json.dumps(asked).encode(), shown=(shown,) if wheels else ())
 
@@ -101,7 +105,7 @@ def unpack_step(wheels: Sequence[str], shown: str, site: str, target: Target) ->
 async def unpack(
     backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, made: str, final: str, target: Target
 ) -> Unpacked:
-    """Write the files of wheels below `made`, which will be renamed to `final`. Raises StartFailed."""
+    """Write the files of wheels below `made`, which programs will find as `final`. Raises StartFailed."""
     return await _write_files(backend, policy, unpack_step(wheels, shown, f"{final}/site", target), made, FOLDERS)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
-from cloche.core.protocols import HostProgram
 from cloche.packages.lock import format_lock, read_lock
-from cloche.packages.npm import npm_target, read_pins, resolve_step
+from cloche.packages.npm import Npm, npm_target, read_pins, resolve_step
 from cloche.packages.registry import DEFAULT_REGISTRY, NPMJS, Registry, find_registry
 from cloche.packages.requirements import parse_requirement, parse_requirements
 from cloche.packages.resolve import Pin
@@ -145,7 +144,7 @@ def test_credentials_go_to_their_registry_and_are_shown_nowhere(host: Path) -> N
     )
     found = _find(host, TOKEN="s;cret")
     assert dict(found.credentials) == {"a.example:443": ("", "s;cret"), "b.example:443": ("me", "word")}
-    step = resolve_step(parse_requirements(["npm:a"]), HostProgram(argv=("npm",)), found, Rules(min_age_s=86400.0))
+    step = resolve_step(parse_requirements(["npm:a"]), Npm(argv=("npm",)), found, Rules(min_age_s=86400.0))
     (settings,) = [file.data.decode() for file in step.files if b"cret" in file.data]
     assert settings.splitlines() == [
         'registry="https://a.example/npm/"',

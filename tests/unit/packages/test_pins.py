@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
+from cloche.core.layers import Target
 from cloche.packages.index import Index
 from cloche.packages.lock import format_lock, read_lock
 from cloche.packages.requirements import parse_requirements
 from cloche.packages.resolve import Pin, read_pins, resolve_step
 from cloche.packages.rules import Rules
 from cloche.packages.store import layer_key, set_key
-from cloche.packages.target import Target, own_target
+from cloche.packages.target import own_target
 
 HASH = "0" * 64
 INDEX = Index(url="https://a.example/simple")
@@ -29,9 +30,9 @@ def _lock(url: str = URL, name: str = "six", sha256: str = HASH, more: str = "")
 def test_a_pinned_list_is_read() -> None:
     """Without the credentials that an address may have."""
     expected = (Pin(name="six", version="1.0", url=URL, sha256=HASH, size=5),)
-    assert read_pins(_lock(), INDEX) == expected
-    assert read_pins(_lock(URL.replace("//", "//me:word@")), INDEX) == expected
-    assert read_pins('lock-version = "1.0"', INDEX) == ()
+    assert read_pins(_lock(), INDEX, own_target()) == expected
+    assert read_pins(_lock(URL.replace("//", "//me:word@")), INDEX, own_target()) == expected
+    assert read_pins('lock-version = "1.0"', INDEX, own_target()) == ()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_pinned_list_is_read() -> None:
 def test_a_list_that_is_not_as_it_should_be_is_refused(text: str, why: str) -> None:
     """Nothing of it is downloaded."""
     with pytest.raises(StartFailed, match=why):
-        read_pins(text, INDEX)
+        read_pins(text, INDEX, own_target())
 
 
 def test_of_several_wheels_the_best_for_this_interpreter_is_taken() -> None:
@@ -68,10 +69,10 @@ def test_of_several_wheels_the_best_for_this_interpreter_is_taken() -> None:
         f'{{ url = "{url}", hashes = {{ sha256 = "{HASH}" }} }}' for url in (other, URL, URL.replace("py3", tag))
     )
     text = f'[[packages]]\nname = "six"\nversion = "1.0"\nwheels = [{wheels}]\n'
-    (pin,) = read_pins(text, INDEX)
+    (pin,) = read_pins(text, INDEX, own_target())
     assert tag in pin.url
     with pytest.raises(StartFailed, match="no wheel for this interpreter"):
-        read_pins(text.replace("py3-none", "cp37-none").replace(f"{tag}-none", "cp37-none"), INDEX)
+        read_pins(text.replace("py3-none", "cp37-none").replace(f"{tag}-none", "cp37-none"), INDEX, own_target())
 
 
 def test_credentials_are_in_the_environment_of_the_step_alone() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.request import InputFile, Request, source_of
 
-from ..layout import guest_variables
+from ..layout import guest_variables, sites_of, with_layers
 from ..saved_files import time_for_files
 from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
 from ..toolchain import sets_interpreter_variables, version_numbers
@@ -233,6 +233,22 @@ def session_of(
         commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),
         generated={path: driver.text()},
     )
+
+
+def program_with_layers(program: Program, layers: Sequence[str]) -> Program:
+    """Return a program that finds what is in layers of packages, in these folders of its container."""
+    if not layers:
+        return program
+    python = {**program.python, "layers": sites_of(layers)} if program.python is not None else None
+    return replace(program, env=with_layers(program.env, layers), python=python)
+
+
+def session_with_layers(session: SessionProgram, layers: Sequence[str]) -> SessionProgram:
+    """Return a session that finds it."""
+    if not layers:
+        return session
+    python = {**session.python, "layers": sites_of(layers)} if session.python is not None else None
+    return replace(session, env=with_layers(session.env, layers), python=python)
 
 
 def python_session(

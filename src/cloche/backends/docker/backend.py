@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError
+from cloche.core.layers import Interpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
@@ -27,7 +28,8 @@ from ..garbage_collection import owner
 from ..network import SERVED
 from ..session_languages import DRIVERS
 from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
-from .images import Image, find_image, image_name, is_here
+from .images import Image, find_image, image_name, interpreter_of, is_here
+from .layers import prune
 from .live import DockerLiveSandbox, find_live_image
 from .plan import MAPPED_ID, NETWORKS, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
@@ -171,6 +173,23 @@ class DockerBackend:
         if is_here(_look(), name):
             return ""
         return f'image {name!r} is not here; fetch it with "docker pull {name}", or name one that is here'
+
+    def check_layers(self, policy: Policy) -> None:
+        """Do nothing: a container is shown volumes."""
+
+    def find_interpreter(self) -> Interpreter:
+        """Return the interpreter of the image that runs Python, which may be pulled; blocks."""
+        daemon = connect()
+        return interpreter_of(daemon, find_image(daemon, image_name("python", self._images)))
+
+    def prune_layers(self, folder: str) -> list[str]:
+        """Remove the volumes of layers that are no longer below a folder; return a line for each."""
+        try:
+            return prune(_look(), folder)
+        except BackendUnavailable:
+            raise
+        except Exception as error:
+            raise BackendUnavailable(f'backend "docker": volumes cannot be listed: {explained(error)}') from error
 
     def _any_image(self) -> str:
         """Return the image that stands for all: the first that is configured, else Python's."""

@@ -32,6 +32,10 @@ LATE_S = 3  # after the end of a container, for the daemon to report why
 OLDEST_API = "1.41"  # Docker 20.10
 CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
+# Of volumes with packages (`layers.py`), which live on after their makers: which layer, of which folder of layers, made
+# by whom; one that marks another one as whole.
+LAYER_LABEL, STORE_LABEL, MAKER_LABEL = "cloche.packages", "cloche.packages.store", "cloche.packages.maker"
+MARK_LABEL = "cloche.packages.whole"
 
 # Connections.
 _turn = threading.Lock()
@@ -123,6 +127,20 @@ class Daemon:
         except Exception as error:
             raise StartFailed(f"{path} of the image cannot be read: {explained(error)}", step="archive") from error
         return bytes(data)
+
+    def put_archive(self, container: str, path: str, pieces: Iterator[bytes]) -> None:
+        """Unpack a tar archive into a folder of a container, which need not be started. Raises the SDK's errors."""
+        if not self.api.put_archive(container, path, pieces):
+            raise ValueError(f"the daemon does not unpack an archive into {path}")
+
+    def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        """Make a volume, unless there is one of that name. Raises the SDK's errors."""
+        self.api.create_volume(name, driver="local", labels=dict(labels))
+
+    def labelled_volumes(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
+        """Return the volumes with a label, by name, with all of their labels. Raises the SDK's errors."""
+        answer = self.api.volumes(filters={"label": [label]})
+        return [(str(one["Name"]), one.get("Labels") or {}) for one in answer.get("Volumes") or ()]
 
     def kill(self, container: str) -> None:
         """Kill a container, unless it is gone."""
@@ -448,4 +466,18 @@ def clear(daemon: Daemon) -> list[str]:
         for name, owner in daemon.dangling_volumes():
             if is_dead(owner) and daemon.remove_volume(name):
                 cleared.append(f"volume {name[:12]}")
+        left = half_made(daemon.labelled_volumes(LAYER_LABEL))
+        cleared += [f"volume {name}" for name in left if daemon.remove_volume(name)]
     return cleared
+
+
+def half_made(volumes: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """Return the names of those volumes with packages that a dead process left half made, and of marks of nothing."""
+    whole = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL in labels}
+    there = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL not in labels}
+    return [
+        name
+        for name, labels in volumes
+        if labels[LAYER_LABEL] not in (there if MARK_LABEL in labels else whole)
+        and is_dead(labels.get(MAKER_LABEL, ""))
+    ]

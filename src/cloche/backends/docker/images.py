@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.layers import Interpreter, Target
 
 from ..containers.container import LEAST_PYTHON
 from ..containers.program import LOOK, PROGRAMS, engine_of
@@ -23,12 +25,35 @@ from .plan import MAPPED_ID
 
 ANY_LANGUAGE = "*"
 PROBE_S = 30
+LAYERS = "/opt/cloche/packages"  # where layers of packages are in a container, each below its key
 log = logging.getLogger("cloche.docker")
 # Copying needs these two, of whatever version.
 _PROBE = f"""{LOOK}
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
+# Which interpreter wheels are for, by its own word, in one line of JSON; and what it has besides its standard library.
+_ASK_PYTHON = r"""
+import glob, json, os, pkgutil, platform, re, subprocess, sys, sysconfig
+try:
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+except (ValueError, OSError):
+    libc = ""
+for loader in glob.glob("/lib/ld-musl-*.so.1")[: not libc]:
+    said = subprocess.run([loader], stderr=subprocess.PIPE, universal_newlines=True).stderr
+    libc = "musl " + "".join(re.findall(r"Version (\S+)", said)[:1])
+known, names, room = getattr(sys, "stdlib_module_names", ()), [], 32768
+for name in sorted({one.name for one in pkgutil.iter_modules()}.difference(known)):
+    room -= len(name) + 4
+    names += [name] if room > 0 else []
+is_plain = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+print(json.dumps([
+    sys.executable, platform.python_version(), sys.implementation.cache_tag if is_plain else "",
+    sysconfig.get_platform(), libc, names,
+]))
+"""
 Rows = list[list[str]]
+Said = tuple[str, str, str, str, str, list[str]]  # path, version, tag, platform, C library, modules
+_FORMS = (r"/[^\s\0]+", r"3\.\d+\.\d+\S*", r"cpython-3\d+", r"linux-\w+", r"(glibc|musl) \d+\.\d+\S*")
 _turn = threading.Lock()
 _known: dict[str, Image] = {}
 _here: set[tuple[int, str]] = set()
@@ -85,6 +110,45 @@ def find_image(daemon: Daemon, name: str) -> Image:
         return found
 
 
+def interpreter_of(daemon: Daemon, image: Image) -> Interpreter:
+    """Return the interpreter that an image has as `python3`, asked once; blocks.
+
+    Raises BackendUnavailable where it has none that packages can be chosen for.
+    """
+    said = _PYTHONS.find((image.id, _ASK_PYTHON), lambda: _ask_python(daemon, image))
+    python, version, tag, platform, libc, modules = said
+    target = Target(python=python, version=version, tag=tag, platform=platform, libc=libc, folder=LAYERS)
+    return Interpreter(target=target, modules=frozenset(modules))
+
+
+def _ask_python(daemon: Daemon, image: Image) -> Said:
+    wanted = "packages take an image with CPython as python3, of a release"
+    if "python3" not in image.programs:
+        raise BackendUnavailable(f"packages: image {image.name!r} has no python3.", remedy=f"Name another: {wanted}.")
+    code, output = _said_by(daemon, image.name, image.id, ["python3", "-I", "-c", _ASK_PYTHON])
+    try:
+        said = _read_said(json.loads(output.splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        said = None
+    if code != 0 or said is None:
+        raise BackendUnavailable(
+            f"packages: the python3 of image {image.name!r} is none that packages can be chosen for.",
+            remedy=f"Name another image: {wanted}.",
+        )
+    return said
+
+
+def _read_said(said: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
+    """Return what an image says of its interpreter; None where it is not of the form that is asked for."""
+    *texts, names = said
+    if len(texts) != 5 or not all(isinstance(one, str) and 0 < len(one) < 200 for one in texts):
+        return None
+    if not all(re.fullmatch(form, one) for form, one in zip(_FORMS, texts, strict=True)):
+        return None
+    python, version, tag, platform, libc = texts
+    return python, version, tag, platform, libc, [name for name in names if isinstance(name, str)]
+
+
 def is_here(daemon: Daemon, name: str) -> bool:
     """Tell whether the daemon has an image; one that it had is taken to stay."""
     key = (id(daemon), name)
@@ -135,10 +199,18 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
 
 def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
     """Run a container once that prints which programs an image has: name, path, version."""
+    code, output = _said_by(daemon, name, state["Id"], ["sh", "-c", _PROBE, "sh", *PROGRAMS])
+    rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 2]
+    log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
+    return rows
+
+
+def _said_by(daemon: Daemon, name: str, image: str, words: Sequence[str]) -> tuple[int, str]:
+    """Run a container of an image to its end; return its exit code, and what it said. Raises BackendUnavailable."""
     body = {
-        "Image": state["Id"],
-        "Entrypoint": ["sh"],
-        "Cmd": ["-c", _PROBE, "sh", *PROGRAMS],
+        "Image": image,
+        "Entrypoint": [words[0]],
+        "Cmd": list(words[1:]),
         "User": f"{MAPPED_ID}:{MAPPED_ID}",
         "Env": ["HOME=/tmp", "DOTNET_NOLOGO=1", "DOTNET_CLI_TELEMETRY_OPTOUT=1", "DENO_NO_UPDATE_CHECK=1"],
         "Labels": {OWNER_LABEL: owner()},
@@ -165,9 +237,7 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
         ) from error
     finally:
         daemon.remove(container)
-    rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 2]
-    log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
-    return rows
+    return int(code), output
 
 
 def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
@@ -182,6 +252,7 @@ def _from_plain(plain: Rows) -> Rows:
 
 # What an image holds never changes: that is a container less for each new process.
 _KEPT = KeptAnswers[Rows]("images", to_plain=lambda rows: rows or None, from_plain=_from_plain, is_of_host=False)
+_PYTHONS = KeptAnswers[Said]("pythons", to_plain=list, from_plain=_read_said, is_of_host=False)
 
 
 def _environment(state: Mapping[str, Any]) -> dict[str, str]:

@@ -16,12 +16,20 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram
+from ..containers.program import (
+    ENVIRONMENT,
+    WORKSPACE,
+    Program,
+    SessionProgram,
+    program_with_layers,
+    session_with_layers,
+)
 from ..garbage_collection import owner
-from ..layout import USERS
+from ..layout import USERS, with_layers
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
+from .layers import fill, places_of, volumes_of
 from .plan import RUNSC, Plan, plan_container, with_homes
 from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
 
@@ -65,6 +73,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
 
     def _make(self) -> tuple[DockerContainer, Wire]:
         image = self._image
+        fill(self._daemon, image, self._policy.layers)
         container = DockerContainer(self._daemon, self._plan(image), image)
         return container, container.start_live(lambda: self._boot(container))
 
@@ -93,7 +102,8 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
-        return with_homes(dataclasses.replace(plan, has_users=self._policy.users), self._homes())
+        plan = dataclasses.replace(plan, has_users=self._policy.users, layers=volumes_of(self._policy.layers))
+        return with_homes(plan, self._homes())
 
     def _homes(self) -> tuple[str, ...]:
         if self._policy.users:
@@ -106,13 +116,14 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return (*workspace, *TEMPORARY, *self._homes())
 
     def _build_program(self, request: Request, number: int) -> Program:
-        return build_program(request, self._image, number)
+        return program_with_layers(build_program(request, self._image, number), places_of(self._policy.layers))
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return build_session_program(language, env, self._image)
+        program = build_session_program(language, env, self._image)
+        return session_with_layers(program, places_of(self._policy.layers))
 
     def _variables(self) -> Mapping[str, str]:
-        return {**image_variables(self._image), **ENVIRONMENT}
+        return with_layers({**image_variables(self._image), **ENVIRONMENT}, places_of(self._policy.layers))
 
     def _notes(self) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""

@@ -68,6 +68,7 @@ class Plan:
     homes: tuple[str, ...] = ()
     has_users: bool = False
     rules: NetworkRules | None = None  # of a network that is served
+    layers: Mapping[str, str] = field(default_factory=dict)  # volumes that are shown read-only, with their places
 
     @property
     def is_gvisor(self) -> bool:
@@ -79,7 +80,7 @@ class Plan:
         return (
             self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
             self.disk_bytes, self.inodes, self.tmp_bytes, self.network, self.runtime, self.is_tmp_writable,
-            self.rules and (self.rules, process_id()),
+            self.rules and (self.rules, process_id()), tuple(self.layers.items()),
         )  # fmt: skip
 
     def ulimits(self) -> Mapping[str, int]:
@@ -150,7 +151,7 @@ class Plan:
             "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in self.ulimits().items()],
             "LogConfig": {"Type": "none", "Config": {}},
             "RestartPolicy": {"Name": "no"},
-            "Mounts": [self._workspace()],
+            "Mounts": [self._workspace(), *self._layers()],
         }
         if self.rules is not None:
             config["Dns"] = [NAME_SERVER_ADDRESS]
@@ -170,11 +171,19 @@ class Plan:
             "VolumeOptions": {"NoCopy": True, "DriverConfig": driver, "Labels": dict(self.labels)},
         }
 
+    def _layers(self) -> list[dict[str, Any]]:
+        mount = {"Type": "volume", "ReadOnly": True, "VolumeOptions": {"NoCopy": True}}
+        return [{**mount, "Source": volume, "Target": place} for volume, place in self.layers.items()]
+
     def arguments(self) -> list[str]:
         """Return the arguments of the `docker run` that makes the same container."""
         arguments = ["docker", "run", "--rm", "--interactive", *self.isolation()]
         arguments += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
         arguments.append(f"--mount={self._mount_option()}")
+        arguments += [
+            f"--mount=type=volume,src={volume},dst={place},readonly,volume-nocopy"
+            for volume, place in self.layers.items()
+        ]
         arguments += [f"--label={name}={value}" for name, value in self.labels.items()]
         arguments += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
         return [*arguments, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]

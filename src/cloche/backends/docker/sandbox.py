@@ -19,13 +19,23 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.container import ARGUMENTS
-from ..containers.program import IMAGE_PATH, Program, SessionProgram, language_of, program_of, session_of
+from ..containers.program import (
+    IMAGE_PATH,
+    Program,
+    SessionProgram,
+    language_of,
+    program_of,
+    program_with_layers,
+    session_of,
+    session_with_layers,
+)
 from ..containers.sandbox import SessionSandbox
 from ..garbage_collection import owner
 from ..session_languages import session_language
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon, release
 from .images import Image, find_image, image_name
+from .layers import fill, places_of, volumes_of
 from .plan import FIRST_ID, IDS, Plan, plan_container
 from .shell_container import COMMAND as SHELL_COMMAND
 from .shell_container import ShellContainer
@@ -87,15 +97,17 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         return find_image(self._daemon, image_name(language, self._images))
 
     def _build_program(self, request: Request, rootfs: Image) -> Program:
-        return build_program(request, rootfs)
+        return program_with_layers(build_program(request, rootfs), places_of(self._policy.layers))
 
     def _find_session_rootfs(self, language: str) -> Image:
         return find_image(self._daemon, image_name(session_language(language)[0].name, self._images))
 
     def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
-        return build_session_program(language, env, rootfs)
+        program = build_session_program(language, env, rootfs)
+        return session_with_layers(program, places_of(self._policy.layers))
 
     def _make(self, rootfs: Image, after: DockerContainer | None) -> DockerContainer:
+        fill(self._daemon, rootfs, self._policy.layers)
         kind = DockerContainer if rootfs.has_reaper else ShellContainer
         container = kind(self._daemon, self._plan(rootfs, after), rootfs)
         container.start(self._policy.preload)
@@ -113,6 +125,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
+        plan = dataclasses.replace(plan, layers=volumes_of(self._policy.layers))
         return dataclasses.replace(plan, volume=self._volume) if after is not None else plan
 
     def _kind(self, rootfs: Image) -> tuple[object, ...]:

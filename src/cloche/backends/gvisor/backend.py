@@ -24,7 +24,7 @@ from cloche.core.request import Request
 from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
-from ..containers.program import Program, SessionProgram
+from ..containers.program import Program, SessionProgram, program_with_layers, session_with_layers
 from ..containers.sandbox import SessionSandbox
 from ..enforcement import check_policy, gvisor_controls, with_network
 from ..garbage_collection import remove_groups
@@ -126,13 +126,13 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
         self._engine, self._host = engine, host
 
     def _find_rootfs(self, request: Request | None) -> Shown:
-        return rootfs_for(request)
+        return rootfs_for(request, self._policy.layers)
 
     def _build_program(self, request: Request, rootfs: Shown) -> Program:  # noqa: ARG002 - it is the host's
-        return build_program(request)
+        return program_with_layers(build_program(request), self._policy.layers)
 
     def _find_session_rootfs(self, language: str) -> Shown:
-        return session_rootfs(language)
+        return session_rootfs(language, self._policy.layers)
 
     def _build_session_program(
         self,
@@ -140,7 +140,7 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
         env: Mapping[str, str],
         rootfs: Shown,  # noqa: ARG002 - it is the host's
     ) -> SessionProgram:
-        return build_session_program(language, env)
+        return session_with_layers(build_session_program(language, env), self._policy.layers)
 
     def _plan(self, rootfs: Shown) -> Plan:
         return plan_container(self._policy, self._limits, engine=self._engine, shown=rootfs)
@@ -205,6 +205,9 @@ class RunscBackend:
     def session_languages(self) -> tuple[str, ...]:
         """Return the languages that may have sessions, here where their programs are."""
         return tuple(DRIVERS)
+
+    def check_layers(self, policy: Policy) -> None:
+        """Do nothing: a container is shown the host's own folders, read-only."""
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)

@@ -15,8 +15,9 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, Program, SessionProgram
+from ..containers.program import ENVIRONMENT, Program, SessionProgram, program_with_layers, session_with_layers
 from ..host import Host
+from ..layout import with_layers
 from ..toolchain import has_customization, user_site
 from .container import RunscContainer, ShimClient
 from .plan import Engine, Plan, build_program, build_session_program, live_rootfs, plan_container, variables_of
@@ -50,7 +51,7 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
             raise
 
     def _plan(self) -> Plan:
-        plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs())
+        plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs(self._policy.layers))
         return replace(plan, homes=self._homes())
 
     def _homes(self) -> tuple[str, ...]:
@@ -65,13 +66,13 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
         return TEMPORARY
 
     def _build_program(self, request: Request, number: int) -> Program:
-        return build_program(request, number)
+        return program_with_layers(build_program(request, number), self._policy.layers)
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return build_session_program(language, env)
+        return session_with_layers(build_session_program(language, env), self._policy.layers)
 
     def _variables(self) -> Mapping[str, str]:
-        return {**variables_of(None), **ENVIRONMENT}
+        return with_layers({**variables_of(None), **ENVIRONMENT}, self._policy.layers)
 
     def _notes(self) -> dict[str, Any]:
         return {"backend": "gvisor", "engine": f"runsc {self._engine.version} ({self._engine.platform})"}

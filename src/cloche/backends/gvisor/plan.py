@@ -391,21 +391,21 @@ def plain_rootfs() -> Shown:
     return _shown(())
 
 
-def rootfs_for(request: Request | None) -> Shown:
+def rootfs_for(request: Request | None, layers: Sequence[str] = ()) -> Shown:
     """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request) if request is not None else None
-    return _shown(toolchain.binds if toolchain is not None else ())
+    return _shown((*(toolchain.binds if toolchain is not None else ()), *layers))
 
 
-def session_rootfs(name: str) -> Shown:
+def session_rootfs(name: str, layers: Sequence[str] = ()) -> Shown:
     """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
-    return _shown(find_toolchain(language).binds if driver is not None else ())
+    return _shown((*(find_toolchain(language).binds if driver is not None else ()), *layers))
 
 
-def live_rootfs() -> Shown:
+def live_rootfs(layers: Sequence[str] = ()) -> Shown:
     """Return what a container shows that is for any language: every toolchain that is here."""
-    return _shown(all_shown())
+    return _shown((*all_shown(), *layers))
 
 
 def _shown(binds: tuple[str, ...]) -> Shown:

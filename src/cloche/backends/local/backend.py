@@ -14,7 +14,7 @@ from cloche.core.languages import Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.core.protocols import Capabilities, HostProgram, Keeping
+from cloche.core.protocols import Capabilities, Keeping
 from cloche.egress.client import operator_proxies, rest
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
@@ -22,7 +22,7 @@ from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..network import SERVED
 from ..session_languages import DRIVERS
-from ..toolchain import Toolchain, find_npm, find_toolchain, languages_here
+from ..toolchain import Toolchain, find_toolchain, languages_here
 from .live import LocalLiveSandbox
 from .plan import KIND
 from .prefork import close_pools
@@ -94,12 +94,11 @@ class LocalBackend:
     def check_layers(self, policy: Policy) -> None:
         """Do nothing: programs find layers at every level."""
 
-    def find_npm(self) -> HostProgram:
-        """Return this host's npm. Raises BackendUnavailable saying what is missing and which command installs it."""
-        return find_npm()
-
     def check_node_modules(self, policy: Policy) -> None:
         """Do nothing: so they do with those of npm's packages."""
+
+    def check_added_layers(self, policy: Policy) -> None:
+        """Do nothing: the folder that is shown is the host's."""
 
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.

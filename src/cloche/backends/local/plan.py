@@ -274,18 +274,13 @@ def guest_environment(
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
     """Return an environment in which programs find what is in layers of packages; some have nothing yet."""
-    layers = _filled(layers)
-    if not layers:
-        return dict(env)
-    paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
-    paths["PATH"].append(env.get("PATH", ""))
-    paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *sites_of(layers)]
-    return {**env, **{name: os.pathsep.join(filter(None, listed)) for name, listed in paths.items()}}
+    filled = _filled(layers)
+    return layout.with_layers(env, filled, sites_of(filled))
 
 
 def sites_of(layers: Sequence[str]) -> list[str]:
-    """Return the folders of layers from which Python imports."""
-    return [f"{layer}/site" for layer in layers if not _has_modules(layer)]
+    """Return the folders of layers from which Python imports: those of npm's packages have none."""
+    return layout.sites_of([layer for layer in layers if not _has_modules(layer)])
 
 
 def modules_of(layers: Sequence[str]) -> str:

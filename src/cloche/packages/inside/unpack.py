@@ -1,9 +1,9 @@
 """Unpack wheels and compile what is in them, and write it all to standard output as frames.
 
 Standard input is JSON: `wheels`, paths in order; `site`, the folder in which the files will lie; `python`, the
-interpreter that scripts are for; `most_files`, `most_bytes`. Links, devices, and names that lead out are refused. The
-first frames are the files of the wheels, then comes an empty one that says so, then the bytecode: where the compiler
-crashes on what a package wrote, its files are complete.
+interpreter that scripts are for; `compiles`, whether this interpreter's bytecode is wanted; `most_files`, `most_bytes`.
+Links, devices, and names that lead out are refused. The first frames are the files of the wheels, then comes an empty
+one that says so, then the bytecode: where the compiler crashes on what a package wrote, its files are complete.
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ def main() -> None:
             sys.exit(f"{os.path.basename(path)} cannot be unpacked: {type(error).__name__}: {error}")
     out.put(FILES_END, "", b"")
     out.flush()
-    compile_all(sources, asked["site"], out)
+    if asked["compiles"]:
+        compile_all(sources, asked["site"], out)
     out.flush()
 
 

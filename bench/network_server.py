@@ -1,0 +1,69 @@
+"""Serve HTTP/1.1 where `bench.network` has its servers: `/bytes/N` is so long. `python -m bench.network_server`.
+
+Each connection has a thread, and answers go out in pieces that are large enough for TLS and the kernel to take most of
+the time.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+import threading
+
+PIECE = bytes(1 << 20)
+BACKLOG = 512
+
+
+def main(ports: list[int], tls_port: int, certificate: str, key: str) -> None:
+    """Listen at these ports, with TLS at one of them; the line `ready` says that all do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    for port in ports:
+        listener = socket.create_server(("0.0.0.0", port), backlog=BACKLOG)
+        told = (listener, context if port == tls_port else None)
+        threading.Thread(target=_accept, args=told).start()
+    print("ready", flush=True)
+
+
+def _accept(listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_serve, args=(connection, context), daemon=True).start()
+
+
+def _serve(connection: socket.socket, context: ssl.SSLContext | None) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        with context.wrap_socket(connection, server_side=True) if context else connection as stream:
+            while target := _next_target(stream):
+                _answer(stream, target)
+    except OSError:
+        pass  # the client is gone
+
+
+def _next_target(stream: socket.socket) -> str:
+    """Return what the next request is for, nothing at the end; clients send one, and no body, at a time."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        more = stream.recv(1 << 16)
+        if not more:
+            return ""
+        head += more
+    return head.split()[1].decode()
+
+
+def _answer(stream: socket.socket, target: str) -> None:
+    left = int(target.removeprefix("/bytes/"))
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {left}\r\n\r\n".encode()
+    first = PIECE[:left] if left < len(PIECE) else b""
+    stream.sendall(head + first)
+    left -= len(first)
+    while left > 0:
+        stream.sendall(PIECE if left >= len(PIECE) else PIECE[:left])
+        left -= len(PIECE)
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

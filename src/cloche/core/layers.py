@@ -1,0 +1,87 @@
+"""Layers of packages: for which interpreter they are, and the protocols of backends that show them.
+
+An interpreter is what a layer's key and the choice of wheels depend on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Protocol, runtime_checkable
+
+from .policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Name an interpreter: its path, version and bytecode tag, the platform, and the C library.
+
+    `folder` is where it finds layers, each below its key; empty where it is the caller's own and sees the host's.
+    """
+
+    python: str
+    version: str
+    tag: str
+    platform: str
+    libc: str
+    folder: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return plain data, ready for JSON."""
+        return asdict(self)
+
+    def fits(self, other: dict[str, object]) -> bool:
+        """Tell whether wheels that were chosen for another interpreter do for this one, wherever it is."""
+        return (self.tag, self.platform, self.libc.partition(" ")[0]) == (
+            other.get("tag"), other.get("platform"), str(other.get("libc", "")).partition(" ")[0]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """Hold what packages are chosen for, and the top-level modules that it has without them."""
+
+    target: Target
+    modules: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class SupportsLayers(Protocol):
+    """Show layers of packages (`Policy.layers`)."""
+
+    def check_layers(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
+
+
+@runtime_checkable
+class SupportsNodeModules(Protocol):
+    """Show layers of npm's packages, too: programs find them in a `node_modules` above their own folder."""
+
+    def check_node_modules(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not show them."""
+        ...
+
+
+@runtime_checkable
+class SupportsAddedLayers(Protocol):
+    """Let a sandbox that lives find what is added to the folder of a layer while it does."""
+
+    def check_added_layers(self, policy: Policy) -> None:
+        """Raise BackendUnavailable where a sandbox with these rules would not find it."""
+        ...
+
+
+@runtime_checkable
+class SupportsOwnInterpreter(Protocol):
+    """Run Python by an interpreter that is not the caller's: packages are for that one, and kept where it is."""
+
+    def find_interpreter(self) -> Interpreter:
+        """Return it; may fetch and start something, and blocks. Raises BackendUnavailable."""
+        ...
+
+    def prune_layers(self, folder: str) -> list[str]:
+        """Remove the copies of layers that are no longer below a folder of the host; return a line for each. Blocks.
+
+        Raises BackendUnavailable where nobody can be asked.
+        """
+        ...
