@@ -97,7 +97,8 @@ class Installed:
     def as_dict(self) -> dict[str, Any]:
         """Return what the log and results say of it."""
         return {
-            "asked": [one.text for one in self.asked], "layer": os.path.basename(self.layer.folder),
+            "asked": [one.text for one in self.asked],
+            "layer": ", ".join(os.path.basename(layer.folder) for layer in self.layers),
             "installed": list(dict.fromkeys(pin.text for pin in self.pins)), "is_new": self.is_new,
         }  # fmt: skip
 
