@@ -130,6 +130,11 @@ class World:
     def __init__(self, host: Control, internet: Control) -> None:
         self._host, self._internet = host, internet
 
+    @property
+    def pid(self) -> int:
+        """Return the process that all of it ends with, which is in the host's namespaces."""
+        return self._host.pid
+
     def name(self, table: Mapping[str, Sequence[Sequence[str]]]) -> None:
         """Have the name server answer so for these names."""
         self._internet.ask("name", table=table)

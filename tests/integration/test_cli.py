@@ -182,7 +182,6 @@ def test_a_verb_that_is_near_is_suggested_once(words: list[str]) -> None:
         ["--require", "vm"],
         ["--require", "memory,vm"],
         ["--require", "memory", "--require", "gvisor"],
-        ["--network", "open"],
         ["--tier", "1"],
         ["--language", "csharp"],
     ],
