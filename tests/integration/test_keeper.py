@@ -326,7 +326,7 @@ def test_a_keeper_is_small_and_shares_nothing_with_its_caller() -> None:
         assert held.count("/dev/null") == 3
         assert {name.partition(":")[0] for name in held} <= {
             "/dev/null", "socket", "pipe", str(registry.find("x").path), f"{registry.find('x').path}/x.lock",
-            *[name for name in held if name.endswith("/cloche/ids")],
+            *[name for name in held if name.endswith("/cloche/ids") or "/packages/growing/" in name],
         }  # fmt: skip
         mapped = (folder / "maps").read_text()
         assert not [name for name in ("_asyncio", "_ctypes", "_ssl") if name in mapped]
