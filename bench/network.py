@@ -74,7 +74,7 @@ def _server(world: World) -> Iterator[None]:
     told = {"ports": PORTS, "tls_port": TLS_PORT, "certificate": f"{FOLDER}/server.pem", "key": f"{FOLDER}/server.key"}
     module = [sys.executable, "-m", f"{__package__}.network_server", json.dumps(told)]
     words = [*world.words(on_internet=True), "env", f"--chdir={ROOT}", *module]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":

@@ -72,9 +72,9 @@ class Process:
 
     def __init__(self, stack: ExitStack, client: str):
         words = [sys.executable, "-c", f"{client}\n{ANSWER}"]
-        self._process = stack.enter_context(
-            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        # As what serves a sandbox: on a busy machine the kernel gives each session its share (autogroup).
+        self._process = stack.enter_context(subprocess.Popen(words, start_new_session=True, **options))
         stack.callback(self._process.kill)
         self.ask("[0, 0]")
 
