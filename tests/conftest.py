@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cloche.audit import log
 from tests.harness.containers import Daemon, chosen, open_daemon
 from tests.harness.escape.attempts import Attempt
 from tests.harness.outcome import Outcome, keep_together
@@ -95,9 +96,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.fixture(autouse=True)
 def _handlers_are_put_back() -> Iterator[None]:
-    """Put back what a command that was run in this process handles: later calls here would go another way."""
-    before = [signal.getsignal(number) for number in HANDLED]
+    """Put back what a command that was run in this process handles: later calls here would go another way.
+
+    The command line also turns the audit on, for the whole of its process.
+    """
+    before, front_end = [signal.getsignal(number) for number in HANDLED], log._front_end
     yield
+    log._front_end = front_end
     for number, handler in zip(HANDLED, before, strict=True):
         signal.signal(number, handler)
 
