@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.core.enforcement import Level
+from cloche.core.policy import Policy
+from cloche.packages import steps
 from cloche.sync import Session
 from tests.harness.sessions import Driver
 
@@ -64,3 +67,14 @@ def javascript(open_driver: Callable[..., Driver]) -> Driver:
 def bash(open_driver: Callable[..., Driver]) -> Driver:
     """Start a driver of Bash."""
     return open_driver("bash")
+
+
+@pytest.fixture
+def downloads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps with a network run at level process: egress never reaches loopback, where a test's index is."""
+    real = steps.step_policy
+
+    def step_policy(policy: Policy, step: steps.Step) -> Policy:
+        return real(policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step)
+
+    monkeypatch.setattr(steps, "step_policy", step_policy)

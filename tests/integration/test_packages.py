@@ -1,7 +1,7 @@
 """Packages from a local index: what is installed is what was pinned, nothing half made is used, and hostile wheels end.
 
 Egress never reaches loopback, where this index is, so the steps that download run without a jail here
-(`_downloads_outside`); those that unpack, and the programs, run in one.
+(`downloads_outside`); those that unpack, and the programs, run in one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pytest
 
 import cloche
 from cloche.cli.app import root
-from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.policy import Policy
 from cloche.execution.registry import backend_named
@@ -32,7 +31,7 @@ from cloche.packages.target import own_target
 from cloche.packages.unpack import unpack
 from tests.harness.packages import PackageIndex, make_wheel, serving_packages
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 OUTSIDE = """
 from cloche.core.enforcement import Level
 from cloche.packages import steps
@@ -41,17 +40,6 @@ steps.step_policy = lambda policy, step: real(
     policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step
 )
 """
-
-
-@pytest.fixture(autouse=True)
-def _downloads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps with a network run at level process."""
-    real = steps.step_policy
-
-    def step_policy(policy: Policy, step: steps.Step) -> Policy:
-        return real(policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step)
-
-    monkeypatch.setattr(steps, "step_policy", step_policy)
 
 
 @pytest.fixture

@@ -19,11 +19,8 @@ from cloche.backends.docker.images import find_image
 from cloche.backends.docker.layers import fill
 from cloche.cli.app import root
 from cloche.config.settings import Settings
-from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable
-from cloche.core.policy import Policy
 from cloche.execution.packages import prune
-from cloche.packages import steps
 from cloche.packages.store import Store
 from cloche.skills.loader import load_skill
 from cloche.skills.run import run_skill
@@ -33,18 +30,7 @@ from tests.harness.processes import fill_pool
 from tests.harness.texts import NAMES_AND_A_LITERAL, write_skill
 from tests.harness.world import open_world
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
-
-
-@pytest.fixture(autouse=True)
-def _downloads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps with a network run at level process: egress never reaches loopback, where this index is."""
-    real = steps.step_policy
-
-    def step_policy(policy: Policy, step: steps.Step) -> Policy:
-        return real(policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step)
-
-    monkeypatch.setattr(steps, "step_policy", step_policy)
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 
 
 @pytest.fixture

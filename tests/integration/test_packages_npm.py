@@ -1,7 +1,7 @@
 """Packages of npm from a local registry: Node and TypeScript find them, no script of theirs runs, hostile ones end.
 
 Egress never reaches loopback, where this registry is, so the steps that download run without a jail here
-(`_downloads_outside`); those that unpack, and the programs, run in one.
+(`downloads_outside`); those that unpack, and the programs, run in one.
 """
 
 from __future__ import annotations
@@ -19,32 +19,19 @@ import cloche
 from cloche.backends import toolchain
 from cloche.backends.local import plan
 from cloche.cli.app import root
-from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.languages import LANGUAGES
 from cloche.core.policy import Policy
 from cloche.execution.packages import check_backend
 from cloche.execution.prepare import prepare
-from cloche.packages import steps
 from cloche.packages.requirements import parse_requirements
 from cloche.packages.store import Store
 from cloche.testing.fake import FakeBackend
 from tests.harness.npm import NpmRegistry, serving_npm
 from tests.harness.packages import serving_packages
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 TOOLCHAINS = Path(__file__).parents[2] / ".toolchains" / "bin"
-
-
-@pytest.fixture(autouse=True)
-def _downloads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let steps with a network run at level process."""
-    real = steps.step_policy
-
-    def step_policy(policy: Policy, step: steps.Step) -> Policy:
-        return real(policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step)
-
-    monkeypatch.setattr(steps, "step_policy", step_policy)
 
 
 @pytest.fixture
