@@ -14,10 +14,13 @@ from tests.harness.processes import is_alive
 
 ROOT = Path(__file__).parents[2]
 ADOPT = [sys.executable, str(ROOT / "scripts" / "adopt.py")]
-# Leaves an orphan in a session of its own, and says its number.
+# Leaves an orphan in a session of its own, which notes that it is asked to end and does not; says its number.
 LEAVES = """
-import os, subprocess
-orphan = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+import os, subprocess, sys
+program = "import os, signal; signal.sigwait([signal.SIGTERM]); os.write(2, b'asked'); signal.sigwait([signal.SIGTERM])"
+program = "import signal; signal.pthread_sigmask(0, [signal.SIGTERM]); print(flush=True); " + program
+orphan = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE)
+orphan.stdout.readline()
 print(orphan.pid, flush=True)
 os._exit(5)
 """
@@ -45,11 +48,11 @@ ADOPTER = "from tests.harness.leaks import adopter, is_of_this_suite; import os;
 
 
 def test_the_exit_code_is_kept_and_nothing_lives_on() -> None:
-    """Not even an orphan in a session of its own."""
+    """Not even an orphan in a session of its own, which is asked to end and then killed."""
     done = subprocess.run(
         [*ADOPT, sys.executable, "-c", LEAVES], capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.returncode == 5, done.stderr
+    assert (done.returncode, done.stderr) == (5, "asked")
     assert not is_alive(int(done.stdout))
 
 

@@ -112,8 +112,9 @@ def posix_shm():
 
 def posix_mq():
     name = WANTED["mark"]
+    small = struct.pack("8q", 0, 8, 64, 0, 0, 0, 0, 0)  # of the usual size nine are all that a user may have
     os.umask(0)
-    KEPT.append(syscall(MQ_OPEN, name.encode(), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666, 0))
+    KEPT.append(syscall(MQ_OPEN, name.encode(), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666, small))
     os.umask(0o022)
     HELD["mq"] = name
     for _ in range(8):
