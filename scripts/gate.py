@@ -127,6 +127,7 @@ def marked(name: str) -> list[str]:
 def spread(python: str, workers: int) -> list[str]:
     """Return the words that have so many workers share the tests, each below an adopter of its own."""
     return [
+        "--max-worker-restart=0",  # the tests of one that died would be waited for without an end
         "--dist",
         "loadgroup",
         "--tx",

@@ -122,7 +122,10 @@ if os.fork() == 0:
     os.setsid()
     print('up', flush=True)
     while os.getppid() == parent:
-        os.kill(parent, signal.SIGSTOP)
+        try:
+            os.kill(parent, signal.SIGSTOP)
+        except ProcessLookupError:
+            break
     time.sleep(60)
 time.sleep(60)
 """,

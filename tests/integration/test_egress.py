@@ -105,13 +105,20 @@ os.kill(child, signal.SIGKILL)
     assert answer_of(tmp_path, program) == [True, False]
 
 
+def kill_egress(number: int) -> None:
+    """Send the egress process a signal, if it is there."""
+    pid = client.process_id()
+    if pid is not None:
+        os.kill(pid, number)
+
+
 def test_a_network_is_opened_whenever_the_process_was_killed() -> None:
     """One that is found dead, or found to be dying, is not what a new sandbox has."""
 
     async def main() -> None:
         for _ in range(20):
             client.open_network(RULES).close()
-            os.kill(client.process_id(), signal.SIGKILL)
+            kill_egress(signal.SIGKILL)
             client.open_network(RULES).close()  # while it dies, or by another one
         while client.process_id():
             network = client.open_network(RULES)
@@ -128,7 +135,7 @@ def test_who_waits_for_a_report_is_told_when_the_network_is_closed() -> None:
 
     async def main() -> None:
         client.open_network(RULES).close()
-        os.kill(client.process_id(), signal.SIGSTOP)
+        kill_egress(signal.SIGSTOP)
         try:
             shared = SharedNetwork(client.open_network(RULES), RULES)
             waiting = asyncio.create_task(shared.close_window(shared.open_window()))
@@ -137,7 +144,7 @@ def test_who_waits_for_a_report_is_told_when_the_network_is_closed() -> None:
             async with asyncio.timeout(5):
                 assert (await waiting).is_lost
         finally:
-            os.kill(client.process_id(), signal.SIGCONT)
+            kill_egress(signal.SIGCONT)
 
     asyncio.run(main())
 

@@ -277,10 +277,10 @@ def rest() -> None:
         end_process()
 
 
-def process_id() -> int:
-    """Return the pid of the egress process that is there, 0 for none."""
+def process_id() -> int | None:
+    """Return the pid of the egress process that is there."""
     found = _process
-    return found.process.pid if found is not None and found.is_alive else 0
+    return found.process.pid if found is not None and found.is_alive else None
 
 
 def end_process() -> None:

@@ -122,10 +122,10 @@ def add_reports(server: MCPServer[Any]) -> None:
     async def log(context: Ctx) -> list[TextContent]:
         for message in ("Tool execution started", "Tool processing data", "Tool execution completed"):
             await context.session.send_log_message("info", message, related_request_id=context.request_id)
-            await asyncio.sleep(0.05)
         return [_text("done")]
 
     server.tool("test_tool_with_logging", description="Log three times.")(log)
+    # The suite waits half a second for its answer.
     server.tool("test_logging_tool", description="Log, if the client wants to hear it.")(log)
 
     @server.tool(description="Report progress.")
