@@ -64,12 +64,16 @@ def test_only_the_index_is_reached_and_by_the_downloads_alone(world: World) -> N
     assert {(protocol, port) for protocol, _, port in seen.endpoints} <= {("tcp", 443), ("udp", 53), ("tcp", 53)}
 
 
-def test_files_on_a_host_that_nobody_named_are_not_fetched(world: World) -> None:
-    """The index may say so; the operator did not."""
+@pytest.mark.parametrize("is_default", [False, True])
+def test_files_on_a_host_that_nobody_named_are_not_fetched(world: World, is_default: bool) -> None:
+    """The index may say so; the operator did not. uv's own default is believed."""
     world.forget()
-    program = """
+    program = f"""
 import os, tempfile
 import cloche
+from cloche.packages import defaults
+if {is_default}:
+    defaults.default_index = lambda: "https://index.example/simple"
 with tempfile.TemporaryDirectory() as folder:
     os.environ["XDG_DATA_HOME"] = folder
     try:
@@ -79,9 +83,9 @@ with tempfile.TemporaryDirectory() as folder:
         why = str(error)
     print(json.dumps(why))
 """
-    why = world.run(program, env=INDEX)
-    assert "files.example" in why
-    assert "files.example" not in world.seen().names
+    why = world.run(program, user="ordinary" if is_default else "root", env={} if is_default else INDEX)
+    assert why == "it was" if is_default else "files.example" in why
+    assert ("files.example" in world.seen().names) == is_default
 
 
 def test_only_the_registry_is_reached_by_npm(world: World) -> None:

@@ -21,14 +21,6 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_address
 
-_ORG = "org"  # apart: a registry in the tree is otherwise a mistake, which `scripts/check_tree.py` finds
-PYPI, FILES_OF_PYPI = f"pypi.{_ORG}", f"files.pythonhosted.{_ORG}"
-DEFAULT_URL = f"https://{PYPI}/simple"
-# Indexes whose files are on another host.
-FILE_HOSTS: Mapping[str, tuple[str, ...]] = {
-    PYPI: (FILES_OF_PYPI,),
-    f"test.{PYPI}": (f"test-{FILES_OF_PYPI}", FILES_OF_PYPI),
-}
 PORTS = {"https": 443, "http": 80}
 # The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but
 # those that egress never allows (loopback, link-local, metadata).
@@ -73,15 +65,17 @@ class Credentials(Mapping[str, tuple[str, str]]):
 class Index:
     """Say where packages come from.
 
-    `url` is the index, `extra` are further ones, which are asked before it, as uv does: a package is taken from the
-    first that has one of its name. `file_hosts` are further hosts ("host:port") of their files. None of the addresses
-    has credentials in it. `ca_file` is the operator's bundle of certificates, "" for that of the system. `origin` says
-    who set it.
+    `url` is the index, "" for the default of the client (`defaults` knows it); `extra` are further ones, which are
+    asked before it, as uv does: a package is taken from the first that has one of its name. `file_hosts` are further
+    hosts ("host:port") of their files that the operator named, `listed_hosts` those that the client's default named
+    itself. None of the addresses has credentials in it. `ca_file` is the operator's bundle of certificates, "" for that
+    of the system. `origin` says who set it.
     """
 
-    url: str = DEFAULT_URL
+    url: str = ""
     extra: tuple[str, ...] = ()
     file_hosts: tuple[str, ...] = ()
+    listed_hosts: tuple[str, ...] = ()
     credentials: Credentials = field(default_factory=Credentials)
     ca_file: str = ""
     origin: str = "default"
@@ -89,18 +83,15 @@ class Index:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Return "host:port" of all that may be asked for packages and their files."""
-        found = []
-        for url in (self.url, *self.extra):
-            parts = urlsplit(url)
-            found.append(host_of(parts))
-            found += [f"{name}:443" for name in FILE_HOSTS.get(parts.hostname or "", ())]
-        return tuple(dict.fromkeys((*found, *self.file_hosts)))
+        own = (host_of(urlsplit(url)) for url in (self.url, *self.extra) if url)
+        return tuple(dict.fromkeys((*own, *self.file_hosts, *self.listed_hosts)))
 
     @property
     def network_allow(self) -> tuple[str, ...]:
-        """Return the rules for the network of a sandbox that downloads."""
+        """Return the rules for the network of a sandbox that downloads. What is listed alone is public, or nothing."""
+        own = {*self.hosts} - ({*self.listed_hosts} - {*self.file_hosts})
         return tuple(
-            host if parse_address(host.rpartition(":")[0]) is not None else f"{host}@{ANY_ADDRESS}"
+            f"{host}@{ANY_ADDRESS}" if host in own and parse_address(host.rpartition(":")[0]) is None else host
             for host in self.hosts
         )
 
@@ -165,8 +156,10 @@ class _Found:
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")).rstrip("/")
 
 
-def find_index(environ: Mapping[str, str] | None = None, *, home: str | None = None, system: str = "/etc") -> Index:
-    """Return the index of this user's own uv, else of their pip, else PyPI.
+def find_index(
+    environ: Mapping[str, str] | None = None, *, home: str | None = None, system: str = "/etc", default: str = ""
+) -> Index:
+    """Return the index that this user configured for uv, else for pip, else the default.
 
     `home` and `system` replace the folders in which files are looked for. Raises InvalidRequest, without a value that
     may hold a password, where something there cannot be read.
@@ -179,7 +172,7 @@ def find_index(environ: Mapping[str, str] | None = None, *, home: str | None = N
     for variable in CA_VARIABLES:
         found.ca_file = found.ca_file or environ.get(variable, "")
     index = Index(
-        url=found.url or DEFAULT_URL, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
+        url=found.url or default, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
         ca_file=found.ca_file,
     )  # fmt: skip
     credentials = {**_from_netrc(index, environ, home), **found.credentials}

@@ -15,6 +15,7 @@ from cloche.core.layers import Target
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from .defaults import with_default_index, with_default_registry
 from .fetch import fetch
 from .folders import make_shown
 from .index import Index, find_index
@@ -164,6 +165,7 @@ def _usable(layer: Layer, terms: Terms) -> Layer | None:
 
 
 async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Layer, bool]:
+    terms = await _with_default(backend, policy, asked, terms)
     pins = await _pinned(backend, policy, asked, terms)
     key = layer_key(pins, terms.target)
     layer = terms.store.find_content(key)
@@ -177,6 +179,24 @@ async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], 
         if is_used:  # else somebody removed it at once
             log.debug("installed %d packages in %s", len(pins), layer.folder)
             return layer, True
+
+
+async def _with_default(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> Terms:
+    """Return the terms with what the client itself knows of its default index or registry."""
+    names = [pin.name for pin in terms.locked.pins] if terms.locked is not None else [one.name for one in asked]
+    if not isinstance(terms.index, Registry):
+        if not names:
+            return terms
+        return replace(terms, index=await with_default_index(backend, policy, terms.index, names[0]))
+    if terms.locked is not None and terms.index.url:
+        return terms
+    return replace(terms, index=await with_default_registry(terms.index, _npm(terms)))
+
+
+def _npm(terms: Terms) -> Npm:
+    if terms.find_npm is None:
+        raise BackendUnavailable("packages: nobody says how npm is started here.")
+    return terms.find_npm()
 
 
 async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
@@ -196,9 +216,7 @@ async def _pinned_npm(
         check_npm_pins(terms.locked.pins, registry)
         terms.rules.check_denied(pin.name for pin in terms.locked.pins)
         return terms.locked.pins
-    if terms.find_npm is None:
-        raise BackendUnavailable("packages: nobody says how npm is started here.")
-    return await resolve_npm(backend, policy, asked, terms.find_npm(), registry, terms.rules)
+    return await resolve_npm(backend, policy, asked, _npm(terms), registry, terms.rules)
 
 
 async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:

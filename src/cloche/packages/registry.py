@@ -19,8 +19,6 @@ from cloche.core.errors import InvalidRequest
 
 from .index import CA_VARIABLES, PORTS, Credentials, Index, host_of, read_own_file
 
-NPMJS = f"registry.npmjs.{'org'}"  # apart: a registry in the tree is otherwise a mistake
-DEFAULT_REGISTRY = f"https://{NPMJS}"
 SYSTEM_FOLDERS = ("/usr/local/etc", "/usr/etc", "/etc")
 _VARIABLE = "npm_config_"
 _SCOPE = re.compile(r"@[A-Za-z0-9][A-Za-z0-9._-]*:registry")
@@ -30,9 +28,12 @@ BEARER = ""  # the name of whom a token speaks for: it says that itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry(Index):
-    """Say where packages of npm come from: `url`, and for those of a scope (`@corp`) the address in `scopes`."""
+    """Say where packages of npm come from: `url`, and for those of a scope (`@corp`) the address in `scopes`.
 
-    url: str = DEFAULT_REGISTRY
+    `default` is the registry of an npm that nobody configured, "" where nobody asked npm.
+    """
+
+    default: str = ""
     scopes: tuple[tuple[str, str], ...] = ()
 
     def settings(self) -> bytes:
@@ -49,18 +50,22 @@ class Registry(Index):
         return "".join(f"{key}={json.dumps(value)}\n" for key, value in dict(lines).items()).encode()
 
     def own_address(self, url: str) -> str:
-        """Return the address of a file as npm takes it: a mirror has what is listed to be at npm's own registry."""
-        parts, mine = urlsplit(url), urlsplit(self.url)
-        if parts.hostname != NPMJS or mine.hostname == NPMJS:
+        """Return the address of a file as npm takes it: a mirror has what is listed to be at npm's default."""
+        parts, mine, default = urlsplit(url), urlsplit(self.url), urlsplit(self.default).hostname
+        if not default or parts.hostname != default or mine.hostname == default:
             return url
         path = parts.path if parts.path.startswith(f"{mine.path}/") else f"{mine.path}{parts.path}"
         return urlunsplit(parts._replace(scheme=mine.scheme, netloc=mine.netloc, path=path))
 
 
 def find_registry(
-    environ: Mapping[str, str] | None = None, *, home: str | None = None, systems: tuple[str, ...] = SYSTEM_FOLDERS
+    environ: Mapping[str, str] | None = None,
+    *,
+    home: str | None = None,
+    systems: tuple[str, ...] = SYSTEM_FOLDERS,
+    default: str = "",
 ) -> Registry:
-    """Return the registry of this user's own npm.
+    """Return the registry that this user configured for npm, else the default.
 
     `home` and `systems` replace the folders in which files are looked for. Raises InvalidRequest, without a value that
     may hold a password, where something there cannot be read.
@@ -76,15 +81,15 @@ def find_registry(
     held: dict[str, tuple[str, str]] = {}
     named = [key for key in said if _SCOPE.fullmatch(key)]
     scopes = {key.removesuffix(":registry"): _clean(said[key], origins[key], held) for key in named}
-    url = _clean(said["registry"], origins["registry"], held) if "registry" in said else DEFAULT_REGISTRY
+    url = _clean(said["registry"], origins["registry"], held) if "registry" in said else default
     extra = tuple(dict.fromkeys(one for one in scopes.values() if one != url))
-    for one in (url, *extra):
+    for one in filter(None, (url, *extra)):
         known = _credentials_of(one, said)
         if known is not None:
             held[host_of(urlsplit(one))] = known
     authorities = (said.get("cafile", ""), *(environ.get(name, "") for name in ("NODE_EXTRA_CA_CERTS", *CA_VARIABLES)))
     return Registry(
-        url=url, extra=extra, scopes=tuple(sorted(scopes.items())), credentials=Credentials(held),
+        url=url, default=default, extra=extra, scopes=tuple(sorted(scopes.items())), credentials=Credentials(held),
         ca_file=next((path for path in authorities if os.path.isabs(path)), ""),
         origin=origins.get("registry", "default"),
     )  # fmt: skip

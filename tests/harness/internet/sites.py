@@ -83,7 +83,10 @@ def websocket(request: Request, reader: Reader) -> None:
 
 
 def index(request: Request, _reader: Reader) -> Response:
-    """Serve PEP 503's pages at `index.example`, with hashes, and the files at `files.example`."""
+    """Serve PEP 503's pages at `index.example`, with hashes, and the files at `files.example`.
+
+    Who accepts nothing but PEP 691's JSON has what Cloche's own step reads of that.
+    """
     name = request.path.strip("/").rpartition("/")[2]
     if request.host == "files.example":
         found = wheels().get(name.removesuffix(".metadata"))
@@ -93,6 +96,9 @@ def index(request: Request, _reader: Reader) -> Response:
     files = [file for file in wheels() if file.startswith(f"{name.replace('-', '_')}-")]
     if not files:
         return NOT_FOUND
+    if request.headers.get("accept") == "application/vnd.pypi.simple.v1+json":
+        rows = [{"filename": file, "url": f"https://files.example/{file}"} for file in files]
+        return Response(json.dumps({"files": rows}).encode(), headers={"Content-Type": "application/json"})
     links = (
         f'<a href="https://files.example/{file}#sha256={hashlib.sha256(wheels()[file]).hexdigest()}"'
         f' data-core-metadata="sha256={hashlib.sha256(_metadata(file)).hexdigest()}">{file}</a>'

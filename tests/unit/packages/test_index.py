@@ -8,7 +8,7 @@ import pytest
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_rule
-from cloche.packages.index import DEFAULT_URL, Index, find_index
+from cloche.packages.index import Index, find_index
 
 
 @pytest.fixture
@@ -29,10 +29,22 @@ def _write(path: Path, text: str) -> None:
 
 
 def test_without_configuration_it_is_the_default(host: Path) -> None:
-    """And its files are on their own host."""
+    """Which the client knows; a netrc may have credentials for it."""
     found = _find(host)
-    assert (found.url, found.origin, dict(found.credentials)) == (DEFAULT_URL, "default", {})
-    assert len(found.hosts) == 2
+    assert (found.url, found.hosts, found.origin, dict(found.credentials)) == ("", (), "default", {})
+    _write(host / "home/.netrc", "machine d.example login me password word\n")
+    found = find_index({}, home=str(host / "home"), system=str(host / "etc"), default="https://d.example/simple")
+    assert (found.url, found.hosts, found.origin) == ("https://d.example/simple", ("d.example:443",), "default")
+    assert dict(found.credentials) == {"d.example:443": ("me", "word")}
+
+
+def test_hosts_that_the_index_listed_are_public_ones() -> None:
+    """Those that the operator named may have any address."""
+    index = Index(
+        url="https://a.example/simple", file_hosts=("b.example:443",), listed_hosts=("b.example:443", "c.example:443")
+    )
+    assert index.hosts == ("a.example:443", "b.example:443", "c.example:443")
+    assert [rule.partition("@")[1] for rule in index.network_allow] == ["@", "@", ""]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ def test_the_working_directory_says_nothing(host: Path, monkeypatch: pytest.Monk
     _write(work / ".netrc", "default login a password b\n")
     monkeypatch.chdir(work)
     found = _find(host, PIP_CONFIG_FILE="pip.conf", UV_CONFIG_FILE="uv.toml", NETRC=".netrc", XDG_CONFIG_HOME=".config")
-    assert (found.url, dict(found.credentials)) == (DEFAULT_URL, {})
+    assert (found.url, dict(found.credentials)) == ("", {})
 
 
 def test_credentials_are_kept_apart_and_never_shown(host: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
 from cloche.packages.lock import format_lock, read_lock
 from cloche.packages.npm import Npm, npm_target, read_pins, resolve_step
-from cloche.packages.registry import DEFAULT_REGISTRY, NPMJS, Registry, find_registry
+from cloche.packages.registry import Registry, find_registry
 from cloche.packages.requirements import parse_requirement, parse_requirements
 from cloche.packages.resolve import Pin
 from cloche.packages.rules import Rules
@@ -20,7 +20,7 @@ from cloche.packages.target import own_target
 
 HASH = bytes(64)
 INTEGRITY = f"sha512-{base64.b64encode(HASH).decode()}"
-REGISTRY = Registry(url="https://a.example/npm")
+REGISTRY = Registry(url="https://a.example/npm", default="https://default.example")
 URL = "https://a.example/npm/one/-/one-1.0.0.tgz"
 
 
@@ -119,7 +119,7 @@ def test_the_registry_is_that_of_the_operators_own_npm(host: Path, monkeypatch: 
     work.mkdir()
     (work / ".npmrc").write_text("registry=https://evil.example/\n")
     monkeypatch.chdir(work)
-    assert (_find(host).url, _find(host, NPM_CONFIG_USERCONFIG=".npmrc").url) == (DEFAULT_REGISTRY, DEFAULT_REGISTRY)
+    assert (_find(host).url, _find(host, NPM_CONFIG_USERCONFIG=".npmrc").url) == ("", "")
     (host / "etc/npmrc").write_text('; all\nregistry = "https://system.example/npm/"\ncafile=/etc/ca.pem\n')
     assert (_find(host).url, _find(host).ca_file) == ("https://system.example/npm", "/etc/ca.pem")
     (host / "home/.npmrc").write_text(
@@ -176,7 +176,7 @@ def test_a_package_lock_is_read() -> None:
         "node_modules/one/node_modules/bundled": {"inBundle": True, "version": "1"},
     }
     assert read_pins(_lock(more=others, os=["linux", "darwin"], cpu=["!mips"]), REGISTRY) == (expected,)
-    mirrored = _lock(resolved=f"https://{NPMJS}/one/-/one-1.0.0.tgz")
+    mirrored = _lock(resolved="https://default.example/one/-/one-1.0.0.tgz")
     assert read_pins(mirrored, REGISTRY) == (expected,)
 
 

@@ -1,8 +1,10 @@
 """Download files and write them to standard output as frames, in the order in which they are asked for.
 
 Standard input is JSON: `files`, rows of address and size (0: unknown); `ca`, the path of a bundle of certificates or
-""; `most`, bytes of one file. Credentials are in the variable CLOCHE_CREDENTIALS, JSON by "host:port": a name and a
-password, or no name and a token. They go to that host alone, also when it redirects to another one.
+""; `most`, bytes of one file. With `page` in place of `files`, the address of an index's list of a package (PEP 691),
+it writes JSON: the names of the hosts that the package's files are on. Credentials are in the variable
+CLOCHE_CREDENTIALS, JSON by "host:port": a name and a password, or no name and a token. They go to that host alone, also
+when it redirects to another one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct(">BHQ")
 FILE = 1
+LIST = "application/vnd.pypi.simple.v1+json"
 PIECE = 1 << 18
 TRIES, PAUSE_S, TIMEOUT_S = 3, 1.0, 60.0
 PORTS = {"https": 443, "http": 80}
@@ -62,9 +65,9 @@ def identify(request: urllib.request.Request) -> None:
         request.add_unredirected_header("Authorization", f"Basic {token}")
 
 
-def fetch(opener: urllib.request.OpenerDirector, url: str, most: int) -> bytes:
+def fetch(opener: urllib.request.OpenerDirector, url: str, most: int, accept: str) -> bytes:
     """Return a file. Raises OSError, also for one that is too large."""
-    headers = {"User-Agent": "cloche", "Accept-Encoding": "identity"}
+    headers = {"User-Agent": "cloche", "Accept-Encoding": "identity", "Accept": accept}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the other end has checked its scheme
     identify(request)
     pieces, total = [], 0
@@ -77,18 +80,30 @@ def fetch(opener: urllib.request.OpenerDirector, url: str, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def fetch_retrying(opener: urllib.request.OpenerDirector, url: str, most: int) -> bytes:
+def fetch_retrying(opener: urllib.request.OpenerDirector, url: str, most: int, accept: str = "*/*") -> bytes:
     """Return a file, after a pause where the network or the server failed."""
     for pause in (PAUSE_S, 2 * PAUSE_S):
         try:
-            return fetch(opener, url, most)
+            return fetch(opener, url, most, accept)
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 429:
                 raise
         except OSError:
             pass
         time.sleep(pause)
-    return fetch(opener, url, most)
+    return fetch(opener, url, most, accept)
+
+
+def hosts_listed(opener: urllib.request.OpenerDirector, url: str, most: int) -> list[str]:
+    """Return the hosts of a package's files, none for a package that is not there. Raises OSError, ValueError."""
+    try:
+        page = json.loads(fetch_retrying(opener, url, most, LIST))
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return []
+    places = (urllib.parse.urlsplit(urllib.parse.urljoin(url, file["url"])) for file in page["files"])
+    return sorted({str(place.hostname) for place in places if place.scheme == "https" and not place.port})
 
 
 def main() -> None:
@@ -96,6 +111,12 @@ def main() -> None:
     asked = json.load(sys.stdin)
     context = ssl.create_default_context(cafile=asked["ca"] or None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects())
+    if "page" in asked:
+        try:
+            sys.stdout.write(json.dumps(hosts_listed(opener, asked["page"], asked["most"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            sys.exit(f"{asked['page']}: {error}")
+        return
     out = os.fdopen(1, "wb", closefd=False)
     for number, (url, size) in enumerate(asked["files"]):
         try:

@@ -1,0 +1,138 @@
+"""Where packages come from when nobody configured it: the default of the client itself, which is asked for it.
+
+uv's help names its index, npm its registry. The index has its files on other hosts, and its list of a package says
+which: of the default that is believed, of any other index it is the operator who names them (`packages_hosts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.limits import MIB
+from cloche.core.network import parse_address
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+from .index import Index, find_index
+from .npm import Npm
+from .registry import Registry, find_registry
+from .resolve import credentials_variable, find_uv
+from .steps import CA_FILE, Step, ca_files, failed, run_step
+
+ASKING_S = 60.0
+MOST_PAGE_BYTES = 64 * MIB
+MOST_HOSTS = 4
+_INDEX = re.compile(r"--default-index\b[^<]*<DEFAULT_INDEX>[^<]*\bby\s+default:\s*<(https://[^\s<>]+)>")
+_REGISTRY = re.compile(r"https://[^\s<>]+")
+_NOWHERE = "/nonexistent"
+_HOST = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
+_listed: dict[str, tuple[str, ...]] = {}  # by index: it is asked once by each process
+
+
+@functools.cache
+def default_index() -> str:
+    """Return the address of uv's default index. Raises BackendUnavailable where there is no uv, or it says none."""
+    found = _INDEX.search(_said((find_uv(), "pip", "compile", "--help")))
+    if found is None:
+        raise BackendUnavailable(
+            "packages: this uv does not say which index is its default.",
+            remedy="Name one: UV_DEFAULT_INDEX, or index-url in your pip.conf",
+        )
+    return found[1].rstrip("/")
+
+
+@functools.cache
+def default_registry(npm: Npm) -> str:
+    """Return the address of npm's default registry. Raises BackendUnavailable where it says none."""
+    without = (f"--userconfig={_NOWHERE}/user", f"--globalconfig={_NOWHERE}/all", "--logs-max=0")
+    found = _REGISTRY.fullmatch(_said((*npm.argv, "config", "get", "registry", *without)).strip())
+    if found is None:
+        raise BackendUnavailable(
+            "packages: this npm does not say which registry is its default.",
+            remedy="Name one: registry=... in your ~/.npmrc",
+        )
+    return found[0].rstrip("/")
+
+
+def _said(argv: Sequence[str]) -> str:
+    """Return what a client of the operator's says, without their configuration. Raises BackendUnavailable."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _NOWHERE, "NO_COLOR": "1"}
+    try:
+        return subprocess.run(
+            argv,
+            cwd="/",
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASKING_S,
+            check=True,
+            text=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        raise BackendUnavailable(f"packages: {argv[0]} cannot be asked for its default: {error}.") from None
+
+
+async def with_default_registry(registry: Registry, npm: Npm) -> Registry:
+    """Return a registry with what npm says of its default."""
+    default = await asyncio.to_thread(default_registry, npm)
+    if registry.url:
+        return replace(registry, default=default)
+    return replace(find_registry(default=default), file_hosts=registry.file_hosts)
+
+
+async def with_default_index(backend: Backend, policy: Policy, index: Index, name: str) -> Index:
+    """Return an index with what uv says of its default, and where that has its files.
+
+    `name` is that of a package, whose list is read. Raises BackendUnavailable, StartFailed.
+    """
+    try:
+        default = await asyncio.to_thread(default_index)
+    except BackendUnavailable:
+        if index.url:
+            return index  # and whoever needs uv will say so
+        raise
+    if not index.url:
+        index = replace(find_index(default=default), file_hosts=index.file_hosts)
+    if index.url != default:
+        return index
+    if default not in _listed:
+        hosts = await _hosts_listed(backend, policy, index, name)
+        if not hosts:
+            return index
+        _listed[default] = hosts
+    return replace(index, listed_hosts=_listed[default])
+
+
+async def _hosts_listed(backend: Backend, policy: Policy, index: Index, name: str) -> tuple[str, ...]:
+    """Ask an index, in a sandbox, which hosts a package's files are on."""
+    bundle = index.ca_bundle()
+    asked = {"page": f"{index.url}/{name}/", "ca": CA_FILE if bundle else "", "most": MOST_PAGE_BYTES}
+    step = Step(
+        name="look up", program="download", stdin=json.dumps(asked).encode(), env=credentials_variable(index),
+        files=ca_files(bundle), network_allow=index.network_allow,
+    )  # fmt: skip
+    done = await run_step(backend, policy, step)
+    if not done.result.ok:
+        raise failed(step, done.result, index.credentials.hide)
+    try:
+        found = json.loads(done.result.stdout)
+        if not isinstance(found, list) or len(found) > MOST_HOSTS:
+            raise ValueError("it is no list of hosts, or too long a one")
+        return tuple(_listed_host(one) for one in found)
+    except (ValueError, RecursionError) as error:
+        host = urlsplit(index.url).hostname
+        raise StartFailed(f"packages: where {host} has its files cannot be used: {error}", step="look up") from None
+
+
+def _listed_host(name: object) -> str:
+    if not isinstance(name, str) or not _HOST.fullmatch(name) or parse_address(name) is not None:
+        raise ValueError(f"{str(name)[:100]!r} is no name of a host")
+    return f"{name.lower()}:443"
