@@ -96,10 +96,10 @@ def check_sessions(sandbox: Sandbox) -> None:
         shell.checkpoint("a")
 
 
-def check_ends_with_its_tree(sandbox: Sandbox) -> None:
+def check_ends_with_its_tree(sandbox: Sandbox, *, timeout_s: float = 2.0) -> None:
     """A time-out ends what hides from its command, and nobody else's."""
     other = sandbox.start(["cat"])
-    hiding = sandbox.start(["python3", "-c", HIDES], timeout=2)
+    hiding = sandbox.start(["python3", "-c", HIDES], timeout=timeout_s)
     said = next(iter(hiding.stdout)).split()
     assert hiding.wait().status == "timeout"
     assert said[0].isdigit(), said

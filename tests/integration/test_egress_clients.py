@@ -86,6 +86,18 @@ CLIENTS: Mapping[str, Client] = {
         f"import httpx\nwith httpx.Client() as opened: {TWICE}",
         prints=HELLO, allow=GOOD, modules=("httpx",),
     ),
+    "aiohttp": python(
+        """
+import aiohttp, asyncio
+async def main():
+    async with aiohttp.ClientSession() as opened:
+        for scheme in ("http", "https") * 2:
+            async with opened.get(f"{scheme}://good.example/") as answer:
+                print(await answer.text())
+asyncio.run(main())
+""",
+        prints=HELLO, allow=GOOD, modules=("aiohttp",),
+    ),
     "fetch of Node": Client(
         code="node -e 'fetch(\"https://good.example/\").then(r => r.text()).then(console.log)'",
         prints=HELLO, allow=GOOD, programs=("node",),

@@ -53,6 +53,22 @@ async def finish(work: Awaitable[T]) -> T:
     return task.result()
 
 
+async def until_readable(fd: int) -> None:
+    """Wait until there is something to read, or the end."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _set_done, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def any_of(*futures: asyncio.Future[Any]) -> None:
     """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
     woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

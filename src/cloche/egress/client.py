@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cloche.core.loops import until_readable
 from cloche.jail import messages
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Network:
             try:
                 return self._receive_now()
             except BlockingIOError:
-                await _until_readable(self.fileno())
+                await until_readable(self.fileno())
 
     def _receive_now(self) -> tuple[str, dict[str, Any]]:
         tag, body, fds = messages.receive(self.fileno())
@@ -154,21 +155,6 @@ class Network:
         self._jail_end.close()
         self._control.close()
         self.on_close(self)
-
-
-async def _until_readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _set_done, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(fd)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class _Process:

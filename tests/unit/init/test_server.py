@@ -106,8 +106,8 @@ def test_who_comes_back_finds_the_last_of_what_was_written(client: Client) -> No
     channel = client.open("start", argv=["sh", "-c", script], streams=[0, 1, 2], is_kept=True)
     name = client.event(channel, "started")["id"]
     client.read(channel, 3)
-    client.link.sendall(wire.grant_frame(channel, wire.STDOUT, 3) + wire.data_frame(channel, wire.STDIN, b"\n"))
-    client.send(wire.CLOSE, channel)
+    goes_on = wire.grant_frame(channel, wire.STDOUT, 3) + wire.data_frame(channel, wire.STDIN, b"\n")
+    client.link.sendall(goes_on + wire.frame(wire.CLOSE, channel))  # at once: who is there at the end is told of it
     while True:
         rows = client.event(client.open("processes"), "processes")["processes"]
         if rows[0]["status"] is not None:

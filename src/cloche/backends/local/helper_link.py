@@ -24,7 +24,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import StartFailed
-from cloche.core.loops import is_single_call_loop
+from cloche.core.loops import is_single_call_loop, until_readable
 from cloche.core.suppressed import suppress_logged
 from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
@@ -69,22 +69,6 @@ async def until_end(link: socket.socket) -> None:
             os.close(fd)
         if not tag:
             return
-
-
-async def until_readable(fd: int) -> None:
-    """Wait until there is something to read, or the end."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _set_done, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(fd)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:

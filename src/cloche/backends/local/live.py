@@ -28,7 +28,7 @@ from cloche.core.errors import (
 )
 from cloche.core.events import Sink, discard
 from cloche.core.limits import MIB, Limits, format_size
-from cloche.core.loops import finish
+from cloche.core.loops import finish, until_readable
 from cloche.core.policy import Policy
 from cloche.core.protocols import Keeping, OpenConnection
 from cloche.core.request import Request
@@ -50,7 +50,7 @@ from ..network import authority_variables, network_rules, open_shared_network
 from ..results import run_notes
 from ..toolchain import python_toolchain
 from .font_cache import seems_to_draw
-from .helper_link import Connection, until_readable
+from .helper_link import Connection
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
