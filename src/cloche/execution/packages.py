@@ -51,6 +51,7 @@ log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
 MOST_PREPARED = 64
 AUTO = "auto"
+SHORT_CODE_CHARS = 16 << 10  # that are looked at without a thread
 NPM_LANGUAGES = frozenset({"javascript", "typescript"})
 _prepared: dict[tuple[int, tuple[str, ...]], _Ready] = {}
 _stores: dict[str, Store] = {}
@@ -88,7 +89,7 @@ async def with_packages(
     with refusals(prepared.settings, language=language, code=code):
         named = _named(prepared, language, is_own_list=is_own_list)
         interpreter = await _interpreter_of(prepared, named)
-        requirements = named or _found(prepared, code, language, files, interpreter)
+        requirements = named or await _found(prepared, code, language, files, interpreter)
         if not requirements:
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
@@ -118,13 +119,17 @@ async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) ->
     return await asyncio.to_thread(backend.find_interpreter)
 
 
-def _found(
+async def _found(
     prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
     """Return the requirements that are found in the code, where that is asked for."""
     if prepared.policy.packages != AUTO or code is None or language != "python":
         return ()
-    return _auto(code, _modules_of(files), prepared.settings.packages_allow, interpreter)
+    look = partial(_auto, code, _modules_of(files), prepared.settings.packages_allow, interpreter)
+    if len(code) <= SHORT_CODE_CHARS:
+        return look()
+    await become_task()
+    return await asyncio.to_thread(look)
 
 
 def _for_language(lines: tuple[str, ...], language: str) -> tuple[str, ...]:
@@ -147,11 +152,12 @@ def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
 def _auto(
     code: str, given: frozenset[str], allowed: tuple[str, ...], interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
+    provides = partial(_is_provided, interpreter=interpreter)
+    found = resolve_auto(code, provides=provides, given=given, allowed=allowed)
     header = read_header(code)
     if header is not None:
         check_python(header, (interpreter.target if interpreter is not None else own_target()).version)
-    provides = partial(_is_provided, interpreter=interpreter)
-    return resolve_auto(code, provides=provides, given=given, allowed=allowed)
+    return found
 
 
 def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:

@@ -13,7 +13,7 @@ import ast
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 MOST_REQUIREMENTS = 200
 MOST_LINE_CHARS = 500
 MOST_FILE_BYTES = 1 << 18
+MOST_CODE_CHARS = 1 << 18  # that are looked at for imports: a parser takes seconds for each megabyte, and all wait
 EXTRA = "pip install 'cloche[packages]'"
 _COMMENT = re.compile(r"(^|\s)#.*$")
-_HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_HEADER, _HEADER_END = re.compile(r"# /// (?P<type>[a-zA-Z0-9-]+)"), "# ///"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|[a-z]+\+[a-z]+:|file:", re.IGNORECASE)
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz", ".egg")
 _ONLY = "a requirement is a name, with extras, versions and a marker"
@@ -162,18 +163,17 @@ def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
 
 def read_header(code: str) -> Header | None:
     """Return what a script's PEP 723 header says; None where it has none. Raises InvalidRequest for a broken one."""
-    blocks = [match for match in _HEADER.finditer(code) if match["type"] == "script"]
+    blocks = [lines for kind, lines in _header_blocks(code) if kind == "script"]
     if not blocks:
         return None
     if len(blocks) > 1:
         raise InvalidRequest('packages: the program has two headers "# /// script"; keep one of them')
-    lines = blocks[0]["content"].splitlines()
-    text = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    text = "\n".join(line[2:] for line in blocks[0])
     import tomllib
 
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidRequest(f'packages: the header "# /// script" is not TOML: {error}') from None
     dependencies, python = found.get("dependencies", []), found.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
@@ -181,6 +181,27 @@ def read_header(code: str) -> Header | None:
     if not isinstance(python, str):
         raise InvalidRequest('packages: "requires-python" of the header "# /// script" is not text')
     return Header(dependencies=tuple(dependencies), requires_python=python)
+
+
+def _header_blocks(code: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield type and lines of each block that PEP 723 knows, looking at each line once.
+
+    Comments that follow each other hold one at most: from the first line that begins one to the last that ends one.
+    """
+    begun: re.Match[str] | None = None
+    lines: list[str] = []
+    length = 0  # of the block, up to the last line that ends one
+    for line in (*code.split("\n"), ""):
+        is_comment = line == "#" or line.startswith("# ")
+        if is_comment and begun is not None:
+            length = len(lines) if line == _HEADER_END else length
+            lines.append(line)
+        elif is_comment:
+            begun = _HEADER.fullmatch(line)
+        elif begun is not None:
+            if length:
+                yield begun["type"], lines[:length]
+            begun, lines, length = None, [], 0
 
 
 def check_python(header: Header, version: str) -> None:
@@ -261,8 +282,13 @@ def resolve_auto(
     `provides` tells whether the interpreter has a top-level module, `given` are the modules among the run's own files,
     `allowed` the names of packages of which the operator says that they are what an import of that name means.
     Raises PolicyDenied for an import of which nobody has said which package it is, unless the program has a header,
-    which says what it needs, or can go on without it.
+    which says what it needs, or can go on without it. Raises InvalidRequest for code that is too long to look at.
     """
+    if len(code) > MOST_CODE_CHARS:
+        raise InvalidRequest(
+            f'packages: the program has {len(code)} characters, and "auto" looks at {MOST_CODE_CHARS} at most; name '
+            "the packages, or give what is long as a file"
+        )
     header, imports = read_header(code), read_imports(code)
     found = list(parse_requirements(header.dependencies)) if header is not None else []
     listed = {one.name for one in found}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cloche.core.errors import InvalidRequest, PolicyDenied
@@ -89,6 +91,16 @@ def test_requirements_are_sorted_and_counted() -> None:
     assert [str(one) for one in parse_requirements(["b", "a", "B"])] == ["a", "b"]
     with pytest.raises(InvalidRequest, match="at most"):
         parse_requirements(f"p{number}" for number in range(500))
+
+
+@pytest.mark.parametrize("code", ["# /// a\n" * 500_000, "# /// script\n" + "#\n" * 500_000, "a\n" * 500_000])
+def test_a_long_program_is_looked_at_for_a_moment(code: str) -> None:
+    """Whoever wrote it keeps nobody waiting: each line is looked at once, and what is too long to parse is refused."""
+    began = time.process_time()
+    assert read_header(code) is None
+    with pytest.raises(InvalidRequest, match="characters"):
+        resolve_auto(code, provides=lambda _: False)
+    assert time.process_time() - began < 5
 
 
 def test_a_file_of_requirements_is_read_by_lines() -> None:
