@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from cloche.core.network import NetworkRules, Rule
 
@@ -142,10 +142,9 @@ async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Sem
         raise Refused(f"{host}: addresses are not sent to an upstream proxy; use a name")
     if "." not in host or host.endswith(PRIVATE_SUFFIXES):
         raise Refused(f"{host} looks like a private name, which is not sent to an upstream proxy")
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")
-    found, _ = await _connect_to_first(parts.hostname, await _resolve(parts.hostname, 0, lookups), parts.port or 8080)
+    parts, proxy_port = _split(url)
+    proxy = parts.hostname or ""
+    found, _ = await _connect_to_first(proxy, await _resolve(proxy, 0, lookups), proxy_port)
     if port == 80:
         return found
     try:
@@ -158,6 +157,18 @@ async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Sem
         found.close()
         raise
     return found
+
+
+def _split(url: str) -> tuple[SplitResult, int]:
+    """Return the parts of the proxy's address, and its port. Raises Refused, without any of it: it has a password."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        is_whole = parts.path in ("", "/") and not (parts.query or parts.fragment)
+        if parts.scheme == "http" and parts.hostname and is_whole:
+            return parts, parts.port or 8080
+    except ValueError:  # whose words are parts of the address
+        pass
+    raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")
 
 
 def _credentials(user: str | None, password: str | None) -> str:

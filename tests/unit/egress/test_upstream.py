@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloche.core.network import NetworkRules
-from cloche.egress.errors import Failed
+from cloche.egress.errors import Failed, Refused
 from cloche.egress.upstream import Proxies, connect
 
 
@@ -50,3 +50,17 @@ def test_a_lookup_that_was_given_up_still_counts(monkeypatch: pytest.MonkeyPatch
         asyncio.run(main())
     finally:
         may_end.set()
+
+
+@pytest.mark.parametrize("word", ["sec/ret", "sec#ret", "sec[ret", "sec\u2100ret", "80/ret"])
+def test_a_password_that_breaks_the_proxys_address_is_shown_to_nobody(word: str) -> None:
+    """What is said of a refusal stands in results, and the guest reads it; nothing of the address is looked up."""
+
+    async def main() -> None:
+        proxies = Proxies({"https": f"http://me:{word}@proxy.example:8080"})
+        rules = NetworkRules.parse(mode="open")
+        await connect("x.example", 443, rules=rules, rule=None, proxies=proxies, lookups=asyncio.Semaphore(0))
+
+    with pytest.raises(Refused) as refused:
+        asyncio.run(asyncio.wait_for(main(), 5))
+    assert "ret" not in str(refused.value)
