@@ -168,6 +168,7 @@ class Store:
                     await asyncio.sleep(POLL_S)
             yield
         finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing lets go of nothing while a fork of this process has the file
             os.close(fd)
 
     @contextlib.contextmanager
