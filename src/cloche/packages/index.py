@@ -126,6 +126,20 @@ def host_of(parts: SplitResult) -> str:
     return f"{f'[{name}]' if ':' in name else name}:{parts.port or PORTS[parts.scheme]}"
 
 
+def split_address(url: str, what: str) -> SplitResult:
+    """Return the parts of an operator's address. Raises InvalidRequest, without any of it: it may have a password."""
+    try:
+        parts = urlsplit(url.strip())
+        if parts.hostname and host_of(parts):
+            return parts
+    except (KeyError, ValueError):  # whose words are parts of the address
+        pass
+    raise InvalidRequest(
+        f"packages: {what} is no address that begins with https:// or http://; what is odd in a password has to be "
+        "written as %XX"
+    )
+
+
 @dataclass(slots=True)
 class _Found:
     """Gather what sources say, the strongest first: what is set stays."""
@@ -144,13 +158,8 @@ class _Found:
 
     def _clean(self, url: str, origin: str) -> str:
         """Return an address without credentials, which are kept."""
-        parts = urlsplit(url.strip())
-        try:
-            host = host_of(parts)
-        except (KeyError, ValueError):
-            host = ""
-        if not parts.hostname:
-            raise InvalidRequest(f"packages: the index of {origin} is no address that begins with https:// or http://")
+        parts = split_address(url, f"the index of {origin}")
+        host = host_of(parts)
         if parts.username is not None:
             self.credentials.setdefault(host, (unquote(parts.username), unquote(parts.password or "")))
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")).rstrip("/")
@@ -236,8 +245,8 @@ def _note_named(found: _Found, name: str, url: str, environ: Mapping[str, str]) 
     """Take the credentials that uv's variables give for an index with a name."""
     stem = "UV_INDEX_" + "".join(char if char.isalnum() else "_" for char in name.upper())
     user, password = environ.get(f"{stem}_USERNAME", ""), environ.get(f"{stem}_PASSWORD", "")
-    parts = urlsplit(url)
-    if name and (user or password) and parts.scheme in PORTS:
+    if name and (user or password):
+        parts = split_address(url, f"the index {name!r} of uv's configuration")
         found.credentials.setdefault(host_of(parts), (user, password))
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
 
-from .index import CA_VARIABLES, PORTS, Credentials, Index, host_of, read_own_file
+from .index import CA_VARIABLES, PORTS, Credentials, Index, host_of, read_own_file, split_address
 
 SYSTEM_FOLDERS = ("/usr/local/etc", "/usr/etc", "/etc")
 _VARIABLE = "npm_config_"
@@ -135,15 +135,9 @@ def _replaced(text: str, environ: Mapping[str, str]) -> str:
 
 def _clean(url: str, origin: str, held: dict[str, tuple[str, str]]) -> str:
     """Return an address without credentials, which are kept. Raises InvalidRequest."""
-    parts = urlsplit(url.strip())
-    try:
-        host = host_of(parts)
-    except (KeyError, ValueError):
-        host = ""
-    if not host or not parts.hostname:
-        raise InvalidRequest(f"packages: the registry of {origin} is no address that begins with https:// or http://")
+    parts = split_address(url, f"the registry of {origin}")
     if parts.username is not None:
-        held[host] = (unquote(parts.username), unquote(parts.password or ""))
+        held[host_of(parts)] = (unquote(parts.username), unquote(parts.password or ""))
     clean = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
     return urlunsplit(clean).rstrip("/")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_rule
 from cloche.packages.index import Index, find_index
+from cloche.packages.registry import find_registry
 
 
 @pytest.fixture
@@ -132,6 +134,24 @@ def test_what_cannot_be_read_is_an_error_without_its_value(host: Path) -> None:
     _write(host / "home/.config/uv/uv.toml", "index-url = [")
     with pytest.raises(InvalidRequest, match="not TOML"):
         _find(host)
+
+
+@pytest.mark.parametrize("word", ["sec/ret", "sec#ret", "sec[ret", "sec\u2100ret"])
+def test_a_password_that_breaks_its_address_is_shown_in_no_error(host: Path, word: str) -> None:
+    """Nor a part of it; the standard library's own words have some."""
+    url = f"https://me:{word}@a.example/simple"
+    for environ in ({"UV_DEFAULT_INDEX": url}, {"UV_INDEX": f"corp={url}"}, {"PIP_INDEX_URL": url}):
+        try:
+            shown = repr(_find(host, **environ).credentials)
+        except InvalidRequest as error:
+            shown = "".join(traceback.format_exception(error))
+        assert "ret@" not in shown
+        assert "sec" not in shown
+    try:
+        shown = repr(find_registry({"npm_config_registry": url}, home=str(host), systems=()).credentials)
+    except InvalidRequest as error:
+        shown = "".join(traceback.format_exception(error))
+    assert "sec" not in shown
 
 
 def test_the_operators_certificates_are_taken(host: Path) -> None:
