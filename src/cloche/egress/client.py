@@ -41,8 +41,8 @@ class Traffic:
     """Hold what a sandbox's network carried and refused since it was asked last.
 
     A row says `host`, `port`, `is_allowed`, `why` (empty where allowed), `connections`, and the bytes that the guest
-    `sent` and `received`. `unlisted` counts what found no room among the rows. It `is_lost` where the egress process
-    is gone, and nobody knows.
+    `sent` and `received`. `unlisted` counts refusals that found no room among the rows; what was carried without one is
+    in the row of `(more hosts)`. It `is_lost` where the egress process is gone, and nobody knows.
     """
 
     rows: tuple[Mapping[str, Any], ...] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-MOST_ROWS = 256
+MOST_ROWS = 256  # of what was carried, and as many of what was refused: neither takes the other's room
+MORE_HOSTS = "(more hosts)"  # one row for what was carried and found no room
 MOST_TEXT = 400
 
 
@@ -21,6 +23,11 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def has_room(keys: Collection[tuple[str, int, str, bool]], *, is_allowed: bool) -> bool:
+    """Tell whether there may be one more row of what was carried, or refused, beside those with these keys."""
+    return len(keys) < MOST_ROWS or sum(key[3] == is_allowed for key in keys) < MOST_ROWS
+
+
 class Ledger:
     """Hold the rows since they were taken last."""
 
@@ -29,16 +36,19 @@ class Ledger:
         self._unlisted = 0
 
     def row(self, host: str, port: int, why: str = "", *, is_allowed: bool = True) -> Row:
-        """Count a connection, and return its row, in which its bytes are counted; one that is dropped for no room."""
-        why = why[:MOST_TEXT]
-        key = (host, port, why, is_allowed)
+        """Count a connection, and return its row, in which its bytes are counted.
+
+        Where there is no room for another one, that is the row of all such, or of a refusal one that is dropped.
+        """
+        key = (host, port, why[:MOST_TEXT], is_allowed)
+        if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
+            self._unlisted += not is_allowed
+            key = (MORE_HOSTS, 0, "", True) if is_allowed else key
         found = self._rows.get(key)
         if found is None:
-            found = Row(host, port, why, is_allowed=is_allowed)
-            if len(self._rows) < MOST_ROWS:
+            found = Row(*key[:3], is_allowed=is_allowed)
+            if is_allowed or has_room(self._rows, is_allowed=False):
                 self._rows[key] = found
-            elif not is_allowed:
-                self._unlisted += 1
         found.connections += 1
         return found
 

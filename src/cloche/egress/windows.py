@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from .client import REPORT_S, Network, Traffic
+from .ledger import MORE_HOSTS, has_room
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
-MOST_ROWS = 256
 _COUNTED = ("connections", "sent", "received")
 # Decides about a host and a port that no rule names.
 Decide = Callable[[str, int], Awaitable[bool]]
@@ -31,21 +31,25 @@ class Window:
 
     def __init__(self, first: int):
         self.first, self.unlisted = first, 0
-        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._rows: dict[tuple[str, int, str, bool], dict[str, Any]] = {}
 
     def add(self, body: Mapping[str, Any]) -> None:
         """Add one report."""
         self.unlisted += body["unlisted"]
         for row in body["rows"]:
-            key = (row["host"], row["port"], row["is_allowed"], row["why"])
+            is_allowed = row["is_allowed"]
+            key = (row["host"], row["port"], row["why"], is_allowed)
+            if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
+                if not is_allowed:
+                    self.unlisted += row["connections"]
+                    continue
+                key = (MORE_HOSTS, 0, "", True)
             found = self._rows.get(key)
-            if found is not None:
-                for name in _COUNTED:
-                    found[name] += row[name]
-            elif len(self._rows) < MOST_ROWS:
-                self._rows[key] = dict(row)
-            elif not row["is_allowed"]:
-                self.unlisted += row["connections"]
+            if found is None:
+                self._rows[key] = {**row, "host": key[0], "port": key[1], "why": key[2]}
+                continue
+            for name in _COUNTED:
+                found[name] += row[name]
 
     def traffic(self, *, is_lost: bool) -> Traffic:
         return Traffic(rows=tuple(self._rows.values()), unlisted=self.unlisted, is_lost=is_lost)
