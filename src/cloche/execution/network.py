@@ -63,11 +63,20 @@ class AsyncNetwork:
         """Have `decide` say whether a host and port may be reached that no rule names; each is asked about once.
 
         It takes a sandbox with `on_network="ask"`. The guest's connection waits meanwhile, five minutes at most. A
-        denying rule is not asked about. Raises InvalidRequest for a sandbox that does not ask.
+        denying rule is not asked about, nor is what no rule could allow or the operator's ceiling does not let through.
+        Raises InvalidRequest for a sandbox that does not ask.
         """
         if self._policy.on_network != "ask":
             raise InvalidRequest('network.ask: this sandbox refuses what no rule names; open it with on_network="ask"')
-        self._live.decide_network(decide)
+
+        async def decide_within_ceiling(host: str, port: int) -> bool:
+            try:
+                self._check(type(self.rules).parse(mode="allowlist", allow=(f"{host}:{port}",)))
+            except (InvalidRequest, PolicyDenied):
+                return False
+            return await decide(host, port)
+
+        self._live.decide_network(decide_within_ceiling)
 
     async def traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it."""
