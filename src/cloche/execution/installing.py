@@ -8,6 +8,7 @@ loaded them.
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from cloche.audit.recording import refusals
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.layers import SupportsAddedLayers
+from cloche.core.loops import finish
 from cloche.packages.folders import Growing, default_folder
 
 from .live import LiveOperations
@@ -111,7 +113,7 @@ class PackageOperations(LiveOperations):
             if is_cells:
                 terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))
             installed = await install(*installing_with(self._prepared), asked, terms)
-            store.add(installed.layer, folder)
+            await finish(asyncio.to_thread(store.add, installed.layer, folder))
         if self.audit is not None:
             self.audit.note("packages", **installed.as_dict())
         found: Sequence[str] = installed.as_dict()["installed"]

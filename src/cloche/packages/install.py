@@ -221,14 +221,14 @@ async def _pinned_npm(
 
 async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:
     store = terms.store
-    with store.making() as folder:
+    async with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
         shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
         make_shown(made)
         unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, shown)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
-        return store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
+        return await store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
 
 
 async def _unpacked(

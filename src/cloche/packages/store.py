@@ -20,12 +20,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import StartFailed
 from cloche.core.layers import Target
+from cloche.core.loops import finish
 
 from .folders import PARTS, default_folder, lock_folder, made_folder, make_shown, names_in, new_name, remove_tree, sweep
 from .requirements import Requirement
@@ -171,10 +172,13 @@ class Store:
             fcntl.flock(fd, fcntl.LOCK_UN)  # closing lets go of nothing while a fork of this process has the file
             os.close(fd)
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[str]:
-        """Give a new folder to make a layer in; what is left of it at the end is removed."""
-        self.sweep()
+    @contextlib.asynccontextmanager
+    async def making(self) -> AsyncIterator[str]:
+        """Give a new folder to make a layer in; what is left of it at the end is removed.
+
+        That is in a thread, as are sweeping and publishing: what a package wrote may be many files.
+        """
+        await asyncio.to_thread(self.sweep)
         fd, folder = None, ""
         while fd is None:  # else somebody's sweep came before our lock
             folder = os.path.join(self.made("making"), new_name())
@@ -183,25 +187,36 @@ class Store:
         try:
             yield folder
         finally:
-            remove_tree(folder)
-            os.close(fd)
+            try:
+                await finish(asyncio.to_thread(remove_tree, folder))
+            finally:
+                os.close(fd)
 
     def place_for(self, key: str) -> str:
         """Return the path of a layer that is to be made."""
         return os.path.join(self.made("layers"), f"{key}.{new_name()}")
 
-    def publish(
+    async def publish(
         self, made: str, final: str, *, key: str, pins: Iterable[Pin], target: Target, facts: Mapping[str, Any]
     ) -> Layer:
-        """Make a folder a layer: its files read-only, its manifest last, and then its name."""
-        manifest = {
+        """Make a folder a layer: its files read-only, its manifest last, and then its name.
+
+        Raises StartFailed where its manifest would be larger than what is read.
+        """
+        manifest = json.dumps({
             "version": VERSION, "key": key, "pins": [pin.as_dict() for pin in pins], "target": target.as_dict(),
             "created": time.time(), **facts,
-        }  # fmt: skip
+        })  # fmt: skip
+        if len(manifest) > MOST_MANIFEST_BYTES:
+            raise StartFailed("packages: they bring more modules than can be listed", step="store")
+        # Whoever is cancelled removes the folder afterwards, and not meanwhile.
+        return await finish(asyncio.to_thread(self._publish, made, final, manifest))
+
+    def _publish(self, made: str, final: str, manifest: str) -> Layer:
         _freeze(made)
         path = os.path.join(made, MANIFEST)
         with open(path, "x", encoding="utf-8") as file:
-            json.dump(manifest, file)
+            file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(path, _READ_ONLY_FILE)
@@ -243,9 +258,13 @@ class Store:
     ) -> list[Layer]:
         """Remove the layers that were not used for the longest time, until the rest is within all bounds.
 
-        One that is in use stays, whatever the bounds are. Returns what was removed.
+        One that is in use stays, whatever the bounds are. Returns what was removed. What is no layer that can be read
+        goes, too: nobody would count it.
         """
         self.sweep()
+        for name in names_in(self._below("layers")):
+            if self._load(name) is None:
+                self._remove(os.path.join(self._below("layers"), name))
         kept_bytes = kept = 0
         removed = []
         for layer in self.layers():
@@ -254,21 +273,21 @@ class Store:
                 or (most_layers is not None and kept >= most_layers)
                 or (unused_s is not None and time.time() - layer.last_used >= unused_s)
             )
-            if is_over and self._remove(layer):
+            if is_over and self._remove(layer.folder):
                 removed.append(layer)
             else:
                 kept_bytes, kept = kept_bytes + layer.total_bytes, kept + 1
         self._forget_sets()
         return removed
 
-    def _remove(self, layer: Layer) -> bool:
-        fd = lock_folder(layer.folder, fcntl.LOCK_EX)
+    def _remove(self, folder: str) -> bool:
+        fd = lock_folder(folder, fcntl.LOCK_EX)
         if fd is None:
             return False
         try:
             aside = os.path.join(self.made("making"), new_name())
-            os.chmod(layer.folder, 0o700)  # a folder that its owner cannot write to cannot be moved
-            os.rename(layer.folder, aside)
+            os.chmod(folder, 0o700)  # a folder that its owner cannot write to cannot be moved
+            os.rename(folder, aside)
             remove_tree(aside)
         finally:
             os.close(fd)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
+import pytest
+
+from cloche.core.errors import StartFailed
+from cloche.packages.folders import make_shown
 from cloche.packages.store import Store
+from cloche.packages.target import own_target
 
 
 def test_a_fork_in_the_midst_of_a_turn_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -27,3 +33,25 @@ def test_a_fork_in_the_midst_of_a_turn_keeps_nobody_waiting(tmp_path: Path) -> N
     finally:
         child.kill()
         child.join()
+
+
+def test_what_cannot_be_read_as_a_layer_is_not_kept(tmp_path: Path) -> None:
+    """A package that brings too many modules to be listed becomes none, and what is none makes room for others."""
+    store = Store(str(tmp_path / "packages"))
+    modules = [f"{'m' * 60}{number}" for number in range(80_000)]
+
+    async def make(key: str, modules: list[str]) -> str:
+        async with store.making() as folder:
+            made = f"{folder}/layer"
+            make_shown(made)
+            facts = {"modules": modules, "files": 0, "bytes": 0}
+            final = store.place_for(key)
+            return (await store.publish(made, final, key=key, pins=(), target=own_target(), facts=facts)).folder
+
+    with pytest.raises(StartFailed, match="more modules than can be listed"):
+        asyncio.run(make("large", modules))
+    assert os.listdir(f"{store.folder}/layers") == os.listdir(f"{store.folder}/making") == []
+    kept = asyncio.run(make("small", modules[:3]))
+    os.mkdir(f"{store.folder}/layers/other.version")
+    store.prune()
+    assert os.listdir(f"{store.folder}/layers") == [os.path.basename(kept)]
