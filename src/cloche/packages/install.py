@@ -183,11 +183,10 @@ async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], 
 
 async def _with_default(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> Terms:
     """Return the terms with what the client itself knows of its default index or registry."""
-    names = [pin.name for pin in terms.locked.pins] if terms.locked is not None else [one.name for one in asked]
     if not isinstance(terms.index, Registry):
-        if not names:
+        if not asked:
             return terms
-        return replace(terms, index=await with_default_index(backend, policy, terms.index, names[0]))
+        return replace(terms, index=await with_default_index(backend, policy, terms.index, asked[0].name))
     if terms.locked is not None and terms.index.url:
         return terms
     return replace(terms, index=await with_default_registry(terms.index, _npm(terms)))

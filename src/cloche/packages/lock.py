@@ -58,11 +58,30 @@ class Locked:
             raise InvalidRequest(f"packages: {self.file} is for other requirements ({what}); {again}")
         if all(one.is_npm for one in self.asked):  # which no version of Python matters to
             target = replace(target, tag=str(self.target.get("tag")))
+        if lacking := [one.text for one in asked if not _is_met(one, self.pins)]:
+            raise InvalidRequest(f"packages: {self.file} pins nothing for {', '.join(lacking)}; {again}")
         if not target.fits(dict(self.target)):
             raise InvalidRequest(
                 f"packages: {self.file} is for {self.target.get('tag')} on {self.target.get('platform')}, and here is "
                 f"{target.tag} on {target.platform}; {again}"
             )
+
+
+def _is_met(asked: Requirement, pins: Iterable[Pin]) -> bool:
+    """Tell whether a pin is what a requirement asks for; what holds on some hosts alone need have none."""
+    pinned = [pin.version for pin in pins if pin.name == asked.name]
+    if asked.is_npm:
+        return bool(pinned)
+    from packaging.requirements import Requirement as Parsed
+    from packaging.version import InvalidVersion
+
+    parsed = Parsed(asked.text)
+    try:
+        return any(parsed.specifier.contains(one, prereleases=True) for one in pinned) or (
+            parsed.marker is not None and not pinned
+        )
+    except InvalidVersion:
+        return False
 
 
 def format_lock(asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> str:
@@ -105,7 +124,7 @@ def read_lock(path: str) -> Locked:
         )
     except InvalidRequest:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"packages: {path} is no lock file of Cloche's: {error}") from None
 
 

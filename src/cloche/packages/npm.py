@@ -24,11 +24,10 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 
-from .index import host_of
 from .npm_names import MOST_NAME_CHARS, PREFIX, parse_npm
 from .registry import Registry
 from .requirements import Requirement
-from .resolve import HASH_CHARS, Pin
+from .resolve import HASH_CHARS, Pin, host_of_pin
 from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
 from .target import own_target
@@ -146,6 +145,8 @@ def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
     wrong = ""
     if len(pins) > MOST_PINS:
         wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
+    elif not all(0 <= pin.size <= MOST_TOTAL_BYTES for pin in pins):
+        wrong = f"it has a tarball of no bytes that can be, or of more than {format_size(MOST_TOTAL_BYTES)}"
     elif total > MOST_TOTAL_BYTES:
         wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
     elif len({pin.at for pin in pins}) < len(pins):
@@ -164,12 +165,12 @@ def _what_is_wrong(pin: Pin, registry: Registry) -> str:
         return f"{pin.name} is at {pin.at[:80]!r}, which is no place below node_modules"
     if not _VERSION.fullmatch(pin.version) or len(pin.version) > MOST_VERSION_CHARS:
         return f"{pin.name} has no version"
-    parts = urlsplit(pin.url)
-    if parts.scheme not in ("https", "http") or parts.username is not None or not parts.hostname:
+    host = host_of_pin(pin)
+    if not host:
         return f"{pin.name} is not at an address of https"
-    if host_of(parts) not in registry.hosts:
+    if host not in registry.hosts:
         return (
-            f"{pin.name} is on {host_of(parts)}, which is no host of the registry ({', '.join(registry.hosts)}); "
+            f"{pin.name} is on {host}, which is no host of the registry ({', '.join(registry.hosts)}); "
             "the operator can name it in packages_hosts"
         )
     if len(pin.sha512) != 128 or not HASH_CHARS.issuperset(pin.sha512):

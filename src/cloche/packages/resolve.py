@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +35,8 @@ MOST_ANSWER_BYTES = 16 * MIB
 NO_SOLUTION = 1  # uv's exit code where the requirements cannot be met; others are failures
 HASH_CHARS = frozenset("0123456789abcdef")
 TARBALL = "package.tgz"
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_WHEEL = re.compile(r"[A-Za-z0-9._+!-]+\.whl")
 _NPMS = ("sha256", "sha512", "at")  # fields that only some pins have
 
 
@@ -144,7 +147,7 @@ def read_pins(text: str, index: Index, target: Target) -> tuple[Pin, ...]:
     try:
         packages = tomllib.loads(text).get("packages", [])
         pins = tuple(sorted(_read_package(one, target) for one in packages))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index)
     return pins
@@ -156,7 +159,9 @@ def check_pins(pins: Sequence[Pin], index: Index) -> None:
     wrong = ""
     if len(pins) > MOST_PINS:
         wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
-    elif total > MOST_TOTAL_BYTES or any(pin.size > MOST_WHEEL_BYTES for pin in pins):
+    elif not all(0 <= pin.size <= MOST_WHEEL_BYTES for pin in pins):
+        wrong = f"it has a wheel of no bytes that can be, or of more than {format_size(MOST_WHEEL_BYTES)}"
+    elif total > MOST_TOTAL_BYTES:
         wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
     elif len({pin.name for pin in pins}) < len(pins):
         wrong = "it has a package twice"
@@ -167,21 +172,45 @@ def check_pins(pins: Sequence[Pin], index: Index) -> None:
 
 
 def _what_is_wrong(pin: Pin, index: Index) -> str:
-    parts = urlsplit(pin.url)
-    if parts.scheme not in ("https", "http") or parts.username is not None:
+    if not _NAME.fullmatch(pin.name):
+        return f"{pin.name[:80]!r} is no name of a package"
+    host = host_of_pin(pin)
+    if not host:
         return f"{pin.name} is not at an address of https"
-    if host_of(parts) not in index.hosts:
+    if host not in index.hosts:
         return (
-            f"{pin.name} is on {host_of(parts)}, which is no host of the index ({', '.join(index.hosts)}); "
+            f"{pin.name} is on {host}, which is no host of the index ({', '.join(index.hosts)}); "
             "the operator can name it in packages_hosts"
         )
     if len(pin.sha256) != 64 or not HASH_CHARS.issuperset(pin.sha256):
         return f"{pin.name} has no hash of SHA-256"
-    if not pin.file_name.endswith(".whl") or "/" in pin.file_name or "\0" in pin.file_name:
+    if not _WHEEL.fullmatch(pin.file_name):
         return f"{pin.name} has no wheel, and nothing is built from source"
-    if normalize_name(pin.file_name.partition("-")[0]) != pin.name:
+    name, _, rest = pin.file_name.partition("-")
+    if normalize_name(name) != pin.name:
         return f"{pin.name} has the wheel of another package, {pin.file_name[:100]}"
+    if not _is_same_version(pin.version, rest.partition("-")[0]):
+        return f"{pin.name} {pin.version[:40]!r} has the wheel of another version, {pin.file_name[:100]}"
     return ""
+
+
+def host_of_pin(pin: Pin) -> str:
+    """Return "host:port" of a pin's address; empty for one that is none, or that has credentials in it."""
+    try:
+        parts = urlsplit(pin.url)
+        is_one = parts.scheme in ("https", "http") and parts.username is None and bool(parts.hostname)
+        return host_of(parts) if is_one else ""
+    except ValueError:
+        return ""
+
+
+def _is_same_version(one: str, other: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return False
 
 
 def _read_package(package: Mapping[str, Any], target: Target) -> Pin:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from cloche.core.layers import Target
 from cloche.packages.index import Index
 from cloche.packages.lock import format_lock, read_lock
 from cloche.packages.requirements import parse_requirements
-from cloche.packages.resolve import Pin, read_pins, resolve_step
+from cloche.packages.resolve import Pin, check_pins, read_pins, resolve_step
 from cloche.packages.rules import Rules
 from cloche.packages.store import layer_key, set_key
 from cloche.packages.target import own_target
@@ -59,6 +61,43 @@ def test_a_list_that_is_not_as_it_should_be_is_refused(text: str, why: str) -> N
     """Nothing of it is downloaded."""
     with pytest.raises(StartFailed, match=why):
         read_pins(text, INDEX, own_target())
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"version": "1.0\n--index-url https://evil.example"}, "another version"),
+        ({"version": "2.0"}, "another version"),
+        ({"url": "https://a.example:port/six-1.0-py3-none-any.whl"}, "not at an address"),
+        ({"url": "https://[a.example/six-1.0-py3-none-any.whl"}, "not at an address"),
+        ({"url": "https:///six-1.0-py3-none-any.whl"}, "not at an address"),
+        ({"name": "six\x1b[2j", "url": "https://a.example/six%1b[2j-1.0-py3-none-any.whl"}, "no name"),
+        ({"url": "https://a.example/six-1.0-py3-none-any%0a.whl"}, "no wheel"),
+        ({"size": 10**3000}, "more than"),
+        ({"size": -(10**9)}, "no bytes that can be"),
+    ],
+)
+def test_a_lock_file_of_a_stranger_is_refused_in_words(changed: dict[str, Any], why: str) -> None:
+    """What it says stands in later requirements and in errors."""
+    pin = replace(Pin(name="six", version="1.0", url=URL, sha256=HASH), **changed)
+    with pytest.raises(StartFailed, match=why):
+        check_pins((pin,), INDEX)
+
+
+def test_a_lock_file_pins_what_it_says_that_it_is_for(tmp_path: Path) -> None:
+    """Else one that asks for a listed package could bring any other one in its place."""
+    asked, target = parse_requirements(["six>=1", "x; python_version<'3'"]), own_target()
+    file = tmp_path / "cloche.lock"
+    six = Pin(name="six", version="1.0", url=URL, sha256=HASH)
+    for pins in ((), (replace(six, name="evil"),), (replace(six, version="0.9"),), (replace(six, version="\n"),)):
+        file.write_text(format_lock(asked, pins, target))
+        with pytest.raises(InvalidRequest, match="pins nothing for six>=1;"):
+            read_lock(str(file)).check(asked, target)
+    file.write_text(format_lock(asked, (six,), target))
+    read_lock(str(file)).check(asked, target)
+    file.write_text("a = " + "[" * 100_000)
+    with pytest.raises(InvalidRequest, match="no lock file"):
+        read_lock(str(file))
 
 
 def test_of_several_wheels_the_best_for_this_interpreter_is_taken() -> None:
@@ -108,7 +147,7 @@ def test_the_age_of_a_release_is_a_time() -> None:
 def test_a_lock_file_says_what_it_was_told(tmp_path: Path) -> None:
     """And is for these requirements and this interpreter alone."""
     asked, target = parse_requirements(["six>=1"]), own_target()
-    pins = (Pin(name="six", version='1"\n0', url=URL, sha256=HASH, size=5),)
+    pins = (Pin(name="six", version="1.0", url=URL, sha256=HASH, size=5),)
     file = tmp_path / "cloche.lock"
     file.write_text(format_lock(asked, pins, target))
     locked = read_lock(str(file))
