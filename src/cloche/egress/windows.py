@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -66,7 +67,7 @@ class SharedNetwork:
         self.decide: Decide | None = None
         self._deciding: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
-        self._windows: set[Window] = set()
+        self._windows: weakref.WeakSet[Window] = weakref.WeakSet()  # not every process that is started is asked for it
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self.total = Window(0)
         self.is_lost = False
