@@ -37,15 +37,23 @@ def made_folder(store: str, name: str) -> str:
         for path in (store, folder):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-        facts = os.stat(store)
     except OSError as error:
         raise BackendUnavailable(f"packages: cannot make {folder}: {error.strerror}.") from error
-    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o022:
+    if not is_own(store):
         raise BackendUnavailable(
             f"packages: {store} can be written by somebody else than this user.",
             remedy="Make it this user's own (chown, chmod go-w), or set XDG_DATA_HOME.",
         )
     return folder
+
+
+def is_own(store: str) -> bool:
+    """Tell whether nobody but this user can write to the store."""
+    try:
+        facts = os.stat(store)
+    except OSError:
+        return False
+    return facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & 0o022
 
 
 def make_shown(folder: str) -> None:

@@ -28,7 +28,18 @@ from cloche.core.errors import StartFailed
 from cloche.core.layers import Target
 from cloche.core.loops import finish
 
-from .folders import PARTS, default_folder, lock_folder, made_folder, make_shown, names_in, new_name, remove_tree, sweep
+from .folders import (
+    PARTS,
+    default_folder,
+    is_own,
+    lock_folder,
+    made_folder,
+    make_shown,
+    names_in,
+    new_name,
+    remove_tree,
+    sweep,
+)
 from .requirements import Requirement
 from .resolve import Pin
 
@@ -94,7 +105,9 @@ class Store:
     # Finding.
 
     def find(self, key: str) -> Layer | None:
-        """Return the layer that serves a list of requirements; None where there is none, or it is gone."""
+        """Return the layer that serves a list of requirements; None where there is none, it is gone, or not ours."""
+        if not is_own(self.folder):
+            return None  # and who makes one says why
         said = _read_json(os.path.join(self.folder, "sets", f"{key}.json"))
         name = said.get("layer") if said else None
         return self._load(name) if isinstance(name, str) and "/" not in name else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from cloche.core.errors import StartFailed
 from cloche.packages.folders import make_shown
-from cloche.packages.store import Store
+from cloche.packages.store import MANIFEST, Store
 from cloche.packages.target import own_target
 
 
@@ -55,3 +56,17 @@ def test_what_cannot_be_read_as_a_layer_is_not_kept(tmp_path: Path) -> None:
     os.mkdir(f"{store.folder}/layers/other.version")
     store.prune()
     assert os.listdir(f"{store.folder}/layers") == [os.path.basename(kept)]
+
+
+def test_a_store_that_others_can_write_to_serves_nothing(tmp_path: Path) -> None:
+    """What lies there may be somebody else's, also where it has the right name."""
+    store = Store(str(tmp_path / "packages"))
+    os.makedirs(f"{store.folder}/layers/key.nonce")
+    os.mkdir(f"{store.folder}/sets")
+    facts = {"pins": [], "modules": [], "files": 0, "bytes": 0, "created": 0, "target": {}}
+    Path(store.folder, "layers/key.nonce", MANIFEST).write_text(json.dumps({"version": 1, "key": "key", **facts}))
+    Path(store.folder, "sets/asked.json").write_text(json.dumps({"layer": "key.nonce"}))
+    os.chmod(store.folder, 0o700)
+    assert store.find("asked") is not None
+    os.chmod(store.folder, 0o777)
+    assert store.find("asked") is None
