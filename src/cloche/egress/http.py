@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from .errors import Refused
 from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
-from .stream import Stream, Turns, idle_limit, splice
+from .stream import Stream, Turns, idle_limit, sharing, splice
 
 HEAD_S = 30.0
 IDLE_S = 300.0
@@ -165,15 +165,19 @@ class _Upstream:
         return not self.answer.has_begun or (self.answer.progress == "complete" and self.answered.done())
 
     async def _pass_answers(self) -> None:
-        while data := await self.stream.receive(_COUNTED_BYTES if self.answer.is_counted else _READ_BYTES):
-            self._note()
-            await self._follow(data)
-            await self._guest.send(data)
-            self._note()
-            if self.answer.progress not in ("open", "unknown") and not self.answered.done():
-                self.answered.set_result(None)
-            if self.answer.progress == "switched":
-                return
+        with sharing() as size:
+            while data := await self.stream.receive(min(size(), self._most())):
+                self._note()
+                await self._follow(data)
+                await self._guest.send(data)
+                self._note()
+                if self.answer.progress not in ("open", "unknown") and not self.answered.done():
+                    self.answered.set_result(None)
+                if self.answer.progress == "switched":
+                    return
+
+    def _most(self) -> int:
+        return _COUNTED_BYTES if self.answer.is_counted else _READ_BYTES
 
     async def _follow(self, data: bytes) -> None:
         at, turn = 0, _Turn(self._turns)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
 # What is read at once, and may wait for a slow reader: above the most, a copy is not faster. All directions that this
@@ -152,16 +152,23 @@ async def splice(one: Stream, other: Stream, *, idle_s: float) -> End:
 
 
 async def _pass_on(source: Stream, target: Stream, note: Callable[[], None]) -> None:
-    this = object()
-    _directions.add(this)
-    try:
-        while data := await source.receive(read_size(len(_directions))):
+    with sharing() as size:
+        while data := await source.receive(size()):
             note()
             await target.send(data)
             note()
+    target.end_sending()
+
+
+@contextmanager
+def sharing() -> Iterator[Callable[[], int]]:
+    """Count as one of the directions that share what is held; give a function that says how much it may read now."""
+    this = object()
+    _directions.add(this)
+    try:
+        yield lambda: read_size(len(_directions))
     finally:
         _directions.discard(this)
-    target.end_sending()
 
 
 def read_size(directions: int) -> int:

@@ -4,6 +4,7 @@ A guest's side, the relay and a site are connected over loopback. What the site 
 """
 
 import asyncio
+import functools
 import http.client
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +15,7 @@ import h11
 import httpx
 import pytest
 
+from cloche.egress import stream
 from cloche.egress.errors import Refused
 from cloche.egress.http import relay
 from cloche.egress.http_request import MOST_HEAD_BYTES, MOST_HEADERS
@@ -678,5 +680,60 @@ def test_cancellation_closes_both_sides() -> None:
             assert await reader.read() == b""
             await one.site.has_ended.wait()
             writer.close()
+
+    in_loop(claim)
+
+
+class _Endless:
+    """Be a host that answers without end, and note how much is read of it at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def receive(self, size: int) -> bytes:
+        """Return a head, then as much as may be read."""
+        await asyncio.sleep(0)
+        self.asked.append(size)
+        is_first = len(self.asked) == 1
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n" if is_first else bytes(size)
+
+    async def send(self, data: bytes) -> None:
+        """Take a request."""
+
+    def end_sending(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_answers_that_nobody_reads_share_what_may_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other connections do: however many there are, this process holds so many bytes."""
+    monkeypatch.setattr(stream, "HELD_BYTES", 4 * stream.LEAST_READ_BYTES)
+
+    async def claim() -> None:
+        hosts = [_Endless() for _ in range(4)]
+        pairs = [socket.socketpair() for _ in hosts]
+
+        async def connect_to(host: _Endless) -> Stream:
+            return host
+
+        relays = [
+            asyncio.create_task(
+                relay(SocketStream(inner), HOST, 80, functools.partial(connect_to, host), lambda what: what)
+            )
+            for host, (_, inner) in zip(hosts, pairs, strict=True)
+        ]
+        for guest, _ in pairs:
+            guest.sendall(GET)
+        await asyncio.sleep(0.3)
+        assert all(len(host.asked) > 3 for host in hosts)
+        assert max(host.asked[-1] for host in hosts) <= stream.LEAST_READ_BYTES
+        for task in relays:
+            task.cancel()
+        await asyncio.wait(relays)
+        for guest, inner in pairs:
+            guest.close()
+            inner.close()
 
     in_loop(claim)
