@@ -1,7 +1,8 @@
 """How a sandbox is used for one step: resolve, download or unpack. No code of a package runs in any of them.
 
-A step is a throwaway sandbox of the same backend that the program itself will run in, with limits of its own. One that
-downloads has the network of the index alone; where the backend isolates nothing (level process), so does a step.
+A step is a throwaway sandbox of backend `local`, with limits of its own: at the level of the program itself where that
+runs there, else a jail. One that downloads has the network of the index alone; where the level isolates nothing
+(process), so does a step.
 """
 
 from __future__ import annotations
