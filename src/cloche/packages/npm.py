@@ -6,6 +6,7 @@ file is read here as a stranger's: names, versions, places, addresses and hashes
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -109,7 +110,7 @@ async def resolve(
         raise InvalidRequest(f"packages: cannot be resolved: {words}")
     if not done.result.ok:
         raise failed(step, done.result, registry.credentials.hide)
-    pins = read_pins(done.file.decode("utf-8", "replace"), registry)
+    pins = await asyncio.to_thread(read_pins, done.file.decode("utf-8", "replace"), registry)  # it may be long
     rules.check_denied(pin.name for pin in pins)
     return pins
 

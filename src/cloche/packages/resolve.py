@@ -6,6 +6,7 @@ uv reads metadata of wheels and builds nothing, so no code of a package runs. Wh
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -137,7 +138,7 @@ async def resolve(
         raise InvalidRequest(f"packages: cannot be resolved: {index.credentials.hide(last_words(done.result))}")
     if not done.result.ok:
         raise failed(step, done.result, index.credentials.hide)
-    pins = read_pins(done.file.decode("utf-8", "replace"), index, target)
+    pins = await asyncio.to_thread(read_pins, done.file.decode("utf-8", "replace"), index, target)  # it may be long
     rules.check_denied(pin.name for pin in pins)
     return pins
 
