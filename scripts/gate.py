@@ -33,6 +33,8 @@ LIES_ABOUT_S = "180"
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 # What does not depend on the Python that runs it: the project's own scripts and text, and other languages' compilers.
 FOR_ONE_PYTHON = ("test_adopt.py", "test_gate.py", "test_layering.py", "backends/test_toolchain.py")
+# What does by the standard library's plainest parts; `make soak AREA=other-python` tries it there too.
+PLAIN = ("agent", "audit", "autofix", "config", "mcp", "skills")
 LOCAL = "soak and not container and not machine"
 LONG = ("--timeout", "1800")
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
@@ -46,6 +48,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
+ALL_AREAS = (*AREAS, "other-python", "frameworks")
 # The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
@@ -137,17 +140,21 @@ def spread(python: str, workers: int) -> list[str]:
 
 def gate_lanes(user: Path) -> list[Lane]:
     """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise."""
-    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 4))]
+    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 5))]
     if IS_ROOT:
         words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", words, spread(str(user / "venv/bin/python"), 2)))
+    return [*lanes, other_python((*FOR_ONE_PYTHON, *PLAIN))]
+
+
+def other_python(left_out: Sequence[str]) -> Lane:
+    """Return what another Python may do otherwise: the units, but for some."""
     other = f"build/python{OTHER}"
     install = ["bash", "-c", 'scripts/other_python.sh "$1" "$2" && exec "${@:3}"', "install", OTHER, other]
-    command = [*install, *here(f"{ROOT}/{other}/bin/python")]
-    left_out = [f"--ignore=tests/unit/{name}" for name in FOR_ONE_PYTHON]
-    words = ["-m", "not soak", *left_out, "tests/unit", "tests/integration/test_public_api.py"]
-    return [*lanes, Lane(f"python{OTHER}", command, folder(f"python{OTHER}"), words)]
+    ignored = [f"--ignore=tests/unit/{name}" for name in left_out]
+    words = ["-m", "not soak", *ignored, "tests/unit", "tests/integration/test_public_api.py"]
+    return Lane(f"python{OTHER}", [*install, *here(f"{ROOT}/{other}/bin/python")], folder(f"python{OTHER}"), words)
 
 
 def soak_lanes(user: Path, area: str) -> list[Lane]:
@@ -156,6 +163,8 @@ def soak_lanes(user: Path, area: str) -> list[Lane]:
     if IS_ROOT and area in ("", "escape"):
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
+    if area in ("", "other-python"):
+        lanes.append(other_python(FOR_ONE_PYTHON))
     return [*lanes, *(framework_lanes(user) if area in ("", "frameworks") else ())]
 
 
@@ -240,8 +249,8 @@ def judge(lanes: list[Lane]) -> int:
 
 def main(target: str = "", area: str = "") -> int:
     """Run a target's lanes."""
-    if target not in {"test", "soak"} or area not in {"", "frameworks", *AREAS}:
-        print(f"usage: gate.py test, or gate.py soak [{' | '.join((*AREAS, 'frameworks'))}]", file=sys.stderr)
+    if target not in {"test", "soak"} or area not in {"", *ALL_AREAS}:
+        print(f"usage: gate.py test, or gate.py soak [{' | '.join(ALL_AREAS)}]", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)

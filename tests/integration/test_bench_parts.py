@@ -46,6 +46,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.soak
 def test_the_projects_own_contest_is_held_in_a_fresh_environment(tmp_path: Path) -> None:
     """`python -m bench` prints the same tables, and what became of the targets; as root an ordinary user's first."""
     words = ("--rounds", "2", "--runs", "8", "--events", "print", "--json", str(tmp_path / "r.json"))
