@@ -141,7 +141,7 @@ class Workshop:
     ) -> _Product:
         """Run a build. Raises StartFailed with its last words."""
         step = build_step(source, known, layer.folder if layer is not None else "")
-        place = os.path.join(os.path.dirname(source), f"built-{number}")
+        place = os.path.join(os.path.dirname(os.path.dirname(source)), f"built-{number}")  # which no build is shown
         make_shown(place)
         product = _Product(path=os.path.join(place, f"{pin.name}.whl"))
         reader = Reader(product.begin, Bounds(files=1, total_bytes=MOST_BUILT_BYTES))

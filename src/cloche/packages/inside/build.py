@@ -36,7 +36,9 @@ def unpack(path: str) -> str:
             archive.extractall(whole)  # noqa: S202 - in a jail that ends with it
     else:
         with tarfile.open(path) as tarball:
-            tarball.extractall(whole, filter="data")
+            if hasattr(tarfile, "data_filter"):  # else it is an early 3.11, and the jail is all that bounds it
+                tarball.extraction_filter = tarfile.data_filter
+            tarball.extractall(whole)  # noqa: S202
     folders = [entry.path for entry in os.scandir(whole) if entry.is_dir()]
     if len(folders) != 1:
         sys.exit("it is not one folder, as a source distribution is")
