@@ -5,6 +5,7 @@ As in `test_packages.py`, the steps that download run without a jail here; those
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,6 +79,18 @@ def build_wheel(*given):
     assert {pin.name: [one.text for one in pin.build] for pin in layer.pins if pin.is_source} == {
         "src-below": [], "src-one": ["tool==1.0", "tool-more==1.0"],
     }  # fmt: skip
+
+
+def test_what_is_built_comes_into_a_sandbox_that_lives(index: PackageIndex) -> None:
+    """What is there keeps its version; a cell's own word needs more than the list of what may be built."""
+    index.add_source("src_one", build_requires=())
+    index.add_source("src_two", requires=("src-one",))
+    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+        assert sandbox.install("src-one") == ("src-one==1.0",)
+        index.add_source("src_one", "2.0")
+        assert session.install("src-two") == ("src-one==1.0", "src-two==1.0")
+        assert session.run("import src_one, src_two; src_one.VERSION").value == "1.0"
+        assert "packages_allow" in session.run("%pip install src-three").stderr
 
 
 def test_nothing_is_built_but_what_the_operator_lists(
@@ -264,6 +277,28 @@ HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
     "a build that needs ever more": (EVER_MORE, {}, "goes on asking"),
     "a build that needs what is not there": (ASKS.format("'nowhere'"), {}, "nowhere was not found"),
 }
+
+
+def test_a_build_that_is_cancelled_leaves_nothing(index: PackageIndex) -> None:
+    """The caller is told at once, and the next one builds it."""
+    index.add_source("src_one", backend="def build_wheel(*more): __import__('time').sleep(600)")
+    making = Path(f"{Store().folder}/making")
+
+    def is_building() -> bool:
+        return bool(list(making.glob("*/*/built-0")))
+
+    async def cancel() -> None:
+        run = asyncio.create_task(cloche.arun("1", packages=["src-one"]))
+        while not run.done() and not is_building():  # noqa: ASYNC110 - a build tells no one
+            await asyncio.sleep(0.05)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(asyncio.wait_for(cancel(), 60))
+    assert list(making.iterdir()) == []
+    index.add_source("src_one")
+    assert cloche.run("import src_one", packages=["src-one"]).ok
 
 
 @pytest.mark.parametrize("what", HOSTILE)

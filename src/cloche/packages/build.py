@@ -59,6 +59,7 @@ class _Product:
             raise WrongFrame("what it sends is no wheel")
         self.name = name
         self.file = open(self.path, "xb")  # noqa: SIM115 - Reader closes it, or `close`
+        os.fchmod(self.file.fileno(), 0o644)  # a guest that reads it may be another user, whatever the umask is
         return self.file
 
     def close(self) -> None:
