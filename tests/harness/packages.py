@@ -1,9 +1,11 @@
-"""Wheels made in a test, and an index that serves them: the simple API with hashes, on loopback."""
+"""Wheels and sources made in a test, and an index that serves them: the simple API with hashes, on loopback."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TAG = "py3-none-any"
+# A backend that builds a wheel of its folder's "content.json": of this name and version, which needs this.
+BACKEND = """
+import json, zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    said = json.load(open("content.json"))
+    stem = f"{said['name']}-{said['version']}"
+    with zipfile.ZipFile(f"{folder}/{stem}-py3-none-any.whl", "w") as wheel:
+        for path, content in said["files"].items():
+            wheel.writestr(path, content)
+        lines = [f"Metadata-Version: 2.1", f"Name: {said['name']}", f"Version: {said['version']}"]
+        lines += [f"Requires-Dist: {one}" for one in said["requires"]]
+        wheel.writestr(f"{stem}.dist-info/METADATA", "\\n".join(lines) + "\\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return f"{stem}-py3-none-any.whl"
+"""
 
 
 def make_wheel(
@@ -44,6 +63,34 @@ def make_wheel(
     return buffer.getvalue()
 
 
+def make_source(
+    name: str,
+    version: str = "1.0",
+    *,
+    backend: str = "",
+    build_requires: tuple[str, ...] = (),
+    requires: tuple[str, ...] = (),
+    built: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return a source distribution of which `BACKEND` makes a wheel, followed by the code of `backend`.
+
+    `built` is what its wheel says, in place of `name` and so on. It has no metadata: only a build says what it needs.
+    """
+    files = {f"{name}.py": f"NAME = {name!r}\nVERSION = {version!r}\n"}
+    content = {"name": name, "version": version, "requires": requires, "files": files, **(built or {})}
+    system = f'[build-system]\nrequires = {json.dumps(build_requires)}\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tarball:
+        for path, text in {
+            "PKG-INFO": f"Metadata-Version: 1.2\nName: {name}\nVersion: {version}\n", "pyproject.toml": system,
+            "own.py": f"{BACKEND}\n{backend}\n", "content.json": json.dumps(content),
+        }.items():  # fmt: skip
+            entry = tarfile.TarInfo(f"{name}-{version}/{path}")
+            entry.size = len(text.encode())
+            tarball.addfile(entry, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
 @dataclass
 class PackageIndex:
     """Be an index: its address, its wheels by file name, and what it was asked for, with who asked."""
@@ -60,9 +107,15 @@ class PackageIndex:
         self.wheels[file] = make_wheel(name, version, files, **more)
         return file
 
+    def add_source(self, name: str, version: str = "1.0", **more: Any) -> str:
+        """Add a source distribution, by what `make_source` takes; return the name of its file."""
+        file = f"{name}-{version}.tar.gz"
+        self.wheels[file] = make_source(name, version, **more)
+        return file
+
     def downloads(self) -> list[str]:
         """Return the names of the files that were downloaded whole."""
-        paths = [path for path, _ in self.asked if path.startswith("/files/") and path.endswith(".whl")]
+        paths = [path for path, _ in self.asked if path.startswith("/files/") and not path.endswith(".metadata")]
         return [path.rpartition("/")[2] for path in paths]
 
 
@@ -70,6 +123,12 @@ def metadata_of(wheel: bytes) -> bytes:
     """Return the metadata of a wheel, which an index serves beside it."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as opened:
         return next(opened.read(name) for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+
+
+def row_of(file: str, data: bytes) -> str:
+    """Return a file as the page of an index lists it."""
+    says = f' data-core-metadata="sha256={sha256_of(metadata_of(data))}"' if file.endswith(".whl") else ""
+    return f'<a href="/files/{file}#sha256={sha256_of(data)}"{says}>{file}</a>\n'
 
 
 def sha256_of(data: bytes) -> str:
@@ -98,11 +157,7 @@ def serving_packages() -> Iterator[PackageIndex]:
                 self.answer(404 if file is None else 200, file or b"", {"Content-Type": "application/zip"})
                 return
             found = [file for file in index.wheels if file.partition("-")[0].replace("_", "-") == name]
-            rows = "".join(
-                f'<a href="/files/{file}#sha256={sha256_of(index.wheels[file])}" '
-                f'data-core-metadata="sha256={sha256_of(metadata_of(index.wheels[file]))}">{file}</a>\n'
-                for file in found
-            )
+            rows = "".join(row_of(file, index.wheels[file]) for file in found)
             page = f"<!DOCTYPE html><html><body>{rows}</body></html>".encode()
             self.answer(200 if found else 404, page, {"Content-Type": "text/html"})
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.world import World, open_world
+from tests.harness.internet.sites import REACHES
+from tests.harness.world import PUBLIC, World, open_world
 
 pytestmark = pytest.mark.both_users
 INDEX = {"UV_DEFAULT_INDEX": "https://index.example/simple"}
@@ -62,6 +63,22 @@ def test_only_the_index_is_reached_and_by_the_downloads_alone(world: World) -> N
     seen = world.seen()
     assert seen.names == {"index.example", "files.example"}
     assert {(protocol, port) for protocol, _, port in seen.endpoints} <= {("tcp", 443), ("udp", 53), ("tcp", 53)}
+
+
+def test_a_build_reaches_nothing(world: World) -> None:
+    """What its attempts reach outside, they do not reach from it, and no packet of theirs leaves."""
+    assert world.run(f"{REACHES}\nprint(json.dumps(reaches()))", user="ordinary") == [True, True, True]
+    world.forget()
+    installs = INSTALLS.replace("packages_hosts", "packages_build: [reaching-*], packages_hosts")
+    ends = """
+    result = cloche.run(code, packages=["reaching-source"])
+    print(json.dumps([result.value, result.meta.get("packages_built"), result.stderr]))
+"""
+    program = f"{installs}{'import reaching_source; reaching_source.REACHED'!r}{ends}"
+    value, built, stderr = world.run(program, user="ordinary", env=INDEX)
+    assert (value, built) == ([False, False, False], ["reaching-source==1.0"]), stderr
+    assert world.seen().names == {"index.example", "files.example"}
+    assert PUBLIC not in {address for _, address, _ in world.seen().endpoints}
 
 
 @pytest.mark.parametrize("is_default", [False, True])

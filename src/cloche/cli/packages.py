@@ -122,10 +122,11 @@ def _prune(most_size: str | None, most_layers: int | None, unused: str | None, e
 def _row(layer: Layer, *, is_whole: bool) -> dict[str, object]:
     from cloche.core.limits import format_size
 
-    names = [f"{pin.name} {pin.version}" for pin in layer.pins]
+    names = [f"{pin.name} {pin.version}{' (built)' if pin.is_source else ''}" for pin in layer.pins]
     if is_whole:
         return {
             "layer": os.path.basename(layer.folder), "packages": names, "bytes": layer.total_bytes,
+            "built": {pin.text: [one.text for one in pin.build] for pin in layer.pins if pin.is_source},
             "files": layer.files, "last_used": layer.last_used, "target": dict(layer.target), "folder": layer.folder,
         }  # fmt: skip
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -143,6 +144,9 @@ def _tell(found: dict[str, object], *, as_json: bool) -> None:
     installed = found["installed"]
     names = ", ".join(installed) if isinstance(installed, list) else ""
     print(escape(f"{'installed' if found['is_new'] else 'there already'}: {names}"))
+    built = found.get("built")
+    if isinstance(built, list):
+        print(escape(f"built from source: {', '.join(built)}"))
     if "file" in found:
         print(escape_line(f"written: {found['file']}"))
 

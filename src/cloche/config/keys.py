@@ -170,6 +170,7 @@ class Settings:
     packages_deny: tuple[str, ...] = ()
     packages_min_age_s: float = 0.0
     packages_hosts: tuple[str, ...] = ()
+    packages_build: tuple[str, ...] = ()
     packages_keep_bytes: int | None = None
     packages_keep_count: int | None = None
     packages_lock: str = ""
@@ -481,6 +482,7 @@ KEYS: tuple[Key, ...] = (
         is_looser=operator.lt,
     ),
     Key(name="packages_hosts", parse=readers.parse_package_hosts, settings_field="packages_hosts"),
+    Key(name="packages_build", parse=readers.parse_package_patterns, settings_field="packages_build"),
     Key(
         name="packages_keep_size", parse=readers.parse_total, settings_field="packages_keep_bytes",
         default=10 << 30, render=lambda size, _: format_size(size),

@@ -206,6 +206,8 @@ async def _make_ready(
         await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
     policy = _with_layer(prepared.policy, installed, interpreter)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
+    if installed.built:
+        notes["packages_built"] = list(installed.built)
     after = replace(prepared, policy=policy, notes=notes)
     ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
     if len(_prepared) >= MOST_PREPARED:
@@ -217,7 +219,8 @@ async def _make_ready(
 def installing_with(prepared: Prepared) -> tuple[Backend, Policy]:
     """Return the backend whose sandboxes install, and the rules for them. Raises BackendUnavailable.
 
-    Others than `local` leave that to the local jail, as it is on this host. No code of a package runs there.
+    Others than `local` leave that to the local jail, as it is on this host. No code of a package runs there, but where
+    the operator lets some be built from source.
     """
     policy = prepared.policy
     if prepared.backend.name == LOCAL:
@@ -287,7 +290,10 @@ def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
 
 def rules_of(settings: Settings) -> Rules:
     """Return the operator's rules for packages."""
-    return Rules(allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s)
+    return Rules(
+        allow=settings.packages_allow, deny=settings.packages_deny, min_age_s=settings.packages_min_age_s,
+        build=settings.packages_build,
+    )  # fmt: skip
 
 
 def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:

@@ -1,20 +1,23 @@
-"""The way from requirements to a layer that can be used: rules, store, and where that has none, the three steps."""
+"""The way from requirements to a layer that can be used: rules, store, and where that has none, the steps."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, PolicyDenied
 from cloche.core.layers import Target
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from .build import Workshop
 from .defaults import with_default_index, with_default_registry
 from .fetch import fetch
 from .folders import make_shown
@@ -25,10 +28,10 @@ from .npm import check_pins as check_npm_pins
 from .npm import resolve as resolve_npm
 from .registry import Registry, find_registry
 from .requirements import Requirement
-from .resolve import Pin, check_pins, resolve
+from .resolve import NOT_BUILT, Pin, check_pins, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
-from .target import own_target
+from .target import is_own, own_target
 from .unpack import Unpacked, unpack, unpack_tarballs
 
 log = logging.getLogger("cloche.packages")
@@ -62,7 +65,9 @@ class Terms:
         """Return the terms for packages of npm's, or of Python's."""
         locked = self.locked.part(is_npm=is_npm) if self.locked is not None else None
         if not is_npm:
-            return replace(self, locked=locked)
+            # A build is for the interpreter that runs it.
+            rules = self.rules if is_own(self.target) else replace(self.rules, build=())
+            return replace(self, locked=locked, rules=rules)
         registry = replace(find_registry(), file_hosts=self.index.file_hosts)
         return replace(self, locked=locked, index=registry, target=npm_target(), fixed=())
 
@@ -70,7 +75,13 @@ class Terms:
         """Return the key of a list of requirements on these terms."""
         locked = self.locked.digest if self.locked is not None else ""
         terms = (self.index.url, self.index.extra, self.rules.min_age_s, locked, sorted(self.fixed))
-        return set_key(asked, self.target, terms)
+        built = (sorted(self.rules.build),) if self.rules.build else ()
+        return set_key(asked, self.target, (*terms, *built))
+
+    @property
+    def without_builds(self) -> Terms:
+        """Return the terms on which a source is built: from wheels, and with nothing that is there already."""
+        return replace(self, rules=replace(self.rules, build=()), locked=None, fixed=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,13 @@ class Installed:
             "asked": [one.text for one in self.asked],
             "layer": ", ".join(os.path.basename(layer.folder) for layer in self.layers),
             "installed": list(dict.fromkeys(pin.text for pin in self.pins)), "is_new": self.is_new,
+            **({"built": list(self.built)} if self.built else {}),
         }  # fmt: skip
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """Return what was built from source."""
+        return tuple(pin.text for pin in self.pins if pin.is_source)
 
 
 async def install(
@@ -160,23 +177,50 @@ def _found(key: str, terms: Terms) -> Layer | None:
 
 def _usable(layer: Layer, terms: Terms) -> Layer | None:
     """Return a layer that is kept from being removed; None where it is gone. Raises PolicyDenied."""
-    terms.rules.check_denied(pin.name for pin in layer.pins)
+    terms.rules.check_denied(pin.name for one in layer.pins for pin in (one, *one.build))
     return layer if terms.store.use(layer) else None
 
 
 async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Layer, bool]:
     terms = await _with_default(backend, policy, asked, terms)
-    pins = await _pinned(backend, policy, asked, terms)
+    async with _workshop(backend, policy, terms) as workshop:
+        pins = await _pinned(backend, policy, asked, terms, workshop)
+        return await _layer_of(backend, policy, pins, terms, workshop)
+
+
+@asynccontextmanager
+async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIterator[Workshop | None]:
+    """Give what builds from source, where that may be."""
+    if isinstance(terms.index, Registry) or not terms.rules.build:
+        yield None
+        return
+    wheels = terms.without_builds
+
+    async def layer_for(asked: Sequence[Requirement]) -> Layer:
+        return (await _install_some(backend, policy, tuple(asked), wheels)).layer
+
+    async def layer_of(pins: Sequence[Pin]) -> Layer:
+        return (await _layer_of(backend, policy, pins, wheels))[0]
+
+    async with terms.store.making() as folder:
+        yield Workshop(
+            backend=backend, policy=policy, index=terms.index, target=terms.target, folder=folder,
+            layer_for=layer_for, layer_of=layer_of,
+        )  # fmt: skip
+
+
+async def _layer_of(
+    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, workshop: Workshop | None = None
+) -> tuple[Layer, bool]:
+    """Return the layer of what is pinned, and whether it was made now."""
     key = layer_key(pins, terms.target)
     layer = terms.store.find_content(key)
     layer = _usable(layer, terms) if layer is not None else None
     if layer is not None:
         return layer, False
-    store, is_used = terms.store, False
     while True:
-        layer = await _make_layer(backend, policy, pins, key, terms)
-        is_used = store.use(layer)
-        if is_used:  # else somebody removed it at once
+        layer = await _make_layer(backend, policy, pins, key, terms, workshop)
+        if terms.store.use(layer):  # else somebody removed it at once
             log.debug("installed %d packages in %s", len(pins), layer.folder)
             return layer, True
 
@@ -198,14 +242,21 @@ def _npm(terms: Terms) -> Npm:
     return terms.find_npm()
 
 
-async def _pinned(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Pin, ...]:
+async def _pinned(
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms, workshop: Workshop | None
+) -> tuple[Pin, ...]:
     if isinstance(terms.index, Registry):
         return await _pinned_npm(backend, policy, asked, terms, terms.index)
     if terms.locked is None:
-        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed)
-    check_pins(terms.locked.pins, terms.index)
-    terms.rules.check_denied(pin.name for pin in terms.locked.pins)
-    return terms.locked.pins
+        build = workshop.build if workshop is not None else None
+        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed, build)
+    pins = terms.locked.pins
+    terms.rules.check_denied(pin.name for one in pins for pin in (one, *one.build))
+    sources = {pin.name for pin in pins if pin.is_source}
+    if refused := sorted(name for name in sources if not terms.rules.may_build(name)):
+        raise PolicyDenied(f"packages: {terms.locked.file} has {', '.join(refused)} as a source; {NOT_BUILT}")
+    check_pins(pins, terms.index, sources)
+    return pins
 
 
 async def _pinned_npm(
@@ -218,25 +269,39 @@ async def _pinned_npm(
     return await resolve_npm(backend, policy, asked, _npm(terms), registry, terms.rules)
 
 
-async def _make_layer(backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms) -> Layer:
+async def _make_layer(
+    backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms, workshop: Workshop | None
+) -> Layer:
     store = terms.store
     async with store.making() as folder:
         wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
         shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
         make_shown(made)
-        unpacked = await _unpacked(backend, policy, pins, terms, wheels_folder, made, shown)
+        built = [await _built(pin, workshop, wheels_folder) for pin in pins if pin.is_source]
+        pinned = [pin for pin in pins if not pin.is_source]
+        unpacked = await _unpacked(backend, policy, pinned, built, terms, wheels_folder, made, shown)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
         return await store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
 
 
+async def _built(pin: Pin, workshop: Workshop | None, folder: str) -> str:
+    """Return the path of a wheel that was built, below a folder."""
+    if workshop is None:
+        raise PolicyDenied(f"packages: {pin.text} is a source; {NOT_BUILT}")
+    place = os.path.join(folder, f"built-{pin.name}")
+    make_shown(place)
+    return shutil.copy(await workshop.wheel(pin), place)
+
+
 async def _unpacked(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, folder: str, made: str, shown: str
-) -> Unpacked:
+    backend: Backend, policy: Policy, pins: Sequence[Pin], built: Sequence[str], terms: Terms, folder: str,
+    made: str, shown: str,
+) -> Unpacked:  # fmt: skip
     """Download into a folder, and unpack for programs that will find it as `shown`."""
     if not isinstance(terms.index, Registry):
         wheels = await fetch(backend, policy, pins, terms.index, folder)
-        return await unpack(backend, policy, wheels, folder, made, shown, terms.target)
+        return await unpack(backend, policy, (*wheels, *built), folder, made, shown, terms.target)
     different = {(pin.url, pin.sha512): pin for pin in pins}  # one may be in several places
     files = await fetch(backend, policy, tuple(different.values()), terms.index, folder)
     paths = dict(zip(different, files, strict=True))

@@ -89,8 +89,14 @@ def format_lock(asked: Iterable[Requirement], pins: Iterable[Pin], target: Targe
     lines = [_HEAD, f"version = {VERSION}", f"requirements = {json.dumps([one.text for one in asked])}", "", "[target]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in target.as_dict().items() if name != "python"]
     for pin in pins:
-        lines += ["", "[[packages]]", *(f"{name} = {json.dumps(value)}" for name, value in pin.as_dict().items())]
+        lines += ["", "[[packages]]", *_rows(pin), *(["source = true"] if pin.is_source else [])]
+        for one in pin.build:
+            lines += ["", "[[packages.build]]", *_rows(one)]
     return "\n".join(lines) + "\n"
+
+
+def _rows(pin: Pin) -> list[str]:
+    return [f"{name} = {json.dumps(value)}" for name, value in pin.as_dict().items() if name != "build"]
 
 
 def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> None:
@@ -118,7 +124,7 @@ def read_lock(path: str) -> Locked:
         said = tomllib.loads(data.decode())
         if said.get("version") != VERSION or len(data) > MOST_BYTES:
             raise ValueError("it is of another version")
-        pins = tuple(sorted(_pin(one) for one in said.get("packages", [])))
+        pins = _pins(said.get("packages", []))
         return Locked(
             file=path, asked=parse_requirements(said["requirements"]), pins=pins, target=dict(said.get("target", {}))
         )
@@ -126,6 +132,12 @@ def read_lock(path: str) -> Locked:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"packages: {path} is no lock file of Cloche's: {error}") from None
+
+
+def _pins(said: object) -> tuple[Pin, ...]:
+    if not isinstance(said, list):
+        raise TypeError("a list of packages is none")
+    return tuple(sorted(map(_pin, said)))
 
 
 def _pin(said: Mapping[str, object]) -> Pin:
@@ -140,4 +152,5 @@ def _pin(said: Mapping[str, object]) -> Pin:
         size=size,
         sha512=str(said.get("sha512", "")),
         at=str(said.get("at", "")),
+        build=_pins(said.get("build", [])),
     )

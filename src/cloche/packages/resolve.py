@@ -2,6 +2,11 @@
 
 uv reads metadata of wheels and builds nothing, so no code of a package runs. What it writes is a `pylock.toml` (PEP
 751), which is read here as a stranger's file: names, versions, addresses and hashes are each checked.
+
+A package that has no wheel is taken as a source where the operator lets it be built. uv never looks into one: it is
+told what each source needs (`dependency-metadata`), at first nothing. Of the version that it chooses a wheel is built
+by somebody else (`build.py`), in a sandbox without a network, and then it is asked again with what that wheel says,
+until it chooses no source of which that is not known.
 """
 
 from __future__ import annotations
@@ -11,8 +16,8 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +34,7 @@ from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
 from .target import is_own, tags, uv_arguments
 
-ASKED, FIXED, ANSWER = "requirements.in", "constraints.txt", "pylock.toml"
+ASKED, FIXED, ANSWER, SOURCES = "requirements.in", "constraints.txt", "pylock.toml", "sources.toml"
 MOST_PINS = 400
 MOST_WHEEL_BYTES, MOST_TOTAL_BYTES = 2 * GIB, 4 * GIB
 MOST_ANSWER_BYTES = 16 * MIB
@@ -37,8 +42,12 @@ NO_SOLUTION = 1  # uv's exit code where the requirements cannot be met; others a
 HASH_CHARS = frozenset("0123456789abcdef")
 TARBALL = "package.tgz"
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_WHEEL = re.compile(r"[A-Za-z0-9._+!-]+\.whl")
-_NPMS = ("sha256", "sha512", "at")  # fields that only some pins have
+_FILE = re.compile(r"[A-Za-z0-9._+!-]+")
+ARCHIVES = (".tar.gz", ".zip")  # what a source distribution is
+MOST_ROUNDS = 24
+_OPTIONAL = ("sha256", "sha512", "at", "build")  # fields that only some pins have
+_LACKING = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)` because building from source is disabled")
+NOT_BUILT = "what has no wheel is built from source where packages_build lists it, for this host's own Python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -47,6 +56,8 @@ class Pin:
 
     Or a tarball of npm's: its name begins with `npm:`, its hash is `sha512`, and `at` is the folder of node_modules
     that it is for (`a`, `@scope/b`, `a/node_modules/c`).
+
+    Or a source distribution, of which a wheel is built: `build` has the wheels of all that it is built with.
     """
 
     name: str
@@ -56,6 +67,17 @@ class Pin:
     size: int = 0
     sha512: str = ""
     at: str = ""
+    build: tuple[Pin, ...] = ()
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Pin:
+        """Return what `as_dict` wrote. Raises TypeError."""
+        return cls(**{**said, "build": tuple(map(cls.from_dict, said.get("build", ())))})
+
+    @property
+    def is_source(self) -> bool:
+        """Tell whether a wheel is to be built of it."""
+        return not self.at and not self.file_name.endswith(".whl")
 
     @property
     def file_name(self) -> str:
@@ -70,11 +92,31 @@ class Pin:
     @property
     def identity(self) -> tuple[str, ...]:
         """Return what tells its content, and where it lies, from any other."""
-        return (self.name, self.version, self.sha256 or self.sha512, *filter(None, (self.at,)))
+        built = f"built with {json.dumps([pin.identity for pin in sorted(self.build)])}" if self.is_source else ""
+        return (self.name, self.version, self.sha256 or self.sha512, *filter(None, (self.at, built)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
-        return {key: value for key, value in asdict(self).items() if value or key not in _NPMS}
+        said = {**asdict(self), "build": [pin.as_dict() for pin in self.build]}
+        return {key: value for key, value in said.items() if value or key not in _OPTIONAL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Hold what a wheel says that was built: what it needs, for which Python it is, which extras it has.
+
+    `build` are the wheels that it was built with.
+    """
+
+    requires: tuple[str, ...] = ()
+    python: str = ""
+    extras: tuple[str, ...] = ()
+    build: tuple[Pin, ...] = ()
+
+
+# By name: what is known of each version of the packages that are taken as sources.
+Sources = Mapping[str, Mapping[str, Facts]]
+Build = Callable[[Pin], Awaitable[Facts]]
 
 
 def find_uv() -> str:
@@ -88,18 +130,26 @@ def find_uv() -> str:
 
 
 def resolve_step(
-    asked: Sequence[Requirement], target: Target, index: Index, rules: Rules, fixed: Sequence[str] = ()
+    asked: Sequence[Requirement],
+    target: Target,
+    index: Index,
+    rules: Rules,
+    fixed: Sequence[str] = (),
+    sources: Sources | None = None,
 ) -> Step:
     """Return the step that resolves requirements. Its credentials are in its environment, and nowhere else.
 
-    `fixed` are versions (`six==1.17.0`) of what is there already.
+    `fixed` are versions (`six==1.17.0`) of what is there already. `sources` are taken as sources, and no others.
     """
     uv, newest, bundle = find_uv(), rules.newest(), index.ca_bundle()
     argv = [
-        uv, "pip", "compile", ASKED, "--output-file", ANSWER, "--format", "pylock.toml", "--no-config", "--no-header",
+        uv, "pip", "compile", ASKED, "--output-file", ANSWER, "--format", "pylock.toml", "--no-header",
         "--only-binary", ":all:", *uv_arguments(target), "--no-python-downloads", "--no-progress", "--quiet",
         "--cache-dir", ".cloche-uv", "--keyring-provider", "disabled",
     ]  # fmt: skip
+    argv += ["--config-file", SOURCES] if sources else ["--no-config"]
+    for name in sources or ():
+        argv += ["--no-binary", name]
     if fixed:
         argv += ["--constraints", FIXED]
     env = {"UV_DEFAULT_INDEX": index.with_credentials(index.url)}
@@ -109,13 +159,37 @@ def resolve_step(
         env["SSL_CERT_FILE"] = CA_FILE
     return Step(
         name="resolve", argv=(*argv, *(("--exclude-newer", newest) if newest else ())), env=env,
-        files=(_lines(ASKED, asked), *((_lines(FIXED, fixed),) if fixed else ()), *ca_files(bundle)),
+        files=(
+            _lines(ASKED, asked), *((_lines(FIXED, fixed),) if fixed else ()),
+            *((_lines(SOURCES, _told(sources)),) if sources else ()), *ca_files(bundle),
+        ),
         network_allow=index.network_allow, shown=(uv,), returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
     )  # fmt: skip
 
 
 def _lines(path: str, lines: Iterable[object]) -> InputFile:
     return InputFile(path=path, data="".join(f"{line}\n" for line in lines).encode())
+
+
+def _told(sources: Sources) -> Iterable[str]:
+    """Yield the lines by which uv is told what sources need, so that it never builds one to find out.
+
+    The first table of a name is for all versions of which nothing is known yet.
+    """
+    for name, versions in sources.items():
+        for version, facts in (("", Facts()), *versions.items()):
+            yield "[[dependency-metadata]]"
+            yield f"name = {_quoted(name)}"
+            if version:
+                yield f"version = {_quoted(version)}"
+            yield f"requires-dist = [{', '.join(map(_quoted, facts.requires))}]"
+            if facts.python:
+                yield f"requires-python = {_quoted(facts.python)}"
+            yield f"provides-extra = [{', '.join(map(_quoted, facts.extras))}]"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 async def resolve(
@@ -126,36 +200,60 @@ async def resolve(
     index: Index,
     rules: Rules,
     fixed: Sequence[str] = (),
+    build: Build | None = None,
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
-    Raises InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or the network failed,
-    PolicyDenied for what the rules deny.
+    `build` builds a wheel of a source, where that may be, and says what it needs. A wheel of any version that will do
+    is taken before a source. Raises InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or
+    the network failed, PolicyDenied for what the rules deny, and what `build` raises.
     """
-    step = resolve_step(asked, target, index, rules, fixed)
-    done = await run_step(backend, policy, step)
-    if done.result.exit_code == NO_SOLUTION:
-        raise InvalidRequest(f"packages: cannot be resolved: {index.credentials.hide(last_words(done.result))}")
-    if not done.result.ok:
-        raise failed(step, done.result, index.credentials.hide)
-    pins = await asyncio.to_thread(read_pins, done.file.decode("utf-8", "replace"), index, target)  # it may be long
-    rules.check_denied(pin.name for pin in pins)
-    return pins
+    sources: dict[str, dict[str, Facts]] = {}
+    for _ in range(MOST_ROUNDS):
+        step = resolve_step(asked, target, index, rules, fixed, sources)
+        done = await run_step(backend, policy, step)
+        if done.result.exit_code == NO_SOLUTION:
+            lacking = {normalize_name(name) for name in _LACKING.findall(done.result.stderr)}
+            more = {name for name in lacking if build is not None and rules.may_build(name)} - sources.keys()
+            if not more:
+                why = index.credentials.hide(last_words(done.result))
+                raise InvalidRequest(f"packages: cannot be resolved: {why}{f' ({NOT_BUILT})' if lacking else ''}")
+            sources.update((name, {}) for name in sorted(more))
+            continue
+        if not done.result.ok:
+            raise failed(step, done.result, index.credentials.hide)
+        text = done.file.decode("utf-8", "replace")
+        pins = await asyncio.to_thread(read_pins, text, index, target, sources)  # it may be long
+        rules.check_denied(pin.name for pin in pins)
+        new = [pin for pin in pins if pin.is_source and pin.version not in sources[pin.name]]
+        if not new or build is None:
+            return tuple(
+                replace(pin, build=sources[pin.name][pin.version].build) if pin.is_source else pin for pin in pins
+            )
+        for pin in new:
+            sources[pin.name][pin.version] = await build(pin)
+    raise StartFailed(f"packages: no list holds after {MOST_ROUNDS} turns of building what it names", step="resolve")
 
 
-def read_pins(text: str, index: Index, target: Target) -> tuple[Pin, ...]:
-    """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes."""
+def read_pins(text: str, index: Index, target: Target, sources: Collection[str] = ()) -> tuple[Pin, ...]:
+    """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes.
+
+    `sources` are the names of what is taken as a source.
+    """
     try:
         packages = tomllib.loads(text).get("packages", [])
-        pins = tuple(sorted(_read_package(one, target) for one in packages))
+        pins = tuple(sorted(_read_package(one, target, sources) for one in packages))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
-    check_pins(pins, index)
+    check_pins(pins, index, sources)
     return pins
 
 
-def check_pins(pins: Sequence[Pin], index: Index) -> None:
-    """Raise StartFailed for a list that is too long, too large, or names a place that is none of the index's."""
+def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ()) -> None:
+    """Raise StartFailed for a list that is too long, too large, or names a place that is none of the index's.
+
+    So it does for sources that are not among these names.
+    """
     total = sum(pin.size for pin in pins)
     wrong = ""
     if len(pins) > MOST_PINS:
@@ -167,12 +265,13 @@ def check_pins(pins: Sequence[Pin], index: Index) -> None:
     elif len({pin.name for pin in pins}) < len(pins):
         wrong = "it has a package twice"
     for pin in pins:
-        wrong = wrong or _what_is_wrong(pin, index)
+        wrong = wrong or _what_is_wrong(pin, index, sources)
+        wrong = wrong or next(filter(None, (_what_is_wrong(one, index, ()) for one in pin.build)), "")
     if wrong:
         raise StartFailed(f"packages: the pinned list cannot be used: {wrong}", step="resolve")
 
 
-def _what_is_wrong(pin: Pin, index: Index) -> str:
+def _what_is_wrong(pin: Pin, index: Index, sources: Collection[str]) -> str:
     if not _NAME.fullmatch(pin.name):
         return f"{pin.name[:80]!r} is no name of a package"
     host = host_of_pin(pin)
@@ -185,14 +284,23 @@ def _what_is_wrong(pin: Pin, index: Index) -> str:
         )
     if len(pin.sha256) != 64 or not HASH_CHARS.issuperset(pin.sha256):
         return f"{pin.name} has no hash of SHA-256"
-    if not _WHEEL.fullmatch(pin.file_name):
-        return f"{pin.name} has no wheel, and nothing is built from source"
-    name, _, rest = pin.file_name.partition("-")
+    if (pin.is_source and pin.name not in sources) or not _FILE.fullmatch(pin.file_name):
+        return f"{pin.name} has no wheel; {NOT_BUILT}"
+    if pin.is_source and not pin.file_name.endswith(ARCHIVES):
+        return f"{pin.name} is a source of a kind that is not built, {pin.file_name[:100]}"
+    if pin.is_source:
+        name, _, version = _without_ending(pin.file_name).rpartition("-")
+    else:
+        name, version = (*pin.file_name.split("-", 2), "")[:2]
     if normalize_name(name) != pin.name:
-        return f"{pin.name} has the wheel of another package, {pin.file_name[:100]}"
-    if not _is_same_version(pin.version, rest.partition("-")[0]):
-        return f"{pin.name} {pin.version[:40]!r} has the wheel of another version, {pin.file_name[:100]}"
+        return f"{pin.name} has the file of another package, {pin.file_name[:100]}"
+    if not _is_same_version(pin.version, version):
+        return f"{pin.name} {pin.version[:40]!r} has the file of another version, {pin.file_name[:100]}"
     return ""
+
+
+def _without_ending(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)), name)
 
 
 def host_of_pin(pin: Pin) -> str:
@@ -214,11 +322,11 @@ def _is_same_version(one: str, other: str) -> bool:
         return False
 
 
-def _read_package(package: Mapping[str, Any], target: Target) -> Pin:
+def _read_package(package: Mapping[str, Any], target: Target, sources: Collection[str]) -> Pin:
     name, version = normalize_name(str(package["name"])), str(package.get("version", ""))
-    wheels = package.get("wheels")
+    wheels = [package["sdist"]] if name in sources else package.get("wheels")
     if not wheels:
-        raise ValueError(f"{name} has no wheel for this interpreter, and nothing is built from source")
+        raise ValueError(f"{name} has no wheel for this interpreter; {NOT_BUILT}")
     wheel = wheels[0] if len(wheels) == 1 and is_own(target) else _best(wheels, target)
     url = str(wheel.get("url", ""))
     if not url:
@@ -245,7 +353,7 @@ def _best(wheels: Sequence[Mapping[str, Any]], target: Target) -> Mapping[str, A
         if found and (best is None or min(found) < best[0]):
             best = (min(found), wheel)
     if best is None:
-        raise ValueError("a package has no wheel for this interpreter, and nothing is built from source")
+        raise ValueError(f"a package has no wheel for this interpreter; {NOT_BUILT}")
     return best[1]
 
 

@@ -20,12 +20,14 @@ class Rules:
     `deny` holds for whatever would be installed, also what another package needs, and wins. `allow`, where there is
     one, holds for what is asked for by name: anything else needs somebody's approval. Both are names, in which `*`
     stands for any characters. Releases that are younger than `min_age_s` do not count, as if they were not there yet.
-    `is_list_needed`: without a list nothing is listed, where otherwise all is.
+    `is_list_needed`: without a list nothing is listed, where otherwise all is. What has no wheel is built from source
+    where `build` has its name, also one that another package needs.
     """
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     min_age_s: float = 0.0
+    build: tuple[str, ...] = ()
     is_list_needed: bool = False
 
     def check_denied(self, names: Iterable[str]) -> None:
@@ -42,6 +44,10 @@ class Rules:
         if not self.allow and not self.is_list_needed:
             return ()
         return tuple(sorted({one.name for one in asked if not _matches(one.name, self.allow)}))
+
+    def may_build(self, name: str) -> bool:
+        """Tell whether a package may be built from source."""
+        return _matches(name, self.build)
 
     def newest(self, now: datetime | None = None) -> str:
         """Return the time up to which releases count, as uv takes it; empty for all."""

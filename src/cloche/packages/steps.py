@@ -1,19 +1,19 @@
-"""How a sandbox is used for one step: resolve, download or unpack. No code of a package runs in any of them.
+"""How a sandbox is used for one step. Code of a package runs in one that builds alone, which has no network.
 
 A step is a throwaway sandbox of backend `local`, with limits of its own: at the level of the program itself where that
 runs there, else a jail. One that downloads has the network of the index alone; where the level isolates nothing
-(process), so does a step.
+(process), so does a step, but for one that builds: that is a jail, or an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
 
-from cloche.core.enforcement import Level
+from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import GIB, MIB, Limits
@@ -29,6 +29,7 @@ LIMITS = Limits(
     timeout_s=900.0, memory_bytes=1 * GIB, cpus=4.0, pids=256, disk_bytes=512 * MIB, tmp_bytes=512 * MIB,
     output_bytes=64 * 1024, flood_bytes=8 * GIB,
 )  # fmt: skip
+NEVER_ABSENT = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.IDENTITY)  # where a stranger's code runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Step:
     """Describe one step: a command, or a program of `inside`; what it may reach, and what it is shown and given.
 
     `network_allow` are the rules of its network, none for no network. `shown` are paths of the host. `returns` is a
-    file of its workspace that is wanted afterwards.
+    file of its workspace that is wanted afterwards. `runs_code`: code of a package runs in it.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Step:
     shown: tuple[str, ...] = ()
     returns: str = ""
     most_bytes: int = 8 * MIB
+    runs_code: bool = False
+    limits: Limits = LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,10 @@ def step_policy(policy: Policy, step: Step) -> Policy:
     """Return the rules of a step: those of the run, with its own network and without what is the program's."""
     isolates = policy.level is None or policy.level >= Level.CONFINED
     hosts = step.network_allow if isolates else ()
+    if step.runs_code:
+        kept = tuple(control for control in policy.best_effort if control not in NEVER_ABSENT)
+        policy = replace(policy, level=Level.JAIL, best_effort=kept, seccomp=True, drop_capabilities=True, user=None)
+        hosts = ()
     return policy.with_changes(
         network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",
         packages=(), layers=step.shown, package_managers=True, writable_paths=("/workspace", "/tmp"), warm=False,
@@ -95,7 +102,7 @@ async def _opened(backend: Backend, policy: Policy, step: Step) -> AsyncIterator
     """Open the sandbox of a step. Raises BackendUnavailable that says what would do."""
     async with AsyncExitStack() as stack:
         try:
-            opened = await stack.enter_async_context(backend.open(policy, LIMITS))
+            opened = await stack.enter_async_context(backend.open(policy, step.limits))
         except BackendUnavailable as error:
             raise BackendUnavailable(
                 f"packages: there is no sandbox to {step.name} them in: {error}.".replace("..", "."),
@@ -123,7 +130,7 @@ def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> Star
     """Return the error for a step that did not end well, with what it said last, but for what `hide` takes out."""
     why = hide(last_words(result))
     if result.status is Status.TIMEOUT:
-        why = f"it took longer than {LIMITS.timeout_s:g} s"
+        why = f"it took longer than {step.limits.timeout_s:g} s"
     elif result.status not in (Status.OK, Status.ERROR, Status.DENIED):
         why = f"{result.status}{f': {why}' if why else ''}"
     return StartFailed(f"packages: cannot {step.name}: {why or f'exit code {result.exit_code}'}", step=step.name)

@@ -132,7 +132,7 @@ class Store:
             return None
         try:
             return Layer(
-                folder=folder, key=said["key"], pins=tuple(Pin(**pin) for pin in said["pins"]),
+                folder=folder, key=said["key"], pins=tuple(map(Pin.from_dict, said["pins"])),
                 modules=tuple(said["modules"]), files=said["files"], total_bytes=said["bytes"],
                 created=said["created"], target=said["target"],
             )  # fmt: skip
@@ -336,7 +336,7 @@ def pins_in(folder: str) -> tuple[Pin, ...]:
     """Return what is installed in a layer, or in a folder that layers were added to; nothing in one that has none."""
     said = _read_json(os.path.join(folder, MANIFEST)) or {}
     try:
-        return tuple(Pin(**pin) for pin in said.get("pins", ()))
+        return tuple(map(Pin.from_dict, said.get("pins", ())))
     except TypeError:
         return ()
 

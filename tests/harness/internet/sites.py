@@ -1,6 +1,7 @@
 """What is served over HTTP: an index of Python packages, an npm registry, Go modules, git repositories, WebSockets.
 
-Each package is called `harmless` and says so; a Python one needs another, `harmless-more`.
+Each package is called `harmless` and says so; a Python one needs another, `harmless-more`. `reaching-source` has no
+wheel: its build tries to reach `good.example`, by name and by address, and its wheel says whether it did.
 """
 
 from __future__ import annotations
@@ -18,9 +19,35 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.harness.packages import make_source
+
 from .web import Reader, Request, Response, Site
 
 PIECE = bytes(1 << 18)
+REACHES = """
+def reaches():
+    import socket, urllib.request
+    worked = []
+    for try_it in (
+        lambda: urllib.request.urlopen("https://good.example/", timeout=5).close(),
+        lambda: socket.create_connection(("93.184.216.34", 443), timeout=5).close(),
+        lambda: socket.getaddrinfo("good.example", 443),
+    ):
+        try:
+            try_it()
+            worked.append(True)
+        except OSError:
+            worked.append(False)
+    return worked
+"""
+BUILDS = """
+plain = build_wheel
+def build_wheel(*given):
+    said = json.load(open("content.json"))
+    said["files"]["reaching_source.py"] = f"REACHED = {reaches()!r}"
+    json.dump(said, open("content.json", "w"))
+    return plain(*given)
+"""
 NOT_FOUND = Response(b"there is no such thing\n", "404 Not Found")
 FOUND = "302 Found"
 WEBSOCKET_KEY = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -101,11 +128,16 @@ def index(request: Request, _reader: Reader) -> Response:
         return Response(json.dumps({"files": rows}).encode(), headers={"Content-Type": "application/json"})
     links = (
         f'<a href="https://files.example/{file}#sha256={hashlib.sha256(wheels()[file]).hexdigest()}"'
-        f' data-core-metadata="sha256={hashlib.sha256(_metadata(file)).hexdigest()}">{file}</a>'
+        f"{_beside(file)}>{file}</a>"
         for file in files
     )
     page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
     return Response(page.encode(), headers={"Content-Type": "text/html"})
+
+
+def _beside(file: str) -> str:
+    is_wheel = file.endswith(".whl")
+    return f' data-core-metadata="sha256={hashlib.sha256(_metadata(file)).hexdigest()}"' if is_wheel else ""
 
 
 def _metadata(file: str) -> bytes:
@@ -116,8 +148,10 @@ def _metadata(file: str) -> bytes:
 
 @functools.cache
 def wheels() -> dict[str, bytes]:
-    """Return the wheels by their names."""
-    return {f"{name}-1.0-py3-none-any.whl": _wheel(name) for name in ("harmless", "harmless_more")}
+    """Return the wheels by their names, and a source."""
+    found = {f"{name}-1.0-py3-none-any.whl": _wheel(name) for name in ("harmless", "harmless_more")}
+    source = make_source("reaching_source", backend=REACHES + BUILDS, build_requires=("harmless-more",))
+    return {**found, "reaching_source-1.0.tar.gz": source}
 
 
 def _wheel(name: str) -> bytes:

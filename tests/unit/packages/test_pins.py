@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from cloche.core.enforcement import Control, Level
 from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.layers import Target
+from cloche.core.policy import Policy
+from cloche.packages.build import build_step
 from cloche.packages.index import Index
 from cloche.packages.lock import format_lock, read_lock
 from cloche.packages.requirements import parse_requirements
-from cloche.packages.resolve import Pin, check_pins, read_pins, resolve_step
+from cloche.packages.resolve import Facts, Pin, check_pins, read_pins, resolve_step
 from cloche.packages.rules import Rules
+from cloche.packages.steps import step_policy
 from cloche.packages.store import layer_key, set_key
 from cloche.packages.target import own_target
 
@@ -44,7 +49,7 @@ def test_a_pinned_list_is_read() -> None:
         (_lock("https://a.example:444/six-1.0-py3-none-any.whl"), "no host of the index"),
         (_lock("http://a.example/six-1.0-py3-none-any.whl"), "no host of the index"),
         (_lock("file:///etc/six-1.0-py3-none-any.whl"), "no address|not at an address|cannot be used"),
-        (_lock("https://a.example/six-1.0.tar.gz"), "no wheel"),
+        (_lock("https://a.example/six-1.0.tar.gz"), "no wheel.*packages_build"),
         (_lock("https://a.example/evil-1.0-py3-none-any.whl"), "another package"),
         (_lock("https://a.example/..%2F..%2Fsix-1.0-py3-none-any.whl"), "no wheel|another"),
         (_lock(sha256="0" * 40), "no hash"),
@@ -100,6 +105,65 @@ def test_a_lock_file_pins_what_it_says_that_it_is_for(tmp_path: Path) -> None:
         read_lock(str(file))
 
 
+SOURCE = f'[[packages]]\nname = "six"\nversion = "1.0"\nsdist = {{ url = "%s", hashes = {{ sha256 = "{HASH}" }} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("https://a.example/f/evil-1.0.tar.gz", "another package"),
+        ("https://a.example/f/six-1.0.tar.xz", "a kind that is not built"),
+        ("https://a.example/..%2Fsix-1.0.tar.gz", "no wheel"),
+        ("https://evil.example/six-1.0.tar.gz", "no host of the index"),
+    ],
+)
+def test_a_source_is_read_where_it_is_wanted_and_has_its_name(file: str, why: str) -> None:
+    """Else nothing of it is downloaded; what it was built with tells it from any other build of it."""
+    url = "https://a.example/f/six-1.0.tar.gz"
+    (pin,) = read_pins(SOURCE % url, INDEX, own_target(), ["six"])
+    assert (pin.is_source, pin.url, pin.sha256) == (True, url, HASH)
+    with pytest.raises(StartFailed, match="no wheel"):
+        read_pins(SOURCE % url, INDEX, own_target())
+    with pytest.raises(StartFailed, match=why):
+        read_pins(SOURCE % file, INDEX, own_target(), ["six"])
+    wheels = [Pin(name="six", version="1.0", url=URL, sha256=sha256) for sha256 in (HASH, "1" * 64)]
+    built = [replace(pin, build=(wheel,)) for wheel in wheels]
+    assert len({layer_key([one], own_target()) for one in (pin, *built, wheels[0])}) == 4
+    for one in (pin, replace(wheels[0], url=URL.replace("six", "evil"))):
+        with pytest.raises(StartFailed, match=r"no wheel|another package"):
+            check_pins([replace(pin, build=(one,))], INDEX, ["six"])
+
+
+def test_uv_is_told_what_sources_need_and_looks_into_none() -> None:
+    """Of each that may be taken there is a table for all versions, so it has nothing to build for."""
+    known = Facts(requires=('a>1; extra == "x"',), python=">=3.9", extras=("x",))
+    step = resolve_step(parse_requirements(["six"]), own_target(), INDEX, Rules(), (), {"six": {"1.0": known}})
+    assert step.argv[step.argv.index("--only-binary") + 1] == ":all:"
+    assert step.argv[step.argv.index("--no-binary") + 1] == "six"
+    told = step.argv[step.argv.index("--config-file") + 1]
+    (data,) = [file.data for file in step.files if file.path == told]
+    assert tomllib.loads(data.decode()) == {
+        "dependency-metadata": [
+            {"name": "six", "requires-dist": [], "provides-extra": []},
+            {
+                "name": "six", "version": "1.0", "requires-dist": ['a>1; extra == "x"'], "requires-python": ">=3.9",
+                "provides-extra": ["x"],
+            },
+        ]
+    }  # fmt: skip
+    assert "--no-binary" not in resolve_step(parse_requirements(["six"]), own_target(), INDEX, Rules()).argv
+
+
+def test_a_step_that_runs_code_is_in_a_jail_without_a_network() -> None:
+    """Whatever the run itself would be content with."""
+    step = build_step("/s/a.tar.gz", (), "/l")
+    asked = Policy(level=Level.PROCESS, best_effort=(Control.NETWORK, Control.MEMORY), seccomp=False, network="open")
+    policy = step_policy(asked, replace(step, network_allow=("a.example",)))
+    assert (policy.level, policy.network, policy.network_allow) == (Level.JAIL, "off", ())
+    assert (policy.seccomp, policy.drop_capabilities, policy.best_effort) == (True, True, (Control.MEMORY,))
+    assert not step.env
+
+
 def test_of_several_wheels_the_best_for_this_interpreter_is_taken() -> None:
     """And none for another one."""
     tag = f"cp{own_target().tag.rpartition('-')[2]}"
@@ -147,7 +211,10 @@ def test_the_age_of_a_release_is_a_time() -> None:
 def test_a_lock_file_says_what_it_was_told(tmp_path: Path) -> None:
     """And is for these requirements and this interpreter alone."""
     asked, target = parse_requirements(["six>=1"]), own_target()
-    pins = (Pin(name="six", version="1.0", url=URL, sha256=HASH, size=5),)
+    wheel = Pin(name="six", version="1.0", url=URL, sha256=HASH, size=5)
+    odd = replace(wheel, version='1"\n0')
+    source = Pin(name="zzz", version="1", url="https://a.example/zzz-1.tar.gz", sha256=HASH, build=(odd, wheel))
+    pins = (wheel, source)
     file = tmp_path / "cloche.lock"
     file.write_text(format_lock(asked, pins, target))
     locked = read_lock(str(file))

@@ -1,0 +1,245 @@
+"""From a source distribution to a wheel: the one step in which code of a package runs.
+
+Theory of operation. The source is downloaded and compared with its hash as wheels are. What it is built with are wheels
+of the same index, which become a layer like any other. A jail without network and credentials is shown both, and sends
+one wheel, or what it needs besides: its backend may only say that once it runs. That wheel is a stranger's: another
+sandbox, in which nothing of it runs, says its name, its version and what it needs, and it is unpacked as all are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, BinaryIO
+
+from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.events import Progress, report_progress
+from cloche.core.layers import Target
+from cloche.core.limits import GIB, MIB
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+from cloche.core.result import Result
+
+from .fetch import fetch
+from .folders import make_shown
+from .frames import Bounds, Reader, WrongFrame
+from .index import Index
+from .requirements import Requirement, normalize_name, parse_requirement, parse_requirements
+from .resolve import Facts, Pin
+from .steps import LIMITS, MOST_LAST_CHARS, Step, failed, on_stdout, run_step
+from .target import tags
+
+if TYPE_CHECKING:
+    from .store import Layer
+
+WHEEL, WANTED = 1, 2
+MOST_BUILT_BYTES, MOST_WANTED_BYTES = 256 * MIB, 64 * 1024
+MOST_ASKED = 4  # how often a build may say that it needs more
+BUILD_LIMITS = replace(
+    LIMITS, memory_bytes=2 * GIB, disk_bytes=1 * GIB, tmp_bytes=1 * GIB, flood_bytes=MOST_BUILT_BYTES + MIB
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Product:
+    """Take what a build sends: one wheel, written to a file, or a list of what it needs."""
+
+    path: str
+    name: str = ""  # of the wheel, by its backend
+    wanted: bytearray = field(default_factory=bytearray)
+    file: BinaryIO | None = None
+
+    def begin(self, kind: int, name: str, size: int) -> BinaryIO | _Wanted:
+        """Begin it. Raises WrongFrame."""
+        if kind == WANTED and size <= MOST_WANTED_BYTES:
+            return _Wanted(self.wanted)
+        if kind != WHEEL or not name:
+            raise WrongFrame("what it sends is no wheel")
+        self.name = name
+        self.file = open(self.path, "xb")  # noqa: SIM115 - Reader closes it, or `close`
+        os.fchmod(self.file.fileno(), 0o644)  # a guest that reads it may be another user, whatever the umask is
+        return self.file
+
+    def close(self) -> None:
+        """Close what has not all of its content."""
+        if self.file is not None:
+            self.file.close()
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Take a list of what is needed."""
+
+    held: bytearray
+
+    def write(self, data: bytes) -> None:
+        self.held += data
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Workshop:
+    """Build wheels, each once, below a folder that is removed with all that was not taken from it.
+
+    `layer_for` returns a layer of wheels that meets requirements, `layer_of` one of wheels that are pinned.
+    """
+
+    backend: Backend
+    policy: Policy
+    index: Index
+    target: Target
+    folder: str
+    layer_for: Callable[[Sequence[Requirement]], Awaitable[Layer]]
+    layer_of: Callable[[Sequence[Pin]], Awaitable[Layer]]
+    _built: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    async def build(self, pin: Pin) -> Facts:
+        """Build a wheel of a source with the newest of what it needs, and say what the wheel needs.
+
+        Raises StartFailed where that fails, InvalidRequest where what it is built with cannot be had.
+        """
+        source = await self._fetch(pin)
+        known: tuple[str, ...] = ()
+        layer: Layer | None = None
+        for number in range(MOST_ASKED):
+            product = await self._run(pin, source, known, layer, number)
+            if not product.wanted:
+                facts = await self._described(pin, product)
+                made = replace(pin, build=layer.pins if layer is not None else ())
+                self._built[made.identity] = product.path
+                return replace(facts, build=made.build)
+            known = _read_wanted(pin, product.wanted)
+            layer = await self._layer_for(pin, known)
+        raise _refusal(pin, "it goes on asking for more to be built with")
+
+    async def wheel(self, pin: Pin) -> str:
+        """Return the path of the wheel of a source, built now, with what its pin lists, where it was not."""
+        if pin.identity not in self._built:
+            source = await self._fetch(pin)
+            product = await self._run(pin, source, None, await self.layer_of(pin.build) if pin.build else None, 0)
+            await self._described(pin, product)
+            self._built[pin.identity] = product.path
+        return self._built[pin.identity]
+
+    async def _fetch(self, pin: Pin) -> str:
+        place = os.path.join(self.folder, f"source-{len(os.listdir(self.folder))}")
+        make_shown(place)
+        (path,) = await fetch(self.backend, self.policy, (pin,), self.index, place)
+        return path
+
+    async def _layer_for(self, pin: Pin, wanted: Sequence[str]) -> Layer:
+        try:
+            return await self.layer_for(parse_requirements(wanted))
+        except InvalidRequest as error:
+            raise _refusal(pin, f"what it is built with: {error}") from None
+
+    async def _run(
+        self, pin: Pin, source: str, known: Sequence[str] | None, layer: Layer | None, number: int
+    ) -> _Product:
+        """Run a build. Raises StartFailed with its last words."""
+        step = build_step(source, known, layer.folder if layer is not None else "")
+        place = os.path.join(os.path.dirname(os.path.dirname(source)), f"built-{number}")  # which no build is shown
+        make_shown(place)
+        product = _Product(path=os.path.join(place, f"{pin.name}.whl"))
+        reader = Reader(product.begin, Bounds(files=1, total_bytes=MOST_BUILT_BYTES))
+        report_progress(Progress(what=f"building {pin.name}"))
+        try:
+            done = await run_step(self.backend, self.policy, step, on_stdout(reader.feed))
+        except WrongFrame as error:
+            raise _refusal(pin, str(error)) from None
+        finally:
+            product.close()
+            report_progress(Progress(what=f"building {pin.name}", is_over=True))
+        if not done.result.ok:
+            raise _refusal(pin, _why(step, done.result))
+        if not reader.is_between or not (product.name or product.wanted):
+            raise _refusal(pin, "no whole wheel came")
+        return product
+
+    async def _described(self, pin: Pin, product: _Product) -> Facts:
+        """Return what a wheel says that was built. Raises StartFailed where it is not the one that was wanted."""
+        asked, shown = json.dumps({"wheel": product.path}).encode(), (os.path.dirname(product.path),)
+        step = Step(name="read", program="describe", stdin=asked, shown=shown)
+        try:
+            _check_name(pin, product.name, self.target)
+            done = await run_step(self.backend, self.policy, step)
+            if not done.result.ok:
+                raise ValueError(_why(step, done.result))
+            return _read_facts(pin, done.result.stdout)
+        except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest) as error:
+            raise _refusal(pin, f"the wheel that was built: {error}") from None
+
+
+def build_step(source: str, known: Sequence[str] | None, layer: str) -> Step:
+    """Return the step that builds a wheel, with what is in a layer."""
+    asked = {"source": source, "known": None if known is None else list(known)}
+    shown = (*filter(None, (layer,)), os.path.dirname(source))
+    return Step(
+        name="build", program="build", stdin=json.dumps(asked).encode(), shown=shown, runs_code=True,
+        limits=BUILD_LIMITS,
+    )  # fmt: skip
+
+
+def _read_wanted(pin: Pin, data: bytes | bytearray) -> tuple[str, ...]:
+    """Return what a build says that it needs. Raises StartFailed where that is no list of requirements."""
+    try:
+        said = json.loads(data)
+        if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+            raise ValueError("no list of requirements came")
+        for one in said:
+            if parse_requirement(one).is_npm:
+                raise ValueError(f"{one[:80]!r} is no package of Python's")
+    except (ValueError, RecursionError, InvalidRequest) as error:
+        raise _refusal(pin, f"what it is built with: {error}") from None
+    return tuple(said)
+
+
+def _check_name(pin: Pin, file_name: str, target: Target) -> None:
+    """Raise ValueError for the file name of another wheel, or of one for another interpreter."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+    from packaging.version import Version
+
+    try:
+        name, version, _, found = parse_wheel_filename(file_name)
+    except InvalidWheelFilename:
+        raise ValueError(f"it is called {file_name[:100]!r}, as no wheel is") from None
+    if name != pin.name or version != Version(pin.version):
+        raise ValueError(f"it is {file_name[:100]!r}, of another package or version")
+    if not {str(tag) for tag in found} & set(tags(target)):
+        raise ValueError(f"it is {file_name[:100]!r}, for another interpreter")
+
+
+def _read_facts(pin: Pin, text: str) -> Facts:
+    """Return what the metadata of a wheel says. Raises ValueError, KeyError, TypeError and InvalidRequest."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    said = json.loads(text)
+    name, version = normalize_name(str(said["name"])), Version(str(said["version"]))
+    if name != pin.name or version != Version(pin.version):
+        raise ValueError(f"by its metadata it is {name[:100]} {version}")
+    requires = [parse_requirement(str(one)) for one in said["requires"]]
+    if any(one.is_npm for one in requires):
+        raise ValueError("it needs what is no package of Python's")
+    python, extras = (
+        str(SpecifierSet(str(said["python"]))),
+        sorted({normalize_name(str(one)) for one in said["extras"]}),
+    )
+    if not all(one.replace("-", "").isalnum() and one.isascii() for one in extras):
+        raise ValueError("an extra has a name that is none")
+    return Facts(requires=tuple(one.text for one in requires), python=python, extras=tuple(extras))
+
+
+def _why(step: Step, result: Result) -> str:
+    """Return why a step failed, with its last words: a build says much before them."""
+    text = " ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
+    cut = replace(result, stderr=text if len(text) <= MOST_LAST_CHARS else f"... {text[4 - MOST_LAST_CHARS :]}")
+    return str(failed(step, cut)).removeprefix(f"packages: cannot {step.name}: ")
+
+
+def _refusal(pin: Pin, why: str) -> StartFailed:
+    return StartFailed(f"packages: {pin.text} cannot be built from source: {why}", step="build")

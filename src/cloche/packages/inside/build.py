@@ -1,0 +1,111 @@
+"""Build a wheel of a source distribution, as PEP 517 has it, and write it to standard output as one frame.
+
+Standard input is JSON: `source`, the path of the source distribution; `known`, the requirements of the build that are
+met, in any spelling, or null where nothing more may be asked for. Where the source or its backend needs more, the one
+frame is that list in JSON, and nothing was built. Code of the package runs here, so whoever reads this trusts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import struct
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FRAME = struct.Struct(">BHQ")
+WHEEL, WANTED = 1, 2
+PIECE = 1 << 18
+DEFAULT_REQUIRES, DEFAULT_BACKEND = ["setuptools>=40.8.0"], "setuptools.build_meta:__legacy__"
+OLDEST_TIME = "315532800"  # 1980, before which a zip file has no time: of one source comes one wheel
+
+
+def unpack(path: str) -> str:
+    """Unpack a source distribution; return its one folder."""
+    whole = tempfile.mkdtemp()
+    if path.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(whole)  # noqa: S202 - in a jail that ends with it
+    else:
+        with tarfile.open(path) as tarball:
+            if hasattr(tarfile, "data_filter"):  # else it is an early 3.11, and the jail is all that bounds it
+                tarball.extraction_filter = tarfile.data_filter
+            tarball.extractall(whole)  # noqa: S202
+    folders = [entry.path for entry in os.scandir(whole) if entry.is_dir()]
+    if len(folders) != 1:
+        sys.exit("it is not one folder, as a source distribution is")
+    return folders[0]
+
+
+def build_system(folder: str) -> dict[str, Any]:
+    """Return what a source says of its build. Exits where that cannot be read."""
+    said: dict[str, Any] = {}
+    try:
+        with open(f"{folder}/pyproject.toml", "rb") as file:
+            said = tomllib.load(file).get("build-system") or {}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        sys.exit(f"its pyproject.toml cannot be read: {error}")
+    listed = [said.get("requires", []), said.get("backend-path", [])]
+    if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in listed):
+        sys.exit("its pyproject.toml names what is needed for the build in no list of text")
+    return {
+        "requires": said.get("requires", DEFAULT_REQUIRES if not said else []),
+        "backend": str(said.get("build-backend", DEFAULT_BACKEND)), "path": said.get("backend-path", []),
+    }  # fmt: skip
+
+
+def load(system: dict[str, Any]) -> Any:  # noqa: ANN401 - a module, or whatever it has
+    """Return the backend, which finds what it needs, and nothing of the caller's own packages."""
+    others = [path for path in sys.path if os.path.basename(path) not in ("", "site-packages", "dist-packages")]
+    sys.path[:] = [*map(os.path.abspath, system["path"]), *others]
+    module, _, inner = system["backend"].partition(":")
+    found: Any = importlib.import_module(module)
+    for name in filter(None, inner.split(".")):
+        found = getattr(found, name)
+    return found
+
+
+def send(out: int, kind: int, name: str, data: bytes) -> None:
+    """Write the frame."""
+    with os.fdopen(out, "wb") as file:
+        file.write(FRAME.pack(kind, len(name.encode()), len(data)) + name.encode())
+        for at in range(0, len(data), PIECE):
+            file.write(data[at : at + PIECE])
+
+
+def main() -> None:
+    """Ask for what is needed, or build."""
+    asked = json.load(sys.stdin)
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a backend prints is no frame
+    folder, known = unpack(asked["source"]), asked["known"]
+    system = build_system(folder)
+    if known is not None and (missing := [one for one in system["requires"] if one not in known]):
+        send(out, WANTED, "", json.dumps([*known, *missing]).encode())
+        return
+    os.chdir(folder)
+    os.environ["SOURCE_DATE_EPOCH"] = OLDEST_TIME
+    backend = load(system)
+    if known is not None and hasattr(backend, "get_requires_for_build_wheel"):
+        more = [str(one) for one in backend.get_requires_for_build_wheel(None)]
+        if missing := [one for one in more if one not in known]:
+            send(out, WANTED, "", json.dumps([*known, *missing]).encode())
+            return
+    made = tempfile.mkdtemp()
+    name = backend.build_wheel(made, None)
+    with open(os.path.join(made, name), "rb") as file:
+        send(out, WHEEL, name, file.read())
+
+
+if __name__ == "__main__":
+    main()
