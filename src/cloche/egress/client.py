@@ -353,5 +353,12 @@ def _go_on() -> None:
     _lock.release()
 
 
+def _leave() -> None:
+    end_process()
+    for one in _released:
+        if one.is_alive:
+            one.process.returncode = 0  # it goes on without us
+
+
 os.register_at_fork(before=_wait_for_start, after_in_parent=_go_on, after_in_child=_forget_after_fork)
-atexit.register(end_process)
+atexit.register(_leave)

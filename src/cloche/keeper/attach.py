@@ -178,7 +178,8 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             remedy=f"Try again, use that version, or end it: cloche sandbox kill {name}",
         )
     try:
-        rules = {one: tuple(value) if isinstance(value, list) else value for one, value in entry["policy"].items()}
+        said_rules = entry["policy"].items()
+        rules: dict[str, Any] = {one: tuple(value) if isinstance(value, list) else value for one, value in said_rules}
         for one in ("level", "require_level"):
             rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
         for one in ("require_controls", "best_effort"):

@@ -54,7 +54,7 @@ def test_what_is_missing_is_named_with_the_remedy(daemon: Daemon, why: str) -> N
     with pytest.raises(BackendUnavailable) as refused:
         choose_runtime(daemon, None, Level.GVISOR, is_served=True)
     assert why in str(refused.value)
-    assert "To have it, register it with the host's stack as a second runtime (\"runsc install" in str(refused.value)
+    assert 'as a second runtime ("runsc install --runtime=runsc-network -- --network=host"' in str(refused.value)
     assert choose_runtime(daemon, None, None, is_served=True) == ("", Level.JAIL)
 
 

@@ -26,8 +26,8 @@ from .plan import GVISOR, MAPPED_ID, RUNC, RUNSC, RUNSC_NETWORK
 PROBE_S = 20
 REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
 REMEDY_NETWORK = (
-    f"register it with the host's stack as a second runtime (\"runsc install --runtime={RUNSC_NETWORK} -- "
-    '--network=host", then restart the daemon)'
+    "register gVisor's runsc with the host's stack as a second runtime "
+    f'("runsc install --runtime={RUNSC_NETWORK} -- --network=host", then restart the daemon)'
 )
 _NETWORK = re.compile(r"(?:^| )--?network[= ](\S+)")  # an option of runsc's, of which the last one counts
 _trying = threading.Lock()
