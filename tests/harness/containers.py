@@ -50,7 +50,8 @@ class Daemon:
 
     def __init__(self, folder: Path, runsc: str = "", options: Sequence[str] = ()):
         self.folder = folder
-        runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+        stacks = {"runsc": "none", "runsc-network": "host"} if runsc else {}
+        runtimes = {name: {"path": runsc, "runtimeArgs": [f"--network={stack}"]} for name, stack in stacks.items()}
         (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes}))
         self.url = f"unix://{folder}/socket"
         self._loaded: set[str] = set()
@@ -168,7 +169,7 @@ def _control_groups(name: str) -> list[str]:
 def open_daemon(runsc: str = "", options: Sequence[str] = ()) -> Iterator[Daemon]:
     """Start a daemon, and leave the machine as it was. Skips the test, naming it, when something is missing.
 
-    `runsc` is a program to register as the runtime of that name; `options` are further words of the daemon's.
+    `runsc` is a program to register as gVisor's runtimes, both of them; `options` are further words of the daemon's.
     """
     needed = ("dockerd", "docker", "dpkg-query", *([runsc] if runsc else []))
     lacks = [name for name in needed if shutil.which(name) is None]

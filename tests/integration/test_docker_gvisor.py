@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 import cloche
-from cloche.backends.docker.backend import DockerBackend, own_runtime
+from cloche.backends.docker.backend import DockerBackend
 from cloche.backends.docker.daemon import Daemon as ForDocker
+from cloche.backends.docker.runtimes import own_runtime
 from cloche.backends.local.backend import LocalBackend
-from cloche.core.enforcement import Control, Level
+from cloche.core.enforcement import Control, Level, State
 from cloche.execution.registry import capabilities_of
 from tests.harness.containers import Daemon, open_daemon
+from tests.harness.environments import run_as_user
+from tests.harness.texts import NAMES_AND_A_LITERAL
+from tests.integration.test_docker import BY_A_MEMBER
 
 pytestmark = pytest.mark.root
 
@@ -33,6 +38,40 @@ def test_gvisor_is_taken_where_it_works(gvisor: Daemon, image: str, backend: str
     result = cloche.run(KERNEL, backend=backend, image=image, warm=False, require="gvisor")
     assert (result.enforcement.level, result.meta["level"]) == (Level.GVISOR, "gvisor")
     assert result.stdout.startswith("Linux version 4.4.0")
+
+
+def test_a_network_by_name_is_served_from_outside(gvisor: Daemon, image: str) -> None:
+    """In runs, in a sandbox that lives, in a session, on the runtime with the host's stack; and the result says so."""
+    rules: dict[str, Any] = {
+        "backend": "docker", "image": image, "network": "allowlist", "network_allow": ["good.example"],
+    }  # fmt: skip
+    result = cloche.run(NAMES_AND_A_LITERAL, require="gvisor", **rules)
+    assert result.stdout.split("\n", 2)[:2] == ["198.18.1.0", "403"], result.stderr
+    assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
+    assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
+    assert result.meta["engine"].endswith(", runsc-network")
+    controls = result.enforcement.controls
+    assert "hands socket calls on to the host's kernel" in controls[Control.NETWORK].mechanism
+    assert "those on sockets reach the host's kernel" in controls[Control.SYSCALLS].mechanism
+    assert (controls[Control.IDENTITY].state, result.enforcement.level) == (State.PARTIAL, Level.GVISOR)
+    with cloche.Sandbox(users=True, **rules) as sandbox:
+        sandbox.network.allow("new.example")
+        assert sandbox.exec(["python3", "-c", "import socket; socket.gethostbyname('new.example')"], user="root").ok
+        assert sandbox.run(NAMES_AND_A_LITERAL).status == "denied"
+    with cloche.Sandbox(live=False, **rules) as sandbox:
+        cell = sandbox.session().run("import socket; socket.gethostbyname('bad.example')")
+        assert [row["host"] for row in cell.network_refused] == ["bad.example"]
+
+
+def test_a_member_of_the_docker_group_has_it_by_a_container_beside(gvisor: Daemon, image: str) -> None:
+    """The one beside is of docker's own runtime, in the namespace of the one that is gVisor's."""
+    os.chmod(gvisor.folder, 0o755)
+    os.chmod(gvisor.folder / "socket", 0o666)  # as for a member
+    program = f"print(open('/proc/version').read()[:19])\n{NAMES_AND_A_LITERAL}"
+    told = f"PROGRAM, IMAGE = {program!r}, {image!r}\n"
+    found = run_as_user(told + BY_A_MEMBER, env={"DOCKER_HOST": gvisor.url, "CLOCHE_RUNSC": "none"})
+    assert found == ["denied", "Linux version 4.4.0\n198.18.1.0\n403\n", ["198.51.100.7", "bad.example"]]
+    assert gvisor.is_clean()
 
 
 def test_the_ordinary_runtime_can_be_demanded(gvisor: Daemon, image: str) -> None:

@@ -24,6 +24,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknow
 from cloche.keeper import registry
 from cloche.keeper.attach import visit
 from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.texts import NAMES_AND_A_LITERAL
 
 pytestmark = pytest.mark.both_users
 ROOT = Path(__file__).parents[2]
@@ -185,9 +186,9 @@ def _states_of(word: str) -> list[str]:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("victim", ["keeper", "helper", "init"])
 def test_nothing_is_left_when_what_holds_it_is_killed(victim: str) -> None:
-    """Whichever of the three dies takes the others with it, and the name is free."""
+    """Whichever of the three dies takes the others with it, what serves its network too, and the name is free."""
     before = set(_helpers_and_inits())  # of warm pools and of what other tests keep for this process
-    with cloche.Sandbox(name="x", keep="1h") as sandbox:
+    with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
         sandbox.start(["sleep", "1000"], keep=True)
         keeper = keeper_of("x")
         [(helper, init)] = set(_helpers_and_inits()) - before
@@ -213,10 +214,10 @@ def _below(parent: int) -> list[int]:
     return [int(pid) for pids in found for pid in pids]
 
 
-def _killed_caller(name: str, keep: str, moment_s: float) -> tuple[list[str], str]:
+def _killed_caller(name: str, keep: str, moment_s: float, host: str = "") -> tuple[list[str], str]:
     """Kill a caller some time after it has begun; return how far it came."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.harness.programs.named_caller", name, keep],
+        [sys.executable, "-m", "tests.harness.programs.named_caller", name, keep, host],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as caller:  # fmt: skip
         assert caller.stdout is not None
@@ -239,7 +240,7 @@ def test_a_caller_that_is_killed_leaves_what_it_wanted_to_keep_and_nothing_else(
     moments = [(number % 2, chance.uniform(0, LATEST_S)) for number in range(kills - 2)] + [(0, 2.0), (1, 2.0)]
     for number, (is_kept, moment_s) in enumerate(moments):
         name = f"x{number}"
-        said, wrong = _killed_caller(name, "1h" if is_kept else "", moment_s)
+        said, wrong = _killed_caller(name, "1h" if is_kept else "", moment_s, "good.example" if number & 2 else "")
         assert not wrong
         if not is_kept:
             until(lambda name=name: is_gone(name))  # type: ignore[misc]
@@ -255,6 +256,31 @@ def test_a_caller_that_is_killed_leaves_what_it_wanted_to_keep_and_nothing_else(
             assert started in [one.id for one in sandbox.processes() if one.status is None]
             sandbox.kill()
         assert is_gone(name)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_network_is_served_although_who_opened_it_was_killed() -> None:
+    """By the rules that it was opened with, also after a pause; what it refused nobody is told, as the result says."""
+    said, wrong = _killed_caller("x", "1h", 5.0, "good.example")
+    assert (len(said), wrong) == (2, "")
+    with cloche.Sandbox.attach("x") as sandbox:
+        for _ in range(2):
+            result = sandbox.run(NAMES_AND_A_LITERAL)
+            assert (result.stdout, result.exit_code, result.status) == ("198.18.1.0\n403\n", 3, "error"), result.stderr
+            sandbox.pause()
+            sandbox.resume()
+        assert result.enforcement["network"].mechanism.endswith("what it refuses is not told")
+        assert sandbox.network.rules.as_wire()["allow"] == ["good.example"]
+        with pytest.raises(BackendUnavailable, match="keeps the rules that it was opened with"):
+            sandbox.network.allow("new.example")
+        with pytest.raises(BackendUnavailable, match="does not tell what it carries"):
+            sandbox.network.traffic()
+        sandbox.kill()
+    with (
+        pytest.raises(BackendUnavailable, match="who is asked about hosts may be gone"),
+        cloche.Sandbox(name="x", network_allow=["good.example"], on_network="ask") as sandbox,
+    ):
+        sandbox.exec(["true"])
 
 
 @pytest.mark.soak

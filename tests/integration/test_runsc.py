@@ -15,7 +15,7 @@ import pytest
 import cloche
 from cloche.backends.gvisor.backend import RunscBackend
 from cloche.backends.host import measure_host
-from cloche.core.enforcement import Control, Level
+from cloche.core.enforcement import Control, Level, State
 from cloche.execution.registry import capabilities_of
 from tests.harness.environments import make_environment, run_there
 from tests.harness.leaks import Snapshot, wait_for_leftovers, what_stays
@@ -268,6 +268,12 @@ def test_what_is_no_gvisor_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not wait_for_leftovers(before, patience_s=10)
 
 
+def test_a_program_may_wait_for_several_files() -> None:
+    """By `select`, which gVisor knows by another name than its callers."""
+    code = "import os, select; r, w = os.pipe(); os.write(w, b'x'); select.select([r], [], [], 5)[0] == [r]"
+    assert cloche.run(code, backend="gvisor").value is True
+
+
 def test_a_network_by_name_is_served_from_outside() -> None:
     """Allowed names have addresses, all else is refused with the reason, in a run and in a sandbox that lives."""
     rules: dict[str, Any] = {"network": "allowlist", "network_allow": ["good.example"]}
@@ -276,6 +282,8 @@ def test_a_network_by_name_is_served_from_outside() -> None:
     assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
     assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
     assert "host's kernel" in result.enforcement[Control.NETWORK].mechanism
+    assert "those on sockets reach the host's kernel" in result.enforcement[Control.SYSCALLS].mechanism
+    assert result.enforcement[Control.IDENTITY].state is State.PARTIAL
     with cloche.Sandbox(backend="gvisor", **rules) as sandbox:
         sandbox.network.allow("new.example")
         assert sandbox.exec(["getent", "ahostsv4", "new.example"]).stdout.startswith("198.18.1.")

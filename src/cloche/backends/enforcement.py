@@ -117,6 +117,23 @@ def with_network(
     return Enforcement(level=enforcement.level, controls={**enforcement.controls, Control.NETWORK: measure})
 
 
+def with_hosts_stack(enforcement: Enforcement, *, is_root_outside: bool) -> Enforcement:
+    """Return what holds where gVisor runs with `--network=host`, in place of what holds with a stack of its own.
+
+    `is_root_outside`: it is not in a user namespace then, which takes one that was there before.
+    """
+    around = enforcement[Control.SYSCALLS].mechanism.partition("; ")[2]
+    changed = {
+        Control.SYSCALLS: _enforced(f"gVisor: of system calls, those on sockets reach the host's kernel; {around}")
+    }
+    if is_root_outside:
+        changed[Control.IDENTITY] = _partial(
+            "an id of gVisor's own kernel",
+            "with the host's stack, gVisor itself is root outside, with the container's capabilities and SYS_PTRACE",
+        )
+    return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
+
+
 def _confined(host: Host) -> Controls:
     return {
         Control.FILESYSTEM: _partial(

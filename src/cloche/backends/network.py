@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import StartFailed
 from cloche.core.policy import Policy
-from cloche.egress.client import Network, open_network, operator_proxies
+from cloche.egress.client import Network, OwnNetwork, open_network, operator_proxies
 from cloche.egress.windows import SharedNetwork
 from cloche.jail.network import NAME_SERVER, open_sockets
 from cloche.jail.steps import StepFailed
@@ -64,8 +64,7 @@ def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
     try:
         return open_network(rules, proxies=operator_proxies(), asks=asks)
     except OSError as error:
-        text = f"cannot start the egress process: {error}"
-        raise StartFailed(text, step="network", errno=error.errno) from error
+        raise _no_process(error) from error
 
 
 def open_shared_network(policy: Policy) -> SharedNetwork | None:
@@ -73,6 +72,21 @@ def open_shared_network(policy: Policy) -> SharedNetwork | None:
     rules = network_rules(policy)
     asks = policy.on_network == "ask"
     return SharedNetwork(new_network(rules, asks=asks), rules) if rules is not None else None
+
+
+def open_own_network(policy: Policy) -> OwnNetwork | None:
+    """Return a network for what is kept by another process, None where there is none. Raises StartFailed."""
+    rules = network_rules(policy)
+    if rules is None:
+        return None
+    try:
+        return OwnNetwork(rules, proxies=operator_proxies())
+    except OSError as error:
+        raise _no_process(error) from error
+
+
+def _no_process(error: OSError) -> StartFailed:
+    return StartFailed(f"cannot start the egress process: {error}", step="network", errno=error.errno)
 
 
 def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:

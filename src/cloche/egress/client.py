@@ -1,8 +1,8 @@
 """The caller's side of the egress process: start it, open a sandbox's network in it, ask what that has carried.
 
 There is one such process for each process that has sandboxes with a network; all threads and event loops share it. It
-ends with its caller. Where it is gone, no socket of any sandbox is served any more, and the next sandbox starts
-another one.
+ends with its caller. A sandbox that is kept has one of its own, which ends with its keeper. Where it is gone, no socket
+of any sandbox is served any more, and the next sandbox starts another one.
 """
 
 from __future__ import annotations
@@ -152,6 +152,10 @@ class Network:
         if self._owner == os.getpid() and self.fileno() >= 0:
             with suppress(OSError):  # the egress process is gone
                 self._control.shutdown(socket.SHUT_RDWR)
+        self.release()
+
+    def release(self) -> None:
+        """Close our copies only: another process has them, too."""
         self._jail_end.close()
         self._control.close()
         self.on_close(self)
@@ -217,7 +221,45 @@ def _module_paths() -> list[str]:
     return list(dict.fromkeys((here, os.path.dirname(os.path.dirname(found.origin)))))
 
 
+class OwnNetwork:
+    """Be a network with an egress process of its own, to be handed over to who keeps the sandbox. Raises OSError."""
+
+    def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str]):
+        _released[:] = [one for one in _released if one.is_alive]
+        with _lock:
+            self._process = _Process()
+            _to_hand_over.add(self._process)
+        try:
+            self.network = self._process.open(rules, proxies, asks=False)
+        except BaseException:
+            self._end_process()
+            raise
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Return the descriptors that keep it, by name: it ends with the last copy of either."""
+        return {"egress": self._process.link.fileno(), "network": self.network.fileno()}
+
+    def release(self) -> None:
+        """Leave it to who has copies of those."""
+        _to_hand_over.discard(self._process)
+        self.network.release()
+        self._process.link.close()
+        _released.append(self._process)
+
+    def end(self) -> None:
+        """End it, which nobody else keeps; blocks."""
+        self.network.close()
+        self._end_process()
+
+    def _end_process(self) -> None:
+        _to_hand_over.discard(self._process)
+        self._process.end()
+
+
 _process: _Process | None = None
+_to_hand_over: set[_Process] = set()
+_released: list[_Process] = []  # children of this process, to be taken note of when they end
 # Held also while this process is forked: a child from the midst of a start would hold the link, or keep the start
 # waiting, for as long as it lives. A handler of signals may fork there.
 _lock = threading.RLock()
@@ -281,10 +323,12 @@ def end_process() -> None:
 def _forget_after_fork() -> None:
     global _lock, _process
     _lock = threading.RLock()
-    if _process is not None:
-        _process.link.close()
-        _process.process.returncode = 0  # nobody's child here
-        _process = None
+    for one in (*_to_hand_over, *_released, *([_process] if _process is not None else [])):
+        one.link.close()
+        one.process.returncode = 0  # nobody's child here
+    _to_hand_over.clear()
+    _released.clear()
+    _process = None
 
 
 def _wait_for_start() -> None:
@@ -295,5 +339,12 @@ def _go_on() -> None:
     _lock.release()
 
 
+def _leave() -> None:
+    end_process()
+    for one in _released:
+        if one.is_alive:
+            one.process.returncode = 0  # it goes on without us
+
+
 os.register_at_fork(before=_wait_for_start, after_in_parent=_go_on, after_in_child=_forget_after_fork)
-atexit.register(end_process)
+atexit.register(_leave)

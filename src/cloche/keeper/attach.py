@@ -157,7 +157,7 @@ def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Level):
         return str(value)
-    return [str(one) for one in value] if isinstance(value, tuple) else value
+    return [one if isinstance(one, int) else str(one) for one in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,8 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             remedy=f"Try again, use that version, or end it: cloche sandbox kill {name}",
         )
     try:
-        rules = dict(entry["policy"])
+        said_rules = entry["policy"].items()
+        rules: dict[str, Any] = {one: tuple(value) if isinstance(value, list) else value for one, value in said_rules}
         for one in ("level", "require_level"):
             rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
         for one in ("require_controls", "best_effort"):

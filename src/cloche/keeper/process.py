@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal: Any = __import__("_signal")
-# `helper` and `claim` may be missing; `folder` is where the socket is and the lock, which we hold by its descriptor.
-DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim")
+# `folder` is where the socket is and the lock, which we hold by its descriptor. The last four may be missing: of those
+# only `helper` and `egress`, the link of the egress process that serves a network, are more than held.
+DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim", "egress", "network")
 MOST_ORDER_BYTES = 1 << 16
 SCM_RIGHTS, INT_BYTES = 1, 4
 FIRST_S = 10.0  # for the caller to come in
@@ -199,7 +200,9 @@ class Keeper:
         helper = self.fds.get("helper", -1)
         if helper >= 0:
             self.relay.ignore(helper)
-            _await_end(helper)
+        for link in (helper, self.fds.get("egress", -1)):
+            if link >= 0:
+                _await_end(link)
         for path in self.groups:
             _remove_group(path)
         _unlink(self.name + LOCK_SUFFIX, self.fds["folder"])
@@ -214,19 +217,19 @@ class Keeper:
             client.close()
 
 
-def _await_end(helper: int) -> None:
-    """Tell the helper that nobody is there any more, and wait until it is gone; not for ever."""
+def _await_end(end: int) -> None:
+    """Tell who is at a link that nobody is there any more, and wait until they are gone; not for ever."""
     import select
 
-    link = _socket.socket(fileno=helper)
+    link = _socket.socket(fileno=end)
     try:
         link.shutdown(_socket.SHUT_WR)
     except OSError:
         return
     until, poll = now() + LAST_S, select.poll()
-    poll.register(helper, POLLIN)
+    poll.register(end, POLLIN)
     while (left := until - now()) > 0 and poll.poll(left * 1000):
-        if not _drain(helper):
+        if not _drain(end):
             return
 
 

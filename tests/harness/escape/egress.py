@@ -79,11 +79,13 @@ def run_outside(world: World, rows: Sequence[Row]) -> Mapping[str, Came]:
     return came
 
 
-def run_inside(world: World, rows: Sequence[Row], policy: Mapping[str, Any]) -> Batch:
-    """Run rows in one sandbox."""
+def run_inside(
+    world: World, rows: Sequence[Row], policy: Mapping[str, Any], env: Mapping[str, str] | None = None
+) -> Batch:
+    """Run rows in one sandbox; `env` is for the program on the host that opens it."""
     program, tokens = build_program(rows)
     world.forget()
-    run = world.run(IN_A_SANDBOX, {"program": program, "policy": policy})
+    run = world.run(IN_A_SANDBOX, {"program": program, "policy": policy}, env=env)
     seen = world.seen()
     lines = run["stdout"].splitlines()
     assert lines, run

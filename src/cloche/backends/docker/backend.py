@@ -1,8 +1,4 @@
-"""The docker backend: every run in a throwaway container of a daemon, under runc or under gVisor's runsc.
-
-A daemon may know runsc although it lacks a right, or a part of the kernel. So a container is run once, within a bounded
-time, and the answer kept for this process.
-"""
+"""The docker backend: every run in a throwaway container of a daemon, under runc or under gVisor's runsc."""
 
 from __future__ import annotations
 
@@ -23,98 +19,33 @@ from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
-from ..enforcement import check_policy, docker_controls, docker_with_users, with_network
-from ..garbage_collection import owner
+from ..enforcement import check_policy, docker_controls, docker_with_users, with_hosts_stack, with_network
 from ..network import SERVED
 from ..session_languages import DRIVERS
-from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
-from .images import Image, find_image, image_name, interpreter_of, is_here
+from .daemon import Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
+from .images import find_image, image_name, interpreter_of, is_here
 from .layers import prune
 from .live import DockerLiveSandbox, find_live_image
-from .plan import MAPPED_ID, NETWORKS, RUNC, RUNSC, workspace_arguments
+from .plan import NETWORKS, workspace_arguments
+from .runtimes import (
+    REMEDY,
+    REMEDY_NETWORK,
+    choose_runtime,
+    gvisor_runtime,
+    has_hosts_stack,
+    is_ruled_out,
+    own_runtime,
+    why_no_gvisor,
+)
 from .sandbox import DockerOpenSandbox
 
-PROBE_S = 20
-REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
-_trying, _clearing = threading.Lock(), threading.Lock()
-_answers: dict[int, str] = {}  # by daemon: why not; empty when it works
+_clearing = threading.Lock()
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 LOOK_S = 3  # for each of three requests, where a daemon is only looked for
 ABSENT_S = 30  # an absent daemon is not looked for again for so long by whoever only looks
 _absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
 _cleared: set[int] = set()
-
-
-def choose_runtime(daemon: Daemon, image: Image | None, wanted: Level | None) -> tuple[str, Level]:
-    """Return the runtime, empty for the daemon's own, and the level that it gives; None takes the strongest.
-
-    Raises BackendUnavailable when gVisor is wanted and does not work.
-    """
-    if wanted is Level.JAIL:
-        return "", Level.JAIL
-    why_not = why_no_gvisor(daemon, image)
-    if not why_not:
-        return RUNSC, Level.GVISOR
-    if wanted is None:
-        return "", Level.JAIL
-    raise BackendUnavailable(f"gVisor does not work on this daemon: {why_not}. To have it, {REMEDY}")
-
-
-def own_runtime(daemon: Daemon) -> tuple[str, Level]:
-    """Return docker's own runtime by its name, whichever the daemon takes by itself, and the level that it gives.
-
-    Raises BackendUnavailable where the daemon does not have it.
-    """
-    known = daemon.info.get("Runtimes") or {}
-    if RUNC not in known:
-        raise BackendUnavailable(
-            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(known) or 'none'}.",
-            remedy="Use a daemon that has it, or take runtime out of the settings.",
-        )
-    return RUNC, Level.JAIL
-
-
-def why_no_gvisor(daemon: Daemon, image: Image | None) -> str:
-    """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
-    if RUNSC not in (daemon.info.get("Runtimes") or {}):
-        return "the daemon does not know the runtime runsc"
-    with _trying:
-        if id(daemon) not in _answers:
-            if image is None:
-                return "it was not tried yet, for want of an image to try it with"
-            _answers[id(daemon)] = _try(daemon, image)
-        return _answers[id(daemon)]
-
-
-def is_ruled_out(daemon: Daemon) -> bool:
-    """Tell whether it is known without trying that gVisor cannot be used."""
-    return RUNSC not in (daemon.info.get("Runtimes") or {}) or bool(_answers.get(id(daemon)))
-
-
-def _try(daemon: Daemon, image: Image) -> str:
-    """Run a container on it, and clean up whatever comes of that."""
-    body = {
-        "Image": image.id,
-        "Entrypoint": ["sh"],
-        "Cmd": ["-c", "cat /proc/version"],
-        "User": f"{MAPPED_ID}:{MAPPED_ID}",
-        "Labels": {OWNER_LABEL: owner()},
-        "HostConfig": {"Runtime": RUNSC, "NetworkMode": "none", "CapDrop": ["ALL"], "Memory": 1 << 29},
-    }
-    container = ""
-    try:
-        container = daemon.create(body)
-        daemon.start(container)
-        code = daemon.api.wait(container, timeout=PROBE_S)["StatusCode"]
-    except ClocheError as error:
-        return str(error)
-    except Exception as error:  # a time-out, or the connection: both are answers
-        return f"a container did not run to its end within {PROBE_S} s ({explained(error)})"
-    finally:
-        if container:
-            daemon.remove(container)
-    return "" if code == 0 else f"a container ended with exit code {code}"
 
 
 class DockerBackend:
@@ -159,7 +90,8 @@ class DockerBackend:
             return self._unavailable(reason, getattr(error, "remedy", ""))
         if why_not:
             return self._unavailable(why_not, remedy)
-        found = docker_controls(daemon, Policy(), level)
+        runtime = gvisor_runtime(daemon) if level is Level.GVISOR else ""
+        found = _enforcement(daemon, Policy(), level, runtime).controls
         return Capabilities(
             backend=self.name, available=True, level=level, controls=found, networks=_networks(daemon, level)
         )
@@ -240,11 +172,7 @@ class DockerBackend:
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
-        enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
-        if is_live and policy.users:
-            enforcement = docker_with_users(enforcement, daemon)
-        if policy.network in SERVED:
-            enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
+        enforcement = _enforcement(daemon, policy, level, runtime, has_users=is_live and policy.users)
         _check(daemon, policy, enforcement)
         return daemon, runtime, enforcement
 
@@ -252,11 +180,12 @@ class DockerBackend:
         """Choose the runtime; trying one takes an image, and any will do."""
         if policy.runtime is not None:
             return own_runtime(daemon)
-        if policy.level is None and policy.network != "off":
-            return choose_runtime(daemon, None, Level.JAIL)  # the strongest one that has it
-        if policy.level is Level.JAIL or is_ruled_out(daemon):
-            return choose_runtime(daemon, None, policy.level)
-        return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
+        is_served = policy.network in SERVED
+        if policy.level is None and policy.network == "bridge":
+            return choose_runtime(daemon, None, Level.JAIL)  # gVisor has none
+        if policy.level is Level.JAIL or is_ruled_out(daemon, is_served=is_served):
+            return choose_runtime(daemon, None, policy.level, is_served=is_served)
+        return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level, is_served=is_served)
 
     def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
         """Return the arguments of the `docker run` of an agent's container; no daemon is asked."""
@@ -281,27 +210,40 @@ class DockerBackend:
         return clear(connect())
 
 
+def _enforcement(daemon: Daemon, policy: Policy, level: Level, runtime: str, *, has_users: bool = False) -> Enforcement:
+    """Return what holds in a container of that runtime."""
+    found = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
+    if has_users:
+        found = docker_with_users(found, daemon)
+    is_through_host = level is Level.GVISOR and has_hosts_stack(daemon, runtime)
+    if policy.network in SERVED:
+        is_proxied = bool(operator_proxies())
+        found = with_network(found, policy.network, is_proxied=is_proxied, is_through_host=is_through_host)
+    return with_hosts_stack(found, is_root_outside=not daemon.is_id_mapped) if is_through_host else found
+
+
 def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:
     """Return the modes of the network; its own bridge docker has with its own runtime.
 
     Rules take a daemon of this machine: sockets are made in a container's namespace, and served here.
     """
-    if level is not Level.JAIL:
-        return ("off",)
-    return (*NETWORKS, *SERVED) if daemon.is_by_socket else NETWORKS
+    is_jail = level is Level.JAIL
+    is_served = daemon.is_by_socket and (is_jail or bool(gvisor_runtime(daemon, is_served=True)))
+    return (*(NETWORKS if is_jail else NETWORKS[:1]), *(SERVED if is_served else ()))
 
 
 def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
     """Raise BackendUnavailable when something asked for would be missing."""
 
     def lacks(missing: str) -> BackendUnavailable:
-        return BackendUnavailable(f'backend "docker": {missing}. To get a stronger level: {REMEDY}')
+        remedy = REMEDY_NETWORK if policy.network in SERVED else REMEDY
+        return BackendUnavailable(f'backend "docker": {missing}. To get a stronger level: {remedy}')
 
     check_policy(
         policy,
         enforcement,
         networks=_networks(daemon, enforcement.level),
-        network="rules of the network are kept with a daemon of this machine, and docker's own runtime",
+        network="rules of the network are kept with a daemon of this machine",
         remedy='use backend "local", or network="bridge", docker\'s own without any rules',
         level=f"a container gives: that is {enforcement.level}. "
         f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',

@@ -30,7 +30,7 @@ from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
 from .layers import fill, places_of, volumes_of
-from .plan import RUNSC, Plan, plan_container, with_homes
+from .plan import GVISOR, Plan, plan_container, with_homes
 from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
 
 # What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
@@ -69,7 +69,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._daemon, self._image, self._runtime = daemon, image, runtime
-        self.clock_slack_ns = SLACK_NS if runtime == RUNSC else 0
+        self.clock_slack_ns = SLACK_NS if runtime in GVISOR else 0
 
     def _make(self) -> tuple[DockerContainer, Wire]:
         image = self._image
@@ -112,7 +112,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return (*found, *HOMES) if found else ()
 
     def _in_memory(self) -> Sequence[str]:
-        workspace = () if self._runtime == RUNSC else (WORKSPACE,)  # it is a file system of the host's kernel
+        workspace = () if self._runtime in GVISOR else (WORKSPACE,)  # it is a file system of the host's kernel
         return (*workspace, *TEMPORARY, *self._homes())
 
     def _build_program(self, request: Request, number: int) -> Program:

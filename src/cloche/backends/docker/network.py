@@ -23,6 +23,7 @@ from cloche.jail import messages
 from ..garbage_collection import owner
 from ..network import new_network, serve_namespace
 from .daemon import OWNER_LABEL, Daemon
+from .runtimes import hosts_runtime
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -72,7 +73,9 @@ def _made_by_container(daemon: Daemon, container: str, image: Image, rules: Netw
             os.chmod(f"{folder}/{link_name}", 0o666)  # noqa: S103 - who knows its name
             listener.listen(1)
             listener.settimeout(HAND_OUT_S)
-            helper = daemon.create(_container(container, image, rules, folder, link_name))
+            body = _container(container, image, rules, folder, link_name)
+            body["HostConfig"]["Runtime"] = hosts_runtime(daemon)  # gVisor could not hand out its sockets
+            helper = daemon.create(body)
             daemon.start(helper)
             with listener.accept()[0] as link:
                 link.settimeout(HAND_OUT_S)

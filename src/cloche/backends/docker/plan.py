@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
-RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
+RUNC, RUNSC, RUNSC_NETWORK = "runc", "runsc", "runsc-network"  # docker's own runtime, and gVisor's (see `runtimes`)
+GVISOR = (RUNSC, RUNSC_NETWORK)
 NETWORKS: tuple[NetworkMode, ...] = ("off", "bridge")
 # Of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
 CAPABILITIES = (
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def is_gvisor(self) -> bool:
-        return self.runtime == RUNSC
+        return self.runtime in GVISOR
 
     def kind(self) -> tuple[object, ...]:
         """Return what two containers must have in common for one to stand for the other."""
@@ -235,7 +236,7 @@ def plan_container(
         memory_bytes=limits.memory_bytes + stored,
         cpus=limits.cpus,
         guests=limits.pids,
-        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime == RUNSC else 0),
+        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime in GVISOR else 0),
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
@@ -278,7 +279,7 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
             f"network {policy.network!r}: a container of docker's has the network off or bridge, in this version.",
             remedy="Leave network off, or use network 'bridge', which is docker's own, without any rules.",
         )
-    if policy.network == "bridge" and wanted.runtime == RUNSC:
+    if policy.network == "bridge" and wanted.runtime in GVISOR:
         raise InvalidRequest(
             "network 'bridge' is that of docker's own runtime, and runtime gvisor is asked for; drop one"
         )

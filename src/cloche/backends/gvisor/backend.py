@@ -26,7 +26,7 @@ from cloche.egress.client import operator_proxies, rest
 from ..containers.pool import close_pool
 from ..containers.program import Program, SessionProgram, program_with_layers, session_with_layers
 from ..containers.sandbox import SessionSandbox
-from ..enforcement import check_policy, gvisor_controls, with_network
+from ..enforcement import check_policy, gvisor_controls, with_hosts_stack, with_network
 from ..garbage_collection import remove_groups
 from ..host import Host, KeptAnswers, changed_ns, measure_host
 from ..network import SERVED
@@ -254,6 +254,7 @@ class RunscBackend:
             enforcement = with_network(
                 enforcement, policy.network, is_proxied=bool(operator_proxies()), is_through_host=True
             )
+            enforcement = with_hosts_stack(enforcement, is_root_outside=not engine.is_rootless)
         _check(policy, enforcement)
         return engine, host, enforcement
 

@@ -369,12 +369,14 @@ def _seccomp() -> Mapping[str, Any]:
 
     gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
     so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, which the filter would
-    pretend to set: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
+    pretend to set: a socket that lingers is gVisor's own, and nobody outside can be made to close it. The call
+    of `select` has another name there; one that gVisor does not know by its name is refused.
     """
     found = profile()
     # The first process looks up the marks of others (see `containers.inside.live`): it asks, and changes nothing.
+    select = {"names": ["pselect"], "args": []}
     question = {"names": ["prlimit64"], "args": [{"index": 2, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_EQ"}]}
-    rules = [*found["syscalls"], question]
+    rules = [*found["syscalls"], select, question]
     return {
         "defaultAction": found["defaultAction"],
         "architectures": [row["architecture"] for row in found["archMap"]],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import itertools
 import logging
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Control, Enforcement
 from cloche.core.errors import (
     BackendUnavailable,
     InternalError,
@@ -46,7 +47,7 @@ from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
 from ..live_files import Content
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
-from ..network import authority_variables, network_rules, open_shared_network
+from ..network import authority_variables, network_rules, open_own_network, open_shared_network
 from ..results import run_notes
 from ..toolchain import python_toolchain
 from .font_cache import seems_to_draw
@@ -70,6 +71,7 @@ from .socket_tunnel import SocketTunnel
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
+    from cloche.egress.client import OwnNetwork
 
     from ..live_session import LiveSession
     from .session import LocalSession
@@ -133,6 +135,18 @@ def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
+def _with_kept_network(policy: Policy, enforcement: Enforcement) -> Enforcement:
+    """Return what holds of a network that outlives who opened it. Raises BackendUnavailable."""
+    if policy.on_network == "ask":
+        raise BackendUnavailable(
+            "on_network: who is asked about hosts may be gone while a sandbox with a name goes on.",
+            remedy="Open it without a name, or without on_network.",
+        )
+    measure = enforcement[Control.NETWORK]
+    changed = dataclasses.replace(measure, mechanism=f"{measure.mechanism}; what it refuses is not told")
+    return dataclasses.replace(enforcement, controls={**enforcement.controls, Control.NETWORK: changed})
+
+
 class LocalLiveSandbox(LiveSandbox):
     """Hold one jail open, and everything in it; see core.protocols.OpenLiveSandbox."""
 
@@ -149,12 +163,9 @@ class LocalLiveSandbox(LiveSandbox):
     ):
         if policy.users and not has_range(host):
             raise _no_range()
-        if keeping is not None and network_rules(policy) is not None:
-            raise BackendUnavailable(
-                "a sandbox with a name has no network in this version: what serves it would end with this process.",
-                remedy="Open it without a name, or with network off.",
-            )
         self._enforcement_apart = enforcement
+        if keeping is not None and network_rules(policy) is not None:
+            enforcement = _with_kept_network(policy, enforcement)
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy, self._host = policy, host
@@ -204,11 +215,16 @@ class LocalLiveSandbox(LiveSandbox):
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
         link: InitLink | None = None
+        own: OwnNetwork | None = None
         try:
-            self.network = open_shared_network(self._policy)
+            if self._keeping is not None:
+                own = open_own_network(self._policy)
+            else:
+                self.network = open_shared_network(self._policy)
             if self.network is not None:
                 self.network.decide = self._decide
-            jail_end = self.network.network.jail_end if self.network is not None else -1
+            served = own or self.network
+            jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
             order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
             if slot is None:  # else the template has done that
@@ -218,7 +234,7 @@ class LocalLiveSandbox(LiveSandbox):
             theirs.close()
             self._end = asyncio.get_running_loop().create_task(connection.attend(self._take))
             if self._keeping is not None:
-                return await self._hand_over(connection, ours, self._keeping, self._end)
+                return await self._hand_over(connection, ours, self._keeping, self._end, own)
             _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
             await self._await_greeting(link)
         except BaseException:
@@ -230,6 +246,8 @@ class LocalLiveSandbox(LiveSandbox):
                 self._keeping.abandon()
             await finish(self._end_connection(connection))
             self._close_network()
+            if own is not None and not self.is_kept:
+                await asyncio.to_thread(own.end)
             raise
         self._connection = connection
         if self._pool is not None and slot is None:
@@ -237,7 +255,12 @@ class LocalLiveSandbox(LiveSandbox):
         return link
 
     async def _hand_over(
-        self, connection: Connection, ours: socket.socket, keeping: Keeping, end: asyncio.Task[dict[str, Any]]
+        self,
+        connection: Connection,
+        ours: socket.socket,
+        keeping: Keeping,
+        end: asyncio.Task[dict[str, Any]],
+        own: OwnNetwork | None,
     ) -> InitLink:
         """Give all that keeps the sandbox to a keeper, once pid 1 serves, and come back as its client."""
         ours.setblocking(False)
@@ -252,7 +275,10 @@ class LocalLiveSandbox(LiveSandbox):
         self._end = None
         with connection.release() as helper, ours, hold_layers(self._policy.layers) as layers:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
+            held |= own.held if own is not None else {}
             client = await keeping.take(ours, held, connection.groups, {"enforcement": self.enforcement.as_dict()})
+        if own is not None:
+            own.release()
         if self._claim is not None:
             self._claim.forget()
             self._claim = None
@@ -347,6 +373,22 @@ class LocalLiveSandbox(LiveSandbox):
             if self._claim is not None:
                 self._claim.forget()
                 self._claim = None
+
+    async def change_network(self, rules: NetworkRules) -> None:
+        """Decide by other rules from now on; see core.protocols.SupportsNetwork. Those of one that is kept stay."""
+        self._check_network("keeps the rules that it was opened with")
+        await super().change_network(rules)
+
+    async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
+        """Return what was carried and refused; see core.protocols.SupportsNetwork."""
+        self._check_network("does not tell what it carries")
+        return await super().network_traffic()
+
+    def _check_network(self, why: str) -> None:
+        if self._keeping is not None or self.is_kept:
+            raise BackendUnavailable(
+                f"the network of a sandbox with a name {why}, in this version.", remedy="Open one without a name."
+            )
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return network_rules(self._policy) or super()._rules_to_begin_with()

@@ -1,0 +1,143 @@
+"""Which runtime of a daemon a container has: docker's own, or gVisor's, which is tried before it is trusted.
+
+gVisor has two, by name. `runsc` has a network stack of its own, which nothing outside can serve. `runsc-network` is the
+same program with `--network=host`: a guest's sockets are then those of the host's kernel, in the network namespace that
+docker made for the container, which is empty. What a runtime's arguments are, the daemon says.
+
+A daemon may know runsc although it lacks a right, or a part of the kernel. So a container is run once on each, within a
+bounded time, and the answer kept for this process.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable, ClocheError
+
+from ..garbage_collection import owner
+from .daemon import OWNER_LABEL, Daemon, explained
+from .images import Image
+from .plan import GVISOR, MAPPED_ID, RUNC, RUNSC, RUNSC_NETWORK
+
+PROBE_S = 20
+REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
+REMEDY_NETWORK = (
+    "register gVisor's runsc with the host's stack as a second runtime "
+    f'("runsc install --runtime={RUNSC_NETWORK} -- --network=host", then restart the daemon)'
+)
+_NETWORK = re.compile(r"(?:^| )--?network[= ](\S+)")  # an option of runsc's, of which the last one counts
+_trying = threading.Lock()
+_answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: why not; empty when it works
+
+
+def choose_runtime(
+    daemon: Daemon, image: Image | None, wanted: Level | None, *, is_served: bool = False
+) -> tuple[str, Level]:
+    """Return the runtime, empty for the daemon's own, and the level that it gives; None takes the strongest.
+
+    `is_served`: its network is served from outside. Raises BackendUnavailable when gVisor is wanted and does not work.
+    """
+    jail = (hosts_runtime(daemon) if is_served else ""), Level.JAIL
+    if wanted is Level.JAIL:
+        return jail
+    why_not = why_no_gvisor(daemon, image, is_served=is_served)
+    if not why_not:
+        return gvisor_runtime(daemon, is_served=is_served), Level.GVISOR
+    if wanted is None:
+        return jail
+    what, remedy = ("gVisor with a network", REMEDY_NETWORK) if is_served else ("gVisor", REMEDY)
+    raise BackendUnavailable(f"{what} does not work on this daemon: {why_not}. To have it, {remedy}")
+
+
+def own_runtime(daemon: Daemon) -> tuple[str, Level]:
+    """Return docker's own runtime by its name, whichever the daemon takes by itself, and the level that it gives.
+
+    Raises BackendUnavailable where the daemon does not have it.
+    """
+    known = _known(daemon)
+    if RUNC not in known:
+        raise BackendUnavailable(
+            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(known) or 'none'}.",
+            remedy="Use a daemon that has it, or take runtime out of the settings.",
+        )
+    return RUNC, Level.JAIL
+
+
+def hosts_runtime(daemon: Daemon) -> str:
+    """Return a runtime whose guests are the host's kernel's own: empty, the daemon's default, unless that is gVisor."""
+    return RUNC if daemon.info.get("DefaultRuntime") in GVISOR else ""
+
+
+def gvisor_runtime(daemon: Daemon, *, is_served: bool = False) -> str:
+    """Return the name of gVisor's runtime, with the host's stack where the network `is_served`; empty for none."""
+    if not is_served:
+        return RUNSC if RUNSC in _known(daemon) else ""
+    return next((name for name in (RUNSC_NETWORK, RUNSC) if has_hosts_stack(daemon, name)), "")
+
+
+def has_hosts_stack(daemon: Daemon, runtime: str) -> bool:
+    """Tell whether the guests of gVisor's runtime of that name have sockets of the host's kernel."""
+    words = _known(daemon).get(runtime, {}).get("runtimeArgs") or ()
+    return _NETWORK.findall(" ".join(map(str, words)))[-1:] == ["host"]
+
+
+def why_no_gvisor(daemon: Daemon, image: Image | None, *, is_served: bool = False) -> str:
+    """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
+    name = gvisor_runtime(daemon, is_served=is_served)
+    if not name:
+        return _why_unknown(daemon, is_served=is_served)
+    with _trying:
+        if (id(daemon), name) not in _answers:
+            if image is None:
+                return "it was not tried yet, for want of an image to try it with"
+            _answers[id(daemon), name] = _try(daemon, image, name)
+        return _answers[id(daemon), name]
+
+
+def is_ruled_out(daemon: Daemon, *, is_served: bool = False) -> bool:
+    """Tell whether it is known without trying that gVisor cannot be used."""
+    name = gvisor_runtime(daemon, is_served=is_served)
+    return not name or bool(_answers.get((id(daemon), name)))
+
+
+def _known(daemon: Daemon) -> Mapping[str, Mapping[str, Any]]:
+    return daemon.info.get("Runtimes") or {}
+
+
+def _why_unknown(daemon: Daemon, *, is_served: bool) -> str:
+    known = _known(daemon)
+    if not is_served:
+        return f"the daemon does not know the runtime {RUNSC}"
+    if RUNSC_NETWORK in known:
+        return f"the daemon has the runtime {RUNSC_NETWORK} without --network=host among its runtimeArgs"
+    also = f"; its {RUNSC} has a network stack of its own, which nothing outside can serve" if RUNSC in known else ""
+    return f"the daemon does not know the runtime {RUNSC_NETWORK}{also}"
+
+
+def _try(daemon: Daemon, image: Image, runtime: str) -> str:
+    """Run a container on it, and clean up whatever comes of that."""
+    body = {
+        "Image": image.id,
+        "Entrypoint": ["sh"],
+        "Cmd": ["-c", "cat /proc/version"],
+        "User": f"{MAPPED_ID}:{MAPPED_ID}",
+        "Labels": {OWNER_LABEL: owner()},
+        "HostConfig": {"Runtime": runtime, "NetworkMode": "none", "CapDrop": ["ALL"], "Memory": 1 << 29},
+    }
+    container = ""
+    try:
+        container = daemon.create(body)
+        daemon.start(container)
+        code = daemon.api.wait(container, timeout=PROBE_S)["StatusCode"]
+    except ClocheError as error:
+        return str(error)
+    except Exception as error:  # a time-out, or the connection: both are answers
+        return f"a container did not run to its end within {PROBE_S} s ({explained(error)})"
+    finally:
+        if container:
+            daemon.remove(container)
+    return "" if code == 0 else f"a container ended with exit code {code}"
