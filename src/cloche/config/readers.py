@@ -143,11 +143,12 @@ def _ceiling_of(given: Mapping[str, object], *, name: str) -> dict[str, Any]:
 
 
 def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
-    """Return the packages that anyone may ask for; `none` is none."""
-    packages = () if value is False else parse_packages(value, name=name)
-    if isinstance(packages, str):
-        raise InvalidRequest(f"{name}: {packages!r} is no list; name the packages, or none, or leave it out")
-    return packages
+    """Return the packages that anyone may ask for, by name; `none` is none."""
+    if value is False or value in ("none", ""):
+        return ()
+    if value == "auto":
+        raise InvalidRequest(f"{name}: 'auto' is no list; name the packages, or none, or leave it out")
+    return parse_package_patterns(value, name=name)
 
 
 def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The most that an operator lets anyone ask for, where that is no amount: the network, packages. Pure.
 
 What is asked for is compared by what it allows, not by its text: `a.example.org` is within `*.example.org`, and
-`db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`.
+`db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`. Packages are compared by their names, in any version.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from .enforcement import NetworkMode
@@ -17,6 +18,7 @@ from .escape import escape_name
 from .hosts import Network, has_only
 from .network import NetworkRules, Rule, parse_network_range, parse_rule
 
+NPM_PREFIX = "npm:"
 PackageList = tuple[str, ...] | Literal["auto"]
 
 _MODES: tuple[NetworkMode, ...] = get_args(NetworkMode)
@@ -156,20 +158,46 @@ class NetworkCeiling:
 
 
 def packages_above(asked: PackageList, most: tuple[str, ...]) -> str:
-    """Return the first package that is not among `most`, empty for none.
+    """Return the first package that is not among `most`, names in which `*` stands for any characters.
 
-    `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with versions. Names
-    of npm's packages begin with `npm:` on both sides.
+    Empty for none. `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with
+    versions.
     """
     if asked == "auto":
         return "auto"
-    known = {_package_name(name) for name in most} - {None}
-    return next((escape_name(text) for text in asked if _package_name(text) not in known), "")
+    names = ((text, _package_name(text)) for text in asked)
+    return next((escape_name(text) for text, name in names if name is None or not matches_package(name, most)), "")
 
 
 def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the packages of one list that the other one has, too."""
-    return tuple(text for text in one if not packages_above((text,), other))
+    """Return the names of each list that the other one has, too. A star is only within another one's star."""
+    kept = [name for name in one if matches_package(_normalized(name), other)]
+    kept += [name for name in other if matches_package(_normalized(name), one)]
+    found: dict[str, str] = {}
+    for name in kept:
+        found.setdefault(_normalized(name), name)
+    return tuple(found.values())
+
+
+def matches_package(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a normalized name is meant; one of npm's by a pattern that begins with `npm:`, or by `*` alone."""
+    return any(
+        pattern == "*"
+        or (pattern.startswith(NPM_PREFIX) == name.startswith(NPM_PREFIX) and fnmatchcase(name, _normalized(pattern)))
+        for pattern in patterns
+    )
+
+
+def _normalized(pattern: str) -> str:
+    """Return a name, or a pattern of names, as indexes compare names; npm's have one spelling."""
+    if pattern.startswith(NPM_PREFIX):
+        return pattern
+    return "*".join(normalize_package(part) for part in pattern.split("*"))
+
+
+def normalize_package(name: str) -> str:
+    """Return the name of a package of Python's as indexes compare it: lower case, with single hyphens."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _package_name(text: str) -> str | None:
@@ -177,4 +205,4 @@ def _package_name(text: str) -> str | None:
     if npms := _NPM_REQUIREMENT.fullmatch(text.strip()):
         return npms[1]
     match = _REQUIREMENT.fullmatch(text.strip())
-    return re.sub(r"[-_.]+", "-", match[1]).lower() if match is not None else None
+    return normalize_package(match[1]) if match is not None else None

@@ -36,6 +36,8 @@ from .upstream import Proxies, connect
 
 DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
 MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 16
+# The kernel's buffers of a socket grow to megabytes, which are charged to us: those of the first few of a sandbox may.
+FEW_CONNECTIONS, BUFFER_BYTES = 16, 64 << 10
 # A connection has two descriptors. One sandbox gets a part of this process's, and all together leave some for others.
 LEAST_CONNECTIONS, FILES_FOR_EACH, FILES_FOR_ANY = 8, 8, 3
 NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did not
@@ -64,8 +66,9 @@ class Pace:
 class Connection:
     """Be one connection of the guest's: what it is for, its row, the task that serves it."""
 
-    def __init__(self, jail: Jail, host: str, port: int):
+    def __init__(self, jail: Jail, host: str, port: int, buffer_bytes: int):
         self.jail, self.host, self.port = jail, host, port
+        self.buffer_bytes = buffer_bytes  # of the kernel's for each socket and direction, 0 for as it likes
         self.row: Row | None = None
         self.name = ""  # in TLS, where the connection is to an address
         self.address: Address | None = None  # that it was made to
@@ -329,7 +332,8 @@ class GuestNetwork:
             self._note_refusal(host, port, f"there are {len(self._connections)} connections, and no more at once")
             _reset(found)
         else:
-            one = Connection(jail, host, port)
+            is_many = len(self._connections) >= FEW_CONNECTIONS
+            one = Connection(jail, host, port, BUFFER_BYTES if is_many else 0)
             self._connections.add(one)
             _all_connections.add(one)
             one.task = self._begin(jail, self._serve(one, found))
@@ -342,7 +346,7 @@ class GuestNetwork:
 
     async def _serve(self, one: Connection, found: socket.socket) -> None:
         """Serve a connection to its end. What is refused or fails is reset, plain HTTP after an answer."""
-        guest = one.guest = SocketStream(found, self._turns)
+        guest = one.guest = SocketStream(found, self._turns, one.buffer_bytes)
         try:
             if one.port == HTTP_PORT:
                 await self._carry_http(one, guest)
@@ -475,7 +479,7 @@ class GuestNetwork:
             found.close()
             raise Refused(f"{one.host}:{one.port} was allowed until the rules changed")
         one.row = self._ledger.row(one.host, one.port)
-        return SocketStream(found, self._turns)
+        return SocketStream(found, self._turns, one.buffer_bytes)
 
     async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
         """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""

@@ -75,11 +75,14 @@ class Stream(Protocol):
 class SocketStream:
     """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count what it moved.
 
-    `turns` are shared with those among whom nobody is to be served more than others.
+    `turns` are shared with those among whom nobody is to be served more than others. `buffer_bytes` bounds what the
+    kernel holds in each direction, which is twice as much; 0 leaves it to the kernel.
     """
 
-    def __init__(self, connected: socket.socket, turns: Turns | None = None):
+    def __init__(self, connected: socket.socket, turns: Turns | None = None, buffer_bytes: int = 0):
         connected.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if buffer_bytes else ():
+            connected.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             # What we pass on was put together by its sender: to wait for more would only delay it.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

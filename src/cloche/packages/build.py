@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from cloche.core.ceilings import normalize_package
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Progress, report_progress
 from cloche.core.layers import Target
@@ -26,7 +27,7 @@ from .fetch import fetch
 from .folders import make_shown
 from .frames import Bounds, Reader, WrongFrame
 from .index import Index
-from .requirements import Requirement, normalize_name, parse_requirement, parse_requirements
+from .requirements import Requirement, parse_requirement, parse_requirements
 from .resolve import Facts, Pin
 from .steps import LIMITS, MOST_LAST_CHARS, Step, failed, on_stdout, run_step
 from .target import tags
@@ -219,7 +220,7 @@ def _read_facts(pin: Pin, text: str) -> Facts:
     from packaging.version import Version
 
     said = json.loads(text)
-    name, version = normalize_name(str(said["name"])), Version(str(said["version"]))
+    name, version = normalize_package(str(said["name"])), Version(str(said["version"]))
     if name != pin.name or version != Version(pin.version):
         raise ValueError(f"by its metadata it is {name[:100]} {version}")
     requires = [parse_requirement(str(one)) for one in said["requires"]]
@@ -227,7 +228,7 @@ def _read_facts(pin: Pin, text: str) -> Facts:
         raise ValueError("it needs what is no package of Python's")
     python, extras = (
         str(SpecifierSet(str(said["python"]))),
-        sorted({normalize_name(str(one)) for one in said["extras"]}),
+        sorted({normalize_package(str(one)) for one in said["extras"]}),
     )
     if not all(one.replace("-", "").isalnum() and one.isascii() for one in extras):
         raise ValueError("an extra has a name that is none")

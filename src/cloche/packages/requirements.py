@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cloche.core.ceilings import normalize_package
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 
 from .known_imports import DISTRIBUTIONS
@@ -88,8 +89,8 @@ def parse_requirement(line: str) -> Requirement:
     parsed = _parsed(text)
     if parsed.url is not None:
         raise InvalidRequest(f"packages: {text[:80]!r} names a place to take it from; {_ONLY}")
-    parsed.name = normalize_name(parsed.name)
-    parsed.extras = {normalize_name(extra) for extra in parsed.extras}
+    parsed.name = normalize_package(parsed.name)
+    parsed.extras = {normalize_package(extra) for extra in parsed.extras}
     return Requirement(name=parsed.name, text=str(parsed))
 
 
@@ -132,11 +133,6 @@ def _parsed(text: str) -> Parsed:
     except InvalidRequirement as error:
         why = str(error).splitlines()[0]
         raise InvalidRequest(f"packages: {text[:80]!r} is no requirement: {why}") from None
-
-
-def normalize_name(name: str) -> str:
-    """Return a package's name as indexes compare it: lower case, with single hyphens."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
@@ -322,8 +318,8 @@ def _sure_distribution(name: str, allowed: Sequence[str]) -> tuple[str, ...]:
         found = DISTRIBUTIONS.get(name)
         if found is not None:
             return found
-        same = normalize_name(name)
-        if "." not in name and same in {normalize_name(one) for one in allowed}:
+        same = normalize_package(name)
+        if "." not in name and same in {normalize_package(one) for one in allowed}:
             return (same,)
         name = name.rpartition(".")[0]
     return ()

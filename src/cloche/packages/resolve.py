@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from cloche.core.ceilings import normalize_package
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
@@ -29,7 +30,7 @@ from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 
 from .index import Index, host_of
-from .requirements import EXTRA, Requirement, normalize_name
+from .requirements import EXTRA, Requirement
 from .rules import Rules
 from .steps import CA_FILE, Step, ca_files, failed, last_words, run_step
 from .target import is_own, tags, uv_arguments
@@ -213,7 +214,7 @@ async def resolve(
         step = resolve_step(asked, target, index, rules, fixed, sources)
         done = await run_step(backend, policy, step)
         if done.result.exit_code == NO_SOLUTION:
-            lacking = {normalize_name(name) for name in _LACKING.findall(done.result.stderr)}
+            lacking = {normalize_package(name) for name in _LACKING.findall(done.result.stderr)}
             more = {name for name in lacking if build is not None and rules.may_build(name)} - sources.keys()
             if not more:
                 why = index.credentials.hide(last_words(done.result))
@@ -292,7 +293,7 @@ def _what_is_wrong(pin: Pin, index: Index, sources: Collection[str]) -> str:
         name, _, version = _without_ending(pin.file_name).rpartition("-")
     else:
         name, version = (*pin.file_name.split("-", 2), "")[:2]
-    if normalize_name(name) != pin.name:
+    if normalize_package(name) != pin.name:
         return f"{pin.name} has the file of another package, {pin.file_name[:100]}"
     if not _is_same_version(pin.version, version):
         return f"{pin.name} {pin.version[:40]!r} has the file of another version, {pin.file_name[:100]}"
@@ -323,7 +324,7 @@ def _is_same_version(one: str, other: str) -> bool:
 
 
 def _read_package(package: Mapping[str, Any], target: Target, sources: Collection[str]) -> Pin:
-    name, version = normalize_name(str(package["name"])), str(package.get("version", ""))
+    name, version = normalize_package(str(package["name"])), str(package.get("version", ""))
     wheels = [package["sdist"]] if name in sources else package.get("wheels")
     if not wheels:
         raise ValueError(f"{name} has no wheel for this interpreter; {NOT_BUILT}")

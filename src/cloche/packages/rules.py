@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 
+from cloche.core.ceilings import matches_package
 from cloche.core.errors import PolicyDenied
 
-from .npm_names import is_npm
-from .requirements import Requirement, normalize_name
+from .requirements import Requirement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Rules:
 
     def check_denied(self, names: Iterable[str]) -> None:
         """Raise PolicyDenied that names the packages which are denied."""
-        denied = sorted({name for name in names if _matches(name, self.deny)})
+        denied = sorted({name for name in names if matches_package(name, self.deny)})
         if denied:
             raise PolicyDenied(
                 f"packages: {', '.join(denied)} may not be installed here (packages_deny); do without, or ask whoever "
@@ -43,11 +42,11 @@ class Rules:
         """Return the names that are asked for and in no list of what is allowed; none where there is no list."""
         if not self.allow and not self.is_list_needed:
             return ()
-        return tuple(sorted({one.name for one in asked if not _matches(one.name, self.allow)}))
+        return tuple(sorted({one.name for one in asked if not matches_package(one.name, self.allow)}))
 
     def may_build(self, name: str) -> bool:
         """Tell whether a package may be built from source."""
-        return _matches(name, self.build)
+        return matches_package(name, self.build)
 
     def newest(self, now: datetime | None = None) -> str:
         """Return the time up to which releases count, as uv takes it; empty for all."""
@@ -63,18 +62,3 @@ def refuse_unlisted(names: Sequence[str]) -> PolicyDenied:
         f"packages: {', '.join(names)} is not among those that may be installed here (packages_allow), and nobody "
         "approved it; use what is listed, or ask whoever runs this"
     )
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a name is meant; one of npm's by a pattern that begins with `npm:`, or by `*` alone."""
-    return any(
-        pattern == "*" or (is_npm(pattern) == is_npm(name) and fnmatchcase(name, normalize_pattern(pattern)))
-        for pattern in patterns
-    )
-
-
-def normalize_pattern(pattern: str) -> str:
-    """Return a pattern of names as `normalize_name` spells names; npm's have one spelling."""
-    if is_npm(pattern):
-        return pattern
-    return "*".join(normalize_name(part) for part in pattern.split("*"))

@@ -90,6 +90,7 @@ def test_ports_are_one_a_list_or_text(operator: Operator, text: str, ports: tupl
             "ceilings.network: unknown key 'ports'; known keys: mode, hosts, networks",
         ),
         ("ceilings: {packages: auto}", "ceilings.packages: 'auto' is no list"),
+        ("ceilings: {packages: ['pandas<2']}", "ceilings.packages"),
         ("ceilings: {level: high}", "ceilings.level: unknown level 'high'"),
     ],
 )

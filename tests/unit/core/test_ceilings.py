@@ -192,6 +192,11 @@ def test_a_ceiling_is_shown_on_one_line() -> None:
         (("git+https://evil.example/numpy",), ("numpy",), "git+https://evil.example/numpy"),
         (("./numpy",), ("numpy",), "./numpy"),
         (("-r requirements.txt",), ("numpy",), "-r requirements.txt"),
+        (("My_tool>=2", "mine"), ("my.*", "*"), ""),
+        (("my-tool", "mine"), ("my.*",), "mine"),
+        (("npm:@a/b@1", "npm:@b/c"), ("npm:@a/*", "b*"), "npm:@b/c"),
+        (("numpy",), ("npm:*",), "numpy"),
+        (("./numpy",), ("*",), "./numpy"),
     ],
 )
 def test_what_is_above_a_ceiling_of_packages(asked: Any, most: tuple[str, ...], above: str) -> None:
@@ -202,3 +207,5 @@ def test_what_is_above_a_ceiling_of_packages(asked: Any, most: tuple[str, ...], 
 def test_two_ceilings_of_packages_join() -> None:
     """What is left is in both."""
     assert packages_in_both(("numpy", "Rich"), ("rich", "pandas")) == ("Rich",)
+    assert packages_in_both(("numpy", "my-*"), ("my-a*", "my-*-x", "*z")) == ("my-a*", "my-*-x")
+    assert packages_in_both(("*",), ("a", "npm:b")) == ("a", "npm:b")

@@ -1,6 +1,7 @@
 """What is passed on between two connections: all of it, each end by itself, and nothing for ever."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
@@ -227,5 +228,29 @@ def test_turns_are_shared_by_who_shares_them() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         await asyncio.wait_for(many.take(), 10)
+
+    asyncio.run(main())
+
+
+def test_what_the_kernel_holds_is_bounded_where_that_is_asked_for() -> None:
+    """Nobody reads: it takes what its buffers hold, which otherwise grow to megabytes."""
+
+    async def main() -> None:
+        taken = []
+        for buffer_bytes in (0, 64 << 10):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                stream = SocketStream(socket.create_connection(listener.getsockname()), None, buffer_bytes)
+                other = SocketStream(listener.accept()[0], None, buffer_bytes)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await stream.send(bytes(64 << 20))
+            unread = 0
+            stream.close()
+            with contextlib.suppress(OSError):
+                while piece := await other.receive(1 << 20):
+                    unread += len(piece)
+            other.close()
+            taken.append(unread)
+        assert taken[1] < 1 << 20 < taken[0], taken
 
     asyncio.run(main())

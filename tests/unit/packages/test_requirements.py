@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from cloche.core.ceilings import normalize_package
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.packages.known_imports import DISTRIBUTIONS
 from cloche.packages.requirements import (
     Header,
     check_python,
-    normalize_name,
     parse_requirement,
     parse_requirements,
     read_header,
@@ -250,4 +250,4 @@ def test_the_table_is_sound() -> None:
         assert packages, module
         for one in packages:
             assert parse_requirement(one).text == one
-    assert normalize_name("A__b..C") == "a-b-c"
+    assert normalize_package("A__b..C") == "a-b-c"
