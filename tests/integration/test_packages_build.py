@@ -163,7 +163,7 @@ ATTEMPTS = """
 def attempt(what):
     try:
         return bool(what())
-    except Exception:
+    except Exception:  # however it is refused; the same attempts succeed where nothing holds them
         return False
 
 def connect():
