@@ -24,7 +24,7 @@ BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packa
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync"}
 # "face" is `cloche/__init__.py`, the public names themselves.
-BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "testing", "face"}
+BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "records", "serving", "testing", "face"}
 
 # layer -> the layers it may import; itself always, except that a backend never imports another. A layer is a module, or
 # a folder, also one inside of another layer.
@@ -53,6 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": BELOW_AGENT,
     "skills": BELOW_AGENT | {"agent"},
     "autofix": BELOW_AGENT | {"agent"},
+    "records": BELOW_AGENT | {"agent"},
+    "serving": CORE,
     "cli": BELOW_DOORS,
     "mcp": BELOW_DOORS,
     "server": BELOW_DOORS,

@@ -51,6 +51,14 @@ class AuditFailed(ClocheError):
     """Blame the environment: the audit log cannot be written, and where it is on nothing runs without it."""
 
 
+class RecordsFailed(ClocheError):
+    """Blame the environment: the database of records cannot be used now; no record was lost or half written."""
+
+
+class NotFound(ClocheError, LookupError):
+    """Blame the caller: there is no such record, or it is not this caller's."""
+
+
 class OutcomeUnknown(ClocheError):
     """Report a link lost after the code was sent: it may or may not have run. Do not retry blindly."""
 

@@ -1,0 +1,26 @@
+"""Records that outlive a process: keys, settings, runs, snapshots, manifests, reproductions, approvals.
+
+In: plain data of a front end, and paths below folders that the operator named. Out: documents as plain data with the
+wire's names (camelCase), and files of Cloche's own. Kept: one database (SQLite by default; `database.py`), and blobs
+and JSON files beside it. Nothing here executes what a workspace holds, follows a link out of it, or stores a secret.
+
+- `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
+- `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+
+Needs the extra `server`.
+"""
+
+from __future__ import annotations
+
+
+def require_extra() -> None:
+    """Raise InvalidRequest where the packages of records are not installed."""
+    from importlib import util
+
+    from cloche.core.errors import InvalidRequest
+
+    missing = [name for name in ("sqlalchemy", "alembic") if util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequest(
+            f"records need the extra \"server\" ({', '.join(missing)} is missing); pip install 'cloche[server]'"
+        )

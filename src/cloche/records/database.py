@@ -1,0 +1,176 @@
+"""The database of records: opened, migrated, and used by one transaction at a time in each thread.
+
+Calls block: in a coroutine use `asyncio.to_thread`. Several processes share a SQLite file: writers wait for each other
+(WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. What the database cannot do (locked, disk full, damaged) is
+RecordsFailed, and its transaction is undone as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DatabaseError, DBAPIError
+from sqlalchemy.orm import Session
+
+from cloche.core.errors import InvalidRequest, RecordsFailed
+from cloche.core.escape import escape_name
+
+NEWEST = "0001"  # of migrations/versions
+BUSY_TIMEOUT_S = 10.0
+_VARIABLE = "CLOCHE_DATABASE"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+# What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
+_REASONS = (
+    ("locked", "another process has been writing for ten seconds; try again"),
+    ("full", "the disk is full; make room and try again"),
+    ("malformed", "the file is damaged; put a backup in its place"),
+    ("not a database", "the file is no database; put a backup in its place, or name another"),
+    ("readonly", "it may not be written to; change its owner or mode"),
+    ("unable to open", "it cannot be opened; check the folder and its owner"),
+)
+
+
+def default_location() -> str:
+    """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
+    if named := os.environ.get(_VARIABLE):
+        return named
+    from platformdirs import user_state_path
+
+    with suppress(RuntimeError):  # a user without a home
+        path = os.fspath(user_state_path("cloche") / "records.db")
+        if os.path.isabs(path):
+            return path
+    raise InvalidRequest(f"records have no place, since this user has no home folder; name a file ({_VARIABLE}=/FILE)")
+
+
+class Database:
+    """Open the database at a file or a URL, and bring it to the newest migration. `close` it at the end.
+
+    `folder` is the place of files beside it: JSON files and blobs. Raises InvalidRequest, RecordsFailed.
+    """
+
+    def __init__(self, location: str | os.PathLike[str] | None = None):
+        where = os.fspath(location) if location is not None else default_location()
+        self.url = make_url(where) if "://" in where else make_url(f"sqlite:///{os.path.abspath(where)}")
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite:
+            path = os.path.realpath(str(self.url.database))
+            _make_private(path)
+            self.folder = os.path.dirname(path)
+        else:
+            self.folder = os.path.dirname(default_location()) if _VARIABLE not in os.environ else os.getcwd()
+        self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
+        with failures_named(self.name):
+            if self.version() != NEWEST:
+                self.migrate()
+
+    @property
+    def name(self) -> str:
+        """Return how it is called in messages, without a password."""
+        return self.url.render_as_string() if not self.is_sqlite else escape_name(str(self.url.database))
+
+    def version(self) -> str | None:
+        """Return the migration it is at, None for an empty one."""
+        with self.engine.connect() as connection:
+            if not self.engine.dialect.has_table(connection, "alembic_version"):
+                return None
+            found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            return None if found is None else str(found)
+
+    def migrate(self, target: str = "head") -> None:
+        """Migrate to the newest, or down to a version (`base`: empty). Raises InvalidRequest for a newer Cloche's file."""
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util.exc import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        before = self.version()
+        with self.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            try:
+                if target == "head":
+                    command.upgrade(config, target)
+                else:
+                    command.downgrade(config, target)
+            except CommandError as error:
+                raise InvalidRequest(
+                    f"{self.name} was written by a newer Cloche ({before}); install that, or name another file"
+                ) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """Hold a session for one transaction that writes; an exception undoes it. Raises RecordsFailed."""
+        with failures_named(self.name), Session(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Hold a session that sees one state of the data. Raises RecordsFailed."""
+        bind = self.engine.execution_options(is_reading=True)
+        with failures_named(self.name), Session(bind, expire_on_commit=False) as session:
+            yield session
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+@contextmanager
+def failures_named(name: str) -> Iterator[None]:
+    """Turn what the database cannot do into RecordsFailed with the remedy; a constraint's error passes."""
+    from sqlalchemy.exc import IntegrityError
+
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except (DatabaseError, DBAPIError) as error:
+        text_ = str(error.orig).lower()
+        reason = next((why for word, why in _REASONS if word in text_), str(error.orig))
+        raise RecordsFailed(f"the records in {name} cannot be used: {reason}") from error
+
+
+def _engine(url: str, *, is_sqlite: bool) -> Engine:
+    if not is_sqlite:
+        return create_engine(url, pool_pre_ping=True)
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
+        connection.isolation_level = None  # the driver begins nothing by itself: `begin` below does
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's
+        # A transaction that reads first and writes then could not be told to wait: it would fail at once.
+        is_reading = connection.get_execution_options().get("is_reading", False)
+        connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _make_private(path: str) -> None:
+    """Make the file, and its folder, for its owner alone. Raises InvalidRequest for one that others may write to."""
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        facts, around = os.stat(path), os.stat(folder)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot hold records: {error.strerror}; name a file elsewhere") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidRequest(f"{path} cannot hold records: it is no file")
+    # SQLite rolls back to whatever a journal says that lies beside the file, whoever put it there.
+    if (facts.st_mode | around.st_mode) & stat.S_IWOTH:
+        raise InvalidRequest(f"{path}: everybody may write to it or beside it; name one in a folder of your own")

@@ -1,0 +1,79 @@
+"""The first tables."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0001", None
+OWNED = (("id", sa.String(40)), ("project", sa.String(64)), ("created_at", sa.String(32)))
+
+
+def _owned(name: str, *columns: sa.SchemaItem, has_session: bool = False) -> None:
+    session = [sa.Column("session_id", sa.String(64)), sa.Column("document", sa.JSON, nullable=False)]
+    owned = [sa.Column(column, kind, nullable=False, primary_key=column == "id") for column, kind in OWNED]
+    op.create_table(name, *owned, *(session if has_session else ()), *columns)
+    op.create_index(f"ix_{name}_project", name, ["project"])
+    if has_session:
+        op.create_index(f"ix_{name}_session_id", name, ["session_id"])
+
+
+def upgrade() -> None:
+    """Make them."""
+    _owned(
+        "api_keys",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("scopes", sa.String(64), nullable=False),
+        sa.Column("sha256", sa.LargeBinary(32), nullable=False, unique=True),
+        sa.Column("expires_at", sa.String(32)),
+        sa.Column("revoked_at", sa.String(32)),
+        sa.Column("last_used_at", sa.String(32)),
+    )
+    op.create_table(
+        "settings",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("value", sa.JSON, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False, index=True),
+        sa.Column("changed_at", sa.String(32), nullable=False),
+        sa.Column("changed_by", sa.String(64), nullable=False),
+    )
+    _owned(
+        "runs",
+        sa.Column("status", sa.String(16), nullable=False, index=True),
+        sa.Column("api_key", sa.String(40)),
+        sa.Column("idempotency_key", sa.String(255)),
+        sa.Column("request_sha256", sa.LargeBinary(32)),
+        sa.Column("worker", sa.String(64), nullable=False, index=True),
+        sa.Column("ended_at", sa.String(32)),
+        sa.UniqueConstraint("project", "api_key", "idempotency_key"),
+        has_session=True,
+    )
+    op.create_index("runs_by_status", "runs", ["project", "status", "id"])
+    _owned("environment_snapshots", has_session=True)
+    _owned("workspace_snapshots", has_session=True)
+    _owned(
+        "manifests",
+        sa.Column("name", sa.String(128), nullable=False),
+        sa.Column("workspace_path", sa.Text, nullable=False),
+        sa.Column("document", sa.JSON, nullable=False),
+        sa.UniqueConstraint("project", "workspace_path"),
+    )
+    _owned(
+        "reproductions",
+        sa.Column("status", sa.String(16), nullable=False, index=True),
+        sa.Column("worker", sa.String(64)),
+        has_session=True,
+    )
+    _owned(
+        "sandboxes",
+        sa.Column("name", sa.String(64), nullable=False, unique=True),
+        sa.Column("api_key", sa.String(40)),
+        sa.Column("document", sa.JSON, nullable=False),
+    )
+
+
+def downgrade() -> None:
+    """Remove them."""
+    for name in (
+        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
+        "api_keys",
+    ):  # fmt: skip
+        op.drop_table(name)

@@ -1,0 +1,110 @@
+"""All tables. What is asked for by column is a column; the rest of a record is its document, as the wire has it.
+
+Every object belongs to a project. There is one for now, `default`; whoever asks for another's object finds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+DEFAULT_PROJECT = "default"
+
+
+class Table(DeclarativeBase):
+    """Be a table."""
+
+
+class Owned:
+    """Have an id that sorts by time, and a project. Times are RFC 3339 in UTC."""
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    project: Mapped[str] = mapped_column(String(64), default=DEFAULT_PROJECT, index=True)
+    created_at: Mapped[str] = mapped_column(String(32))
+
+
+class Documented(Owned):
+    """Have a document, and the caller's own label (`sessionId`)."""
+
+    session_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class ApiKey(Owned, Table):
+    """A key of the service, of which only the SHA-256 is stored. `scopes` are words with spaces between."""
+
+    __tablename__ = "api_keys"
+    name: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    expires_at: Mapped[str | None] = mapped_column(String(32))
+    revoked_at: Mapped[str | None] = mapped_column(String(32))
+    last_used_at: Mapped[str | None] = mapped_column(String(32))
+
+
+class Setting(Table):
+    """A setting that `PUT` stored. The highest `version` of all says whether another worker must read them again."""
+
+    __tablename__ = "settings"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[Any] = mapped_column(JSON)
+    version: Mapped[int] = mapped_column(index=True)
+    changed_at: Mapped[str] = mapped_column(String(32))
+    changed_by: Mapped[str] = mapped_column(String(64))
+
+
+class Run(Documented, Table):
+    """A run: `queued`, `running`, then the result's status; `worker` is who runs it, for after a crash."""
+
+    __tablename__ = "runs"
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    api_key: Mapped[str | None] = mapped_column(String(40))
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    worker: Mapped[str] = mapped_column(String(64), index=True)
+    ended_at: Mapped[str | None] = mapped_column(String(32))
+    __table_args__ = (UniqueConstraint("project", "api_key", "idempotency_key"),)
+
+
+class EnvironmentSnapshot(Documented, Table):
+    """Variables, dependencies, git and settings of a workspace (C10); its JSON file is written before the row."""
+
+    __tablename__ = "environment_snapshots"
+
+
+class WorkspaceSnapshot(Documented, Table):
+    """The files of a workspace with their hashes (C11); contents are blobs."""
+
+    __tablename__ = "workspace_snapshots"
+
+
+class Manifest(Owned, Table):
+    """A manifest of a development environment (C12), by its name and the host folder it stands in."""
+
+    __tablename__ = "manifests"
+    name: Mapped[str] = mapped_column(String(128))
+    workspace_path: Mapped[str] = mapped_column(Text)
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+    __table_args__ = (UniqueConstraint("project", "workspace_path"),)
+
+
+class Reproduction(Documented, Table):
+    """A bug's reproduction (C13): `queued`, `running`, then `passed`, `failed` or `error`."""
+
+    __tablename__ = "reproductions"
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    worker: Mapped[str | None] = mapped_column(String(64))
+
+
+class LiveSandbox(Owned, Table):
+    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels."""
+
+    __tablename__ = "sandboxes"
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    api_key: Mapped[str | None] = mapped_column(String(40))
+    document: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+Index("runs_by_status", Run.project, Run.status, Run.id)
