@@ -84,7 +84,7 @@ class Database:
             return None if found is None else str(found)
 
     def migrate(self, target: str = "head") -> None:
-        """Migrate to the newest, or down to a version (`base`: empty). Raises InvalidRequest for a newer Cloche's file."""
+        """Migrate to the newest, or down to a version (`base`: empty). Raises InvalidRequest for a newer file."""
         from alembic import command
         from alembic.config import Config
         from alembic.util.exc import CommandError

@@ -1,5 +1,7 @@
 """The first tables."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -7,7 +9,7 @@ revision, down_revision = "0001", None
 OWNED = (("id", sa.String(40)), ("project", sa.String(64)), ("created_at", sa.String(32)))
 
 
-def _owned(name: str, *columns: sa.SchemaItem, has_session: bool = False) -> None:
+def _owned(name: str, *columns: sa.Column[Any] | sa.UniqueConstraint, has_session: bool = False) -> None:
     session = [sa.Column("session_id", sa.String(64)), sa.Column("document", sa.JSON, nullable=False)]
     owned = [sa.Column(column, kind, nullable=False, primary_key=column == "id") for column, kind in OWNED]
     op.create_table(name, *owned, *(session if has_session else ()), *columns)
