@@ -140,7 +140,7 @@ def spread(python: str, workers: int) -> list[str]:
 
 def gate_lanes(user: Path) -> list[Lane]:
     """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise."""
-    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 5))]
+    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 6))]
     if IS_ROOT:
         words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
         command = ["scripts/test_as_user.sh", str(user)]

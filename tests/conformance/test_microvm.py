@@ -40,23 +40,15 @@ def test_microvm_conforms(microvm_image: Path, monkeypatch: pytest.MonkeyPatch) 
     assert monitors() <= before
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("names", "skipped"),
-    [
-        pytest.param(["live: time-out"], set(), id="some"),
-        pytest.param([], SKIPPED | {"session apart"}, id="all", marks=pytest.mark.soak),
-    ],
-)
-def test_sandboxes_that_live_conform(
-    names: list[str], skipped: set[str], microvm_image: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sandboxes_that_live_conform(microvm_image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check is kept, without a deviation, and no machine is left."""
     before = monitors()
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(microvm_image))
     monkeypatch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
-    rows = run_conformance(MicroVMBackend(), only=names, deviations={}, at_once=2, is_live=True)
+    rows = run_conformance(MicroVMBackend(), deviations={}, at_once=2, is_live=True)
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
-    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == skipped
+    assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == SKIPPED | {"session apart"}
     assert monitors() <= before

@@ -44,6 +44,7 @@ def assert_held(world: World, outside: Mapping[str, Came], policy: Mapping[str, 
     assert batch.seen.endpoints <= LISTED_ENDPOINTS
 
 
+@pytest.mark.soak
 def test_on_docker_it_holds_them(gvisor: Daemon, world: World, outside: Mapping[str, Came]) -> None:
     """In a container of a daemon, whose runtime gives gVisor the host's stack in docker's empty namespace."""
     image = gvisor.image("cloche-test:python")

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
-import signal
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ from cloche.agent.interpreters import MOST_INTERPRETERS
 from cloche.agent.queue import ApprovalQueue
 from cloche.config.keys import SandboxOptions
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import escape
+from cloche.serving.process import log_plainly, until_signal
 
 from . import require_extra
 
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
 MOST_TOKEN_BYTES = 65_536
-EXIT_TIMEOUT_S = 8.0
 _APPROVERS: Mapping[str, Approver | None] = {"client": None, "deny": deny, "high": auto("high")}
 MOST_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
@@ -72,7 +69,7 @@ def serve(command: McpCommand) -> int:
     """Serve, and return the exit code: 0 when the client has left."""
     require_extra()
     # Before the protocol package does it, in colours and boxes. Nothing where the caller did.
-    _log_plainly()
+    log_plainly()
     from .server import create_server
 
     if not command.over_http:
@@ -87,29 +84,16 @@ def serve(command: McpCommand) -> int:
     if not command.over_http:
         if os.isatty(0):
             print("cloche: serving MCP on this terminal; a client starts it so, see docs/mcp.md", file=sys.stderr)  # noqa: T201
-        return _until_told(serve_stdio(server))
+        return until_signal(serve_stdio(server))
     from .http import create_app, serve_http
 
     app = create_app(
         server, host=command.host, path=command.path, allowed_hosts=command.allowed_hosts,
         allowed_origins=command.allowed_origins,
     )  # fmt: skip
-    return _until_told(
+    return until_signal(
         serve_http(app, host=command.host, port=command.port, path=command.path, has_tokens=bool(tokens))
     )
-
-
-class _Plainly(logging.Formatter):
-    """Show what clients sent, which is in some messages and stack traces, without what a terminal would obey."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape(super().format(record))
-
-
-def _log_plainly() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Plainly("cloche: %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _check_stdio(command: McpCommand) -> None:
@@ -154,38 +138,6 @@ def read_tokens(path: str | None) -> tuple[str, ...]:
     if not tokens:
         raise InvalidRequest(f"--token-file {path}: there is no token in it; write one a line")
     return tokens
-
-
-def _until_told(serving: Coroutine[Any, Any, None]) -> int:
-    """Serve until the end, or until a signal; then everything that runs is ended first."""
-    signals: list[int] = []
-
-    async def work() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(serving)
-
-        def end(number: int) -> None:
-            signals.append(number)
-            _leave_at_last(128 + number)
-            task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, end, number)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not signals:
-                raise
-
-    asyncio.run(work())
-    return 128 + signals[0] if signals else 0
-
-
-def _leave_at_last(code: int) -> None:
-    """End the process in any case: a client that takes no more output must not keep it. No sandbox outlives it."""
-    timer = threading.Timer(EXIT_TIMEOUT_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 async def serve_stdio(server: MCPServer[Any]) -> None:

@@ -16,8 +16,8 @@ from cloche.agent.approval import deny
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.mcp.command import MOST_TOKEN_BYTES, TOKEN_VARIABLE, McpCommand, approver_of, read_tokens, serve
-from cloche.mcp.http import is_loopback
 from cloche.mcp.server import StaticTokens
+from cloche.serving.http import is_loopback
 
 TOKEN = "sixteen-characters-at-least"
 
@@ -111,7 +111,7 @@ def test_a_token_that_would_be_cut_is_refused(tmp_path: Path) -> None:
 def test_the_log_has_nothing_that_a_terminal_obeys() -> None:
     """What clients send is in some messages and in stack traces: it is shown as escapes."""
     script = (
-        "import logging; from cloche.mcp.command import _log_plainly; _log_plainly()\n"
+        "import logging; from cloche.serving.process import log_plainly; log_plainly()\n"
         "try: raise ValueError('\\x1b]0;trace\\x07')\n"
         "except ValueError: logging.getLogger('x').exception('Invalid Host: \\x9b2J')"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloche.mcp.http import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, most_connections
+from cloche.serving.http import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, most_connections
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]

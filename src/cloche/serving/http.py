@@ -1,0 +1,149 @@
+"""HTTP as all servers speak it: bounds on connections and on the time of a request, a socket to listen on.
+
+Whoever reaches the port needs no token to connect. So connections are bounded in number and time, and descriptors are
+left for the sandboxes. Needs uvicorn, which the extras `mcp` and `server` bring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+MOST_CONNECTIONS = 512
+MOST_BACKLOG = 128
+HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
+BODY_S = 60.0  # nor the rest of it by then: 4 MiB at most, which is 70 kB a second
+MOST_PORT = 65_535
+
+
+def most_connections() -> int:
+    """Return how many connections may be open at once: a quarter of the descriptors that this process may have."""
+    return _share(4, MOST_CONNECTIONS)
+
+
+def backlog() -> int:
+    """Return how many connections may wait: as many are accepted in one go, before any is counted."""
+    return _share(8, MOST_BACKLOG)
+
+
+def _share(part: int, most: int) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // part))
+
+
+class BoundedProtocol(H11Protocol):
+    """Speak HTTP on one connection of not too many; one that stays without a request, or within one, is closed."""
+
+    most: int = MOST_CONNECTIONS
+    head_s: float = HEAD_S
+    body_s: float = BODY_S
+    _looking: asyncio.TimerHandle | None = None
+    _receiving: asyncio.TimerHandle | None = None  # while a body comes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        is_one_too_many = len(self.connections) >= self.most
+        super().connection_made(cast("asyncio.Transport", transport))
+        if is_one_too_many:
+            cast("asyncio.Transport", transport).abort()
+        else:
+            self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._looking, self._receiving):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Take what came, and bound the time between the head of a request and its end, however it trickles in."""
+        before: Any = self.cycle
+        super().handle_events()
+        is_receiving = self.conn.their_state is h11.SEND_BODY
+        if self._receiving is not None and (not is_receiving or self.cycle is not before):
+            self._receiving.cancel()
+            self._receiving = None
+        if is_receiving and self._receiving is None:
+            self._receiving = self.loop.call_later(self.body_s, self.transport.close)
+
+    def _look_later(self) -> None:
+        self._looking = self.loop.call_later(self.head_s, self._look, self._idle_after())
+
+    def _idle_after(self) -> object:
+        """Return what was answered last, None before the first request; something new while one is being answered."""
+        cycle: Any = self.cycle
+        return cycle if cycle is None or cycle.response_complete else object()
+
+    def _look(self, before: object) -> None:
+        """Close the connection, after what is still to be sent, when it was idle at the last look and ever since."""
+        if self._idle_after() is before:
+            self.transport.close()
+        else:
+            self._look_later()
+
+
+def bounded() -> type[BoundedProtocol]:
+    """Return the protocol with the bounds of this process."""
+    return type("Bounded", (BoundedProtocol,), {"most": most_connections()})
+
+
+class Unsignalled(uvicorn.Server):
+    """Serve without handlers for signals: whoever started this has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve; cancelled, let it end orderly first."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await asyncio.wait({serving})
+        raise
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):  # the latter for a name that can be none
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host stands for all addresses."""
+    return host in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+def bracketed(host: str) -> str:
+    """Return a host as URLs have it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises InvalidRequest for no port, BackendUnavailable with the remedy."""
+    if not 0 <= port <= MOST_PORT:
+        raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog())
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BackendUnavailable(
+            f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
+        ) from error
