@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "approval": "a call of a tool was approved: by whom",
     "denial": "a call was not approved, or the rules refused it: by whom, and why",
     "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
+    "settings": "the service's settings were changed: by whom, each with its old and its new value",
     "fallback": "something else runs it than what was asked for: what, and why",
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",

@@ -1,8 +1,8 @@
-"""Commands that start servers (`cloche mcp`): the only module of the command line that imports one."""
+"""Commands that start servers (`cloche mcp`, `cloche serve`): the only module of the command line that imports one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -77,6 +77,62 @@ def _mcp(
     if sandbox_debug:
         log_to_stderr()
     switch_on("mcp")
+    return serve(command)
+
+
+@root.command("serve")
+@option("--host", metavar="HOST", default="127.0.0.1", help="Where to listen.")
+@option("--port", metavar="N", default=8470, help="The port; 0 takes a free one.")
+@option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
+@option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM).")
+@option("--tls-key", metavar="FILE", help="The certificate's key.")
+@flag("--allow-public", "allow_public", help="Listen beyond this machine without TLS.")
+@option("--allow-host", metavar="NAME", multiple=True, help="A name that clients may call this host. Repeatable.")
+@option("--allow-origin", metavar="URL", multiple=True, help="An origin whose web pages may connect. Repeatable.")
+@option(
+    "--workspace-root", "roots", metavar="DIR[:rw]", multiple=True,
+    help="A host folder that the API may read, or write too. Repeatable. Default: none.",
+)  # fmt: skip
+@option("--queue", metavar="N", type=click.IntRange(min=1), default=256, help="How many runs may wait.")
+@option("--queue-deadline", metavar="TIME", default="30s", help="How long a run waits at most.")
+@option("--drain", metavar="TIME", default="30s", help="How long runs may go on when the service is stopped.")
+@sandbox_options(but=("fallback", "trusted"))
+@debug_option()
+def _serve(
+    host: str,
+    port: int,
+    database: str | None,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    allow_public: bool,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    roots: tuple[str, ...],
+    queue: int,
+    queue_deadline: str,
+    drain: str,
+    sandbox_debug: bool,
+    options: SandboxOptions,
+) -> int:
+    """Serve the REST API and the page.
+
+    Started with nothing configured it listens on 127.0.0.1, makes a key, and prints the address to open. The options of
+    a sandbox hold for every run, and no caller below scope admin gets more.
+    """
+    from cloche.audit.log import switch_on
+    from cloche.config.settings import given_options
+    from cloche.core.limits import parse_duration
+    from cloche.server.command import ServeCommand, serve
+
+    command = ServeCommand(
+        host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
+        allowed_hosts=allow_host, allowed_origins=allow_origin, roots=roots, queue_limit=queue,
+        queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
+        drain_s=parse_duration(drain, name="drain"), options=cast("SandboxOptions", given_options(options)),
+    )  # fmt: skip
+    if sandbox_debug:
+        log_to_stderr()
+    switch_on("server")
     return serve(command)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-OriginKind = Literal["default", "tier", "preset", "file", "environment", "argument", "ceiling", "several"]
+OriginKind = Literal["default", "tier", "preset", "file", "stored", "environment", "argument", "ceiling", "several"]
 
 
 class Origin(str):

@@ -1,10 +1,10 @@
 """Which source wins for each configuration key: presets, tiers, ceilings, and files that may only tighten.
 
 Theory of operation: every source becomes a layer, a mapping from keys to `ConfiguredValue`. Layers are applied one over
-the other, and the last one wins: defaults < tier < the owner's files < the working directory's files < the `.env` that
-the user named < environment < arguments. A preset has the rank of the source that chose it, and only the highest
-source's preset counts. SANDBOX_TIMEOUT_SEC then replaces the time-out, and the owner's ceilings cap everything.
-`resolve_settings` has `sources` read; all else is pure.
+the other, and the last one wins: defaults < tier < the owner's files < the working directory's files < what a service
+stored < the `.env` that the user named < environment < arguments. A preset has the rank of the source that chose it,
+and only the highest source's preset counts. SANDBOX_TIMEOUT_SEC then replaces the time-out, and the owner's ceilings
+cap everything. `resolve_settings` has `sources` read; all else is pure.
 
 A file of the working directory may have come with a checkout: it may ask for less, never for more. `tightened` compares
 each such file with what holds without them: `base` is defaults, tier and the owner's files, `full` also has the
@@ -26,7 +26,15 @@ from cloche.core.policy import BACKEND_ROWS, check_backend, preset_named, tier_n
 from .keys import AUTO, BY_NAME, CEILING_FIELDS, DEFAULTS, LIMIT_FIELDS, format_limit
 from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
 from .readers import ANY_LANGUAGE
-from .sources import ConfigPaths, argument_layer, checkout_layers, env_file_layer, operator_layers, variable_layer
+from .sources import (
+    ConfigPaths,
+    argument_layer,
+    checkout_layers,
+    env_file_layer,
+    operator_layers,
+    stored_layer,
+    variable_layer,
+)
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -204,7 +212,12 @@ def resolve_settings(
 ) -> tuple[Layer, Mapping[str, ConfiguredValue]]:
     """Return each key's value, and the ceilings by key. Raises InvalidRequest naming source and key."""
     files = operator_layers(config_paths)
-    above = (env_file_layer(config_paths), variable_layer(config_paths.environ), argument_layer(arguments))
+    above = (
+        stored_layer(),
+        env_file_layer(config_paths),
+        variable_layer(config_paths.environ),
+        argument_layer(arguments),
+    )
     resolved = _resolve(files, above)
     checkout = checkout_layers(config_paths)
     if checkout:

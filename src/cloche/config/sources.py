@@ -45,6 +45,8 @@ _MAX_COMPARED_KEYS = 100  # keys of a section; each is compared with all that Cl
 MOST_FILES = 16
 _MAX_CACHED = 64
 _files: dict[Hashable, tuple[str, ...]] = {}  # the paths that may hold settings, by what they depend on
+_stored: Layer = {}
+_stored_version = 0
 _cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}  # layers, by the file's path
 
 
@@ -144,7 +146,13 @@ def fingerprint(config_paths: ConfigPaths) -> Hashable:
             *(os.environ.get(name) for name in _PROCESS_VARIABLES),
         )
     files = _watched_files(variables, folder, config_paths)
-    return variables, folder, str(config_paths.config_file), tuple([_stat_facts(path) for path in files])
+    return (
+        _stored_version,
+        variables,
+        folder,
+        str(config_paths.config_file),
+        tuple([_stat_facts(path) for path in files]),
+    )
 
 
 def _watched_files(variables: Hashable, folder: str, config_paths: ConfigPaths) -> tuple[str, ...]:
@@ -182,6 +190,22 @@ def operator_layers(config_paths: ConfigPaths) -> list[Layer]:
         said_by = "config" if config_paths.config_file else "environment CLOCHE_CONFIG"
         raise InvalidRequest(f"{said_by}: there is no file {named}; correct the path, or leave it out")
     return [*layers, explicit]
+
+
+def use_stored_settings(values: Mapping[str, Any], *, origin: str = "stored by PUT /api/sandbox/config") -> None:
+    """Let values rank above files in this process: what a service stored. Raises InvalidRequest, and changes nothing.
+
+    `values` are spelled as the keywords of `SandboxOptions`; a None is not given.
+    """
+    global _stored, _stored_version
+    given = [(name, value) for name, value in values.items() if value is not None]
+    _stored = read_layer(given, ARGUMENT_READERS, origin=Origin(origin, "stored"), where="settings: ")
+    _stored_version += 1
+
+
+def stored_layer() -> Layer:
+    """Return the layer of `use_stored_settings`."""
+    return _stored
 
 
 def env_file_layer(config_paths: ConfigPaths) -> Layer:

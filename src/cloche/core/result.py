@@ -165,7 +165,7 @@ class Result:
             "timed_out": self.timed_out,
             "value": self.value,
             "value_is_repr": self.value_is_repr,
-            "outputs": [{"data": _as_text(o.data), "metadata": dict(o.metadata)} for o in self.outputs],
+            "outputs": [output_as_dict(one) for one in self.outputs],
             "files": [{"path": utf8_safe(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
             "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
             "enforcement": self.enforcement.as_dict(),
@@ -251,6 +251,11 @@ class FixReport:
             "tokens": self.tokens,
             "duration_s": self.duration_s,
         }
+
+
+def output_as_dict(output: Output) -> dict[str, Any]:
+    """Return plain data, ready for JSON."""
+    return {"data": _as_text(output.data), "metadata": dict(output.metadata)}
 
 
 def _as_text(data: Mapping[str, str | bytes]) -> dict[str, str]:

@@ -1,18 +1,23 @@
 """The database of records: opened, migrated, and used by one transaction at a time in each thread.
 
-Calls block: in a coroutine use `asyncio.to_thread`. Several processes share a SQLite file: writers wait for each other
-(WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. What the database cannot do (locked, disk full, damaged) is
-RecordsFailed, and its transaction is undone as a whole.
+Calls block: in a coroutine use a `Writer`, or `asyncio.to_thread`. Several processes share a SQLite file: writers wait
+for each other (WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. What the database cannot do (locked, disk
+full, damaged) is RecordsFailed, and its transaction is undone as a whole.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import queue
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
@@ -23,6 +28,8 @@ from cloche.core.escape import escape_name
 
 NEWEST = "0001"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
+MOST_TOGETHER = 64  # writes in one transaction
+T = TypeVar("T")
 _VARIABLE = "CLOCHE_DATABASE"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
@@ -122,6 +129,80 @@ class Database:
         self.engine.dispose()
 
 
+class Encoded(str):
+    """JSON text that is stored as it stands."""
+
+    __slots__ = ()
+
+
+def _encode(value: Any) -> str:  # noqa: ANN401 - plain data
+    return value if isinstance(value, Encoded) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+Work = Callable[[Session], T]
+
+
+class Writer:
+    """Write in one thread: what is asked for while it commits goes into its next transaction, together.
+
+    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else.
+    """
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._waiting: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="cloche-records", daemon=True)
+        self._thread.start()
+
+    async def write(self, work: Work[T]) -> T:
+        """Do some work in a transaction, and return what it returned once that is committed. Raises RecordsFailed."""
+        future: Future[T] = Future()
+        self._waiting.put((work, future))
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def close(self) -> None:
+        """Write what was asked for, then end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._batch()) is not None:
+            try:
+                with self._database.writing() as session:
+                    results = [work(session) for work, _ in batch]
+            except Exception as error:
+                if len(batch) == 1:
+                    batch[0][1].set_exception(error)
+                    continue
+                for one in batch:
+                    self._alone(*one)
+            else:
+                for (_, future), result in zip(batch, results, strict=True):
+                    future.set_result(result)
+
+    def _batch(self) -> list[tuple[Work[Any], Future[Any]]] | None:
+        found = self._waiting.get()
+        if found is None:
+            return None
+        batch = [found]
+        while len(batch) < MOST_TOGETHER and not self._waiting.empty():
+            following = self._waiting.get()
+            if following is None:
+                self._waiting.put(None)  # for the next look: it is the last
+                break
+            batch.append(following)
+        return batch
+
+    def _alone(self, work: Work[Any], future: Future[Any]) -> None:
+        try:
+            with self._database.writing() as session:
+                result = work(session)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
     """Turn what the database cannot do into RecordsFailed with the remedy; a constraint's error passes."""
@@ -139,8 +220,9 @@ def failures_named(name: str) -> Iterator[None]:
 
 def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
-        return create_engine(url, pool_pre_ping=True)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+        return create_engine(url, pool_pre_ping=True, json_serializer=_encode)
+    arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
+    engine = create_engine(url, connect_args=arguments, json_serializer=_encode)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's

@@ -44,6 +44,15 @@ class ApiKey(Owned, Table):
     last_used_at: Mapped[str | None] = mapped_column(String(32))
 
 
+class BrowserSession(Owned, Table):
+    """A one-time link (`link`) or the cookie of a browser (`cookie`), of which only the SHA-256 is stored."""
+
+    __tablename__ = "browser_sessions"
+    kind: Mapped[str] = mapped_column(String(8))
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    expires_at: Mapped[str] = mapped_column(String(32))
+
+
 class Setting(Table):
     """A setting that `PUT` stored. The highest `version` of all says whether another worker must read them again."""
 

@@ -29,6 +29,12 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.String(32)),
         sa.Column("last_used_at", sa.String(32)),
     )
+    _owned(
+        "browser_sessions",
+        sa.Column("kind", sa.String(8), nullable=False),
+        sa.Column("sha256", sa.LargeBinary(32), nullable=False, unique=True),
+        sa.Column("expires_at", sa.String(32), nullable=False),
+    )
     op.create_table(
         "settings",
         sa.Column("name", sa.String(64), primary_key=True),
@@ -76,6 +82,6 @@ def downgrade() -> None:
     """Remove them."""
     for name in (
         "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
-        "api_keys",
+        "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)

@@ -1,0 +1,87 @@
+"""`cloche keys`: the keys of the service; made here, without a server, in the same database."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from .app import root
+from .options import argument, json_option, option
+from .output import show
+
+if TYPE_CHECKING:
+    from cloche.records.database import Database
+    from cloche.records.keys import KeyFacts
+
+keys = root.group("keys", help="Keys of the service (`cloche serve`).")(lambda: None)
+_database = option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
+_id = argument("key_id", metavar="ID", help="A key's id, of `cloche keys list`.")
+
+
+def open_database(location: str | None) -> Database:
+    """Open the database of records. Raises InvalidRequest, RecordsFailed."""
+    from cloche.records import require_extra
+
+    require_extra()
+    from cloche.records.database import Database
+
+    return Database(location)
+
+
+@keys.command("create")
+@argument("name", metavar="NAME", help="Whose it is.")
+@option("--scope", metavar="SCOPE", multiple=True, help="run, read, approve or admin. Repeatable. Default: run, read.")
+@option("--lifetime", metavar="TIME", help="How long it holds. Default: until it is revoked.")
+@_database
+@json_option()
+def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: str | None, as_json: bool) -> int:
+    """Make a key, and print it: it is shown this once."""
+    from cloche.core.limits import parse_duration
+    from cloche.records.keys import create_key
+
+    lifetime_s = None if lifetime is None else parse_duration(lifetime, name="lifetime")
+    made, text = create_key(open_database(database), name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s)
+    return _print_made(made, text, as_json=as_json)
+
+
+def _print_made(made: KeyFacts, text: str, *, as_json: bool) -> int:
+    print(json.dumps({**made.as_dict(), "key": text}) if as_json else text)
+    return 0
+
+
+@keys.command("list")
+@_database
+@json_option()
+def _list(database: str | None, as_json: bool) -> int:
+    """List the keys, without their texts."""
+    from cloche.records.keys import list_keys
+
+    rows = [key.as_dict() for key in list_keys(open_database(database))]
+    if not rows and not as_json:
+        print("no key; `cloche keys create NAME` makes one")
+        return 0
+    show(rows, as_json=as_json)
+    return 0
+
+
+@keys.command("rotate")
+@_id
+@_database
+@json_option()
+def _rotate(key_id: str, database: str | None, as_json: bool) -> int:
+    """Replace a key by a new one of the same name and scopes, and print that."""
+    from cloche.records.keys import rotate_key
+
+    made, text = rotate_key(open_database(database), key_id)
+    return _print_made(made, text, as_json=as_json)
+
+
+@keys.command("revoke")
+@_id
+@_database
+def _revoke(key_id: str, database: str | None) -> int:
+    """Let a key hold no more: within a second where a service runs."""
+    from cloche.records.keys import revoke_key
+
+    print(f"revoked {revoke_key(open_database(database), key_id).id}")
+    return 0

@@ -1,0 +1,140 @@
+"""Keys of the service: 256 random bits, shown once; of each the SHA-256 is stored, and compared in constant time.
+
+A key has scopes. `run`: run code, and tighten the settings. `read`: read records. `approve`: decide about what waits
+for a human. `admin`: all of these, keys, and looser settings up to the operator's ceilings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.escape import escape_name
+
+from .database import Database
+from .ids import check_id, new_id, now
+from .tables import DEFAULT_PROJECT, ApiKey
+
+SCOPES = ("run", "read", "approve", "admin")
+PREFIX = "cloche_"
+_RANDOM_BYTES, _MOST_NAME = 32, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFacts:
+    """Say what a key is, and never its text."""
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    project: str
+    created_at: str
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    last_used_at: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether it was not revoked and has not expired."""
+        return self.revoked_at is None and (self.expires_at is None or now() < self.expires_at)
+
+    def has(self, scope: str) -> bool:
+        """Tell whether it has a scope, which `admin` has all of."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as the wire has it."""
+        return {
+            "id": self.id, "name": self.name, "scopes": list(self.scopes), "project": self.project,
+            "createdAt": self.created_at, "expiresAt": self.expires_at, "revokedAt": self.revoked_at,
+            "lastUsedAt": self.last_used_at,
+        }  # fmt: skip
+
+
+def create_key(
+    database: Database, *, name: str, scopes: Iterable[str], lifetime_s: float | None = None,
+    project: str = DEFAULT_PROJECT,
+) -> tuple[KeyFacts, str]:  # fmt: skip
+    """Store a new key; return what it is, and its text, which nobody can read again. Raises InvalidRequest."""
+    wanted = _checked_scopes(scopes)
+    if not name.strip() or len(name) > _MOST_NAME:
+        raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
+    text = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
+    row = ApiKey(
+        id=new_id("key"), project=project, created_at=now(), name=name, scopes=" ".join(wanted), sha256=_hash(text),
+        expires_at=None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    )  # fmt: skip
+    with database.writing() as session:
+        session.add(row)
+    return _facts(row), text
+
+
+def find_key(session: Session, text: str) -> KeyFacts | None:
+    """Return the key of a text, also one that is no longer valid; None for none."""
+    digest = _hash(text)
+    row = session.scalars(select(ApiKey).where(ApiKey.sha256 == digest)).first()
+    return _facts(row) if row is not None and hmac.compare_digest(row.sha256, digest) else None
+
+
+def key_with_id(session: Session, key_id: str) -> KeyFacts | None:
+    """Return the key of an id, None for none."""
+    row = session.get(ApiKey, key_id)
+    return None if row is None else _facts(row)
+
+
+def list_keys(database: Database, *, project: str = DEFAULT_PROJECT) -> list[KeyFacts]:
+    """Return all keys, the oldest first."""
+    with database.reading() as session:
+        return [_facts(row) for row in session.scalars(select(ApiKey).where(ApiKey.project == project).order_by("id"))]
+
+
+def revoke_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> KeyFacts:
+    """Let a key hold no more, from the next second on. Raises NotFound."""
+    check_id(key_id, "key")
+    with database.writing() as session:
+        row = session.get(ApiKey, key_id)
+        if row is None or row.project != project:
+            raise NotFound(f"there is no key {escape_name(key_id)}; `cloche keys list` shows them")
+        row.revoked_at = row.revoked_at or now()
+    return _facts(row)
+
+
+def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> tuple[KeyFacts, str]:
+    """Replace a key by a new one of the same name and scopes, and revoke it. Raises NotFound, InvalidRequest."""
+    old = revoke_key(database, key_id, project=project)
+    return create_key(database, name=old.name, scopes=old.scopes, project=project)
+
+
+def note_use(session: Session, key_ids: Iterable[str]) -> None:
+    """Note that keys were used just now."""
+    session.execute(update(ApiKey).where(ApiKey.id.in_(list(key_ids))).values(last_used_at=now()))
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+
+
+def _checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
+    given = set(scopes)
+    unknown = sorted(given - set(SCOPES))
+    if unknown or not given:
+        named = escape_name(unknown[0]) if unknown else "nothing"
+        raise InvalidRequest(f"scopes: {named} is no scope; use some of {', '.join(SCOPES)}")
+    return tuple(scope for scope in SCOPES if scope in given)
+
+
+def _facts(row: ApiKey) -> KeyFacts:
+    return KeyFacts(
+        id=row.id, name=row.name, scopes=tuple(row.scopes.split()), project=row.project, created_at=row.created_at,
+        expires_at=row.expires_at, revoked_at=row.revoked_at, last_used_at=row.last_used_at,
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""Runs of a service: a row before the code starts, and its result afterwards, so that none is lost.
+
+Who runs it is the row's `worker`. A worker holds a lock on a file of its name for as long as it lives, whatever ends
+it; `recover` closes the runs of those whose lock is free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.escape import escape_name
+
+from .database import Database, Encoded
+from .ids import check_id, now
+from .tables import Run
+
+UNFINISHED = ("queued", "running")
+LOST = "the service ended while this ran; what it did until then is not known"
+_FOLDER = "workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Hold one run: whose, what came of it (the wire's document, None before the end), or why nothing did."""
+
+    id: str
+    project: str
+    status: str
+    created_at: str
+    ended_at: str | None
+    session_id: str | None
+    api_key: str | None
+    request_sha256: bytes | None
+    document: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as the wire has it."""
+        return {
+            "id": self.id, "status": self.status, "createdAt": self.created_at, "endedAt": self.ended_at,
+            "sessionId": self.session_id, "apiKey": self.api_key, **self.document,
+        }  # fmt: skip
+
+
+def begin(
+    session: Session, *, id: str, project: str, worker: str, session_id: str | None, api_key: str | None,  # noqa: A002
+    idempotency_key: str | None, request_sha256: bytes | None, summary: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Add a row, `queued`. Raises IntegrityError where this caller's idempotency key has been used."""
+    session.execute(
+        insert(Run).values(
+            id=id, project=project, created_at=now(), status="queued", worker=worker, session_id=session_id,
+            api_key=api_key, idempotency_key=idempotency_key, request_sha256=request_sha256, document=dict(summary),
+        )
+    )  # fmt: skip
+
+
+def finish(session: Session, *, id: str, status: str, document: Encoded | Mapping[str, Any]) -> None:  # noqa: A002
+    """Note how a run ended."""
+    session.execute(update(Run).where(Run.id == id).values(status=status, ended_at=now(), document=document))
+
+
+def find(session: Session, run_id: str, *, project: str) -> RunFacts:
+    """Return one run. Raises NotFound, also for another project's."""
+    row = session.get(Run, check_id(run_id, "run"))
+    if row is None or row.project != project:
+        raise NotFound(f"there is no run {escape_name(run_id)}; GET /api/runs lists them")
+    return facts(row)
+
+
+def find_repeated(session: Session, *, project: str, api_key: str | None, idempotency_key: str) -> RunFacts | None:
+    """Return the run that was asked for with an idempotency key before."""
+    query = select(Run).where(Run.project == project, Run.api_key == api_key, Run.idempotency_key == idempotency_key)
+    row = session.scalars(query).first()
+    return None if row is None else facts(row)
+
+
+def facts(row: Run) -> RunFacts:
+    """Return a row as plain values."""
+    return RunFacts(
+        id=row.id, project=row.project, status=row.status, created_at=row.created_at, ended_at=row.ended_at,
+        session_id=row.session_id, api_key=row.api_key, request_sha256=row.request_sha256, document=row.document,
+    )  # fmt: skip
+
+
+class Worker:
+    """Be a worker of this database, by a lock that ends with the process. `close` it at the end."""
+
+    def __init__(self, database: Database):
+        self._folder = os.path.join(database.folder, _FOLDER)
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        self.name = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._lock = os.open(self._path(self.name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Give the name up."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(self.name))
+        os.close(self._lock)
+
+    def is_gone(self, name: str) -> bool:
+        """Tell whether another worker has ended, and remove what is left of it."""
+        if not name or "/" in name or name == self.name:
+            return name != self.name
+        try:
+            lock = os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path(name))
+            return True
+        finally:
+            os.close(lock)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+
+def recover(database: Database, worker: Worker) -> int:
+    """Close the runs of workers that have ended, as `error` with the reason; return how many."""
+    with database.reading() as session:
+        names = set(session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()))
+    gone = [name for name in names if worker.is_gone(name)]
+    if not gone:
+        return 0
+    with database.writing() as session:
+        query = select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(gone))
+        rows = session.scalars(query).all()
+        for row in rows:
+            row.status, row.ended_at, row.document = "error", now(), {**row.document, "error": LOST}
+        return len(rows)
+
+
+def check_idempotency_key(text: str | None) -> str | None:
+    """Return the key. Raises InvalidRequest for one that is empty or too long."""
+    if text is not None and not 1 <= len(text) <= 255:
+        raise InvalidRequest("Idempotency-Key: give 1 to 255 characters")
+    return text

@@ -1,0 +1,40 @@
+"""The application: routes, errors, and what stands before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from cloche import __version__
+
+from . import problems
+from .guard import Guard
+from .service import Service
+
+# The modules of `routes/`, each with a `router`.
+ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health")
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+_ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
+
+
+def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool = False) -> ASGIApp:
+    """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for."""
+    app = FastAPI(
+        title="Cloche", version=__version__, description=_ABOUT, openapi_url="/api/openapi.json", docs_url=None,
+        redoc_url=None,
+    )  # fmt: skip
+    app.state.service = service
+    problems.install(app)
+    for name in ROUTES:
+        app.include_router(import_module(f"{__package__}.routes.{name}").router)
+    allowed = service.options.allowed_origins
+    if allowed:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(allowed), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["Location", "Retry-After"],
+        )  # fmt: skip
+    return Guard(app, names=[name.lower() for name in (*LOOPBACK_NAMES, *names)], is_any_host=is_any_host)

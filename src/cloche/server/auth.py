@@ -1,0 +1,94 @@
+"""Who asks, and what for: a key in the Authorization header, or the cookie of a browser that came by a one-time link.
+
+Whatever a browser changes needs the page's CSRF token too: another site's page can have its cookie sent, and cannot
+read the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, WebSocket
+from starlette.requests import HTTPConnection
+
+from cloche.records.keys import SCOPES
+from cloche.records.tables import DEFAULT_PROJECT
+
+from .identities import Caller, csrf_token
+from .problems import Refused
+from .service import Service
+
+COOKIE, CSRF_HEADER, CSRF_FIELD = "cloche_session", "X-CSRF-Token", "csrfToken"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def service_of(connection: HTTPConnection) -> Service:
+    """Return the service that an application belongs to."""
+    service: Service = connection.app.state.service
+    return service
+
+
+async def find_caller(connection: HTTPConnection) -> Caller:
+    """Return who asks. Raises Refused (401) for nobody, and (403) where the CSRF token is missing."""
+    service = service_of(connection)
+    address = connection.client.host if connection.client else ""
+    header = connection.headers.get("authorization")
+    if header is not None:
+        kind, _, text = header.partition(" ")
+        key = await service.identities.of_key(text.strip()) if kind.lower() == "bearer" else None
+        if key is None:
+            raise _nobody("this key does not hold: it is wrong, revoked or expired")
+        return Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
+    cookie = connection.cookies.get(COOKIE)
+    digest = await service.identities.of_cookie(cookie) if cookie else None
+    if digest is None:
+        raise _nobody("no key was sent")
+    _check_csrf(connection, digest)
+    return Caller(project=DEFAULT_PROJECT, scopes=SCOPES, session_hash=digest, address=address)
+
+
+def _check_csrf(connection: HTTPConnection, digest: bytes) -> None:
+    """Raise Refused for a request that another site's page could have sent with this browser's cookie."""
+    if isinstance(connection, WebSocket):
+        # A browser sends its cookie with a web socket of any page, but names the page's origin truly.
+        origin = connection.headers.get("origin", "")
+        if origin.partition("://")[2] != connection.headers.get("host", ""):
+            raise Refused(403, "csrf", "the web socket comes from a page of another site")
+        return
+    if connection.scope["method"] in _SAFE:
+        return
+    sent = connection.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(sent.encode(), csrf_token(digest).encode()):
+        raise Refused(403, "csrf", f"a browser's request needs the page's token in {CSRF_HEADER}; reload the page")
+
+
+def _nobody(why: str) -> Refused:
+    return Refused(
+        401, "not-authenticated", why, remedy="send Authorization: Bearer KEY; cloche keys create NAME makes one",
+        headers={"WWW-Authenticate": "Bearer"},
+    )  # fmt: skip
+
+
+def needs(scope: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
+    """Return the dependency that gives a route its caller, who has this scope."""
+
+    async def find(request: Request) -> Caller:
+        caller = await find_caller(request)
+        caller.require(scope)
+        return caller
+
+    return Depends(find)
+
+
+Runner = Annotated[Caller, needs("run")]
+Reader = Annotated[Caller, needs("read")]
+Approver = Annotated[Caller, needs("approve")]
+Admin = Annotated[Caller, needs("admin")]
+
+
+async def _service(request: Request) -> Service:
+    return service_of(request)
+
+
+TheService = Annotated[Service, Depends(_service)]

@@ -1,0 +1,138 @@
+"""`cloche serve`: check where to listen, make the first key, print where to go, serve until a signal arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import stat
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cloche.config.keys import SandboxOptions
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+from cloche.serving.process import log_plainly, until_signal
+
+from . import require_extra
+
+if TYPE_CHECKING:
+    from cloche.records.database import Database
+
+    from .service import Service, WorkspaceRoot
+
+FORCED_EXIT_S = 10.0  # after the drain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCommand:
+    """Hold the command line of `cloche serve`, parsed and not yet checked."""
+
+    host: str = "127.0.0.1"
+    port: int = 8470
+    database: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    allows_public: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    queue_limit: int = 256
+    queue_deadline_s: float = 30.0
+    drain_s: float = 30.0
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+
+
+def serve(command: ServeCommand) -> int:
+    """Serve, and return the exit code. Raises InvalidRequest, BackendUnavailable."""
+    require_extra()
+    log_plainly()
+    return until_signal(_serve(command), exit_timeout_s=command.drain_s + FORCED_EXIT_S)
+
+
+async def _serve(command: ServeCommand) -> None:
+    import uvicorn
+
+    from cloche.serving import http
+
+    from .app import create_app
+    from .service import ServiceOptions, opened
+
+    is_secure = _check_tls(command)
+    if not (is_secure or command.allows_public or http.is_loopback(command.host)):
+        raise InvalidRequest(
+            f"--host {command.host}: keys would pass over the network in the clear; give --tls-certificate and "
+            "--tls-key, or say --allow-public where something in front of it speaks TLS"
+        )
+    options = ServiceOptions(
+        options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
+        allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
+        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
+    )  # fmt: skip
+    listener = http.listen(command.host, command.port)
+    try:
+        async with opened(command.database, options) as service:
+            names = (*command.allowed_hosts, *([] if http.is_wildcard(command.host) else [command.host]))
+            app = create_app(service, names=names)
+            scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
+            shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
+            await _greet(service, f"{scheme}://{shown}:{port}")
+            config = uvicorn.Config(
+                app, log_level="critical", access_log=False, server_header=False, http=http.bounded(), lifespan="off",
+                ws="websockets-sansio", timeout_graceful_shutdown=max(1, round(command.drain_s)),
+                backlog=http.backlog(), ssl_certfile=command.certificate, ssl_keyfile=command.key,
+            )  # fmt: skip
+            await http.serve(http.Unsignalled(config), listener)
+    finally:
+        listener.close()
+
+
+async def _greet(service: Service, address: str) -> None:
+    """Say where the service is, with a link for one browser; and the first key, where there is none yet."""
+    from .identities import make_link_code
+
+    made = await asyncio.to_thread(_first_key, service.database)
+    if made is not None:
+        _say(f"cloche: the first key, which is shown once: {made}")
+    code = await asyncio.to_thread(make_link_code, service.database)
+    _say(f"cloche: serving at {address}/api")
+    _say(f"cloche: open within 10 minutes, once: {address}/login?code={code}")
+
+
+def _first_key(database: Database) -> str | None:
+    from cloche.records.keys import SCOPES, create_key, list_keys
+
+    return None if list_keys(database) else create_key(database, name="first", scopes=SCOPES)[1]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def read_root(text: str) -> WorkspaceRoot:
+    """Return what --workspace-root names: `FOLDER` to read, `FOLDER:rw` to write too. Raises InvalidRequest."""
+    from .service import WorkspaceRoot
+
+    path, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("ro", "rw"):
+        path, mode = text, "ro"
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise InvalidRequest(f"--workspace-root {escape_name(text)}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidRequest(f"--workspace-root {escape_name(text)}: this is no folder")
+    return WorkspaceRoot(path=os.path.realpath(path), is_writable=mode == "rw")
+
+
+def _check_tls(command: ServeCommand) -> bool:
+    if (command.certificate is None) != (command.key is None):
+        raise InvalidRequest("--tls-certificate and --tls-key belong together; give both")
+    if command.certificate is None or command.key is None:
+        return False
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(command.certificate, command.key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"--tls-certificate, --tls-key: cannot be used: {error}") from error
+    return True

@@ -1,0 +1,217 @@
+"""What a caller may ask of a run: the request's fields, and that they get nobody more than the operator configured.
+
+`ExecRequest` is a table of its own: what is not in it cannot be asked for (configuration, audit, host paths). Below
+scope admin, what a request comes to is compared, key by key, with what holds without it: each key's own rule says
+whether a value is looser, and only the operator's ceilings grant more. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
+from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.policy import Policy
+
+from .identities import Caller
+
+ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "image", "runtime", "network_ports", "prefer")
+# Which choice is made among what is equally safe, or what is looked at elsewhere here.
+_NOT_COMPARED = frozenset({
+    "backend", "preset", "warm", "preload", "network", "network_allow", "network_ports", "packages", "locked",
+    "timeout_override", "autofix", "on_network",
+})  # fmt: skip
+_REQUEST_NAMES: Mapping[str, str] = {
+    "memory_limit": "memory", "cpu_limit": "cpus", "pids_limit": "pids", "disk_limit": "disk",
+    "max_output_bytes": "output_limit",
+}  # fmt: skip
+_KEYWORDS = (
+    "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
+    "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
+)  # fmt: skip
+
+Amount = int | float | Annotated[str, StringConstraints(max_length=32)]
+Word = Annotated[str, StringConstraints(max_length=256)]
+
+
+def wire_name(name: str) -> str:
+    """Return a field's name as the wire has it."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
+class WireModel(BaseModel):
+    """Be data of the wire: camelCase, and no field that nobody knows."""
+
+    model_config = ConfigDict(alias_generator=wire_name, populate_by_name=True, extra="forbid")
+
+
+class InFile(WireModel):
+    """A file for the program: a path below /workspace, and its content as text or in base64."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    text: str | None = None
+    base64: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.text is None) == (self.base64 is None):
+            raise ValueError("give either text or base64")
+        return self
+
+    def content(self) -> bytes:
+        """Return its bytes. Raises InvalidRequest."""
+        if self.text is not None:
+            return self.text.encode("utf-8", "surrogateescape")
+        return decoded(self.base64 or "", "files: base64")
+
+
+class ExecRequest(WireModel):
+    """A run. `code`, or `argv` alone as a command; limits as text such as "30s" and "256m", or seconds and bytes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"code": "print(1)", "language": "python", "timeout": "30s"}]},
+    )
+
+    code: str | None = None
+    language: Word = "python"
+    argv: list[str] = Field(default_factory=list, max_length=10_000)
+    stdin: str | None = None
+    stdin_base64: str | None = None
+    env: dict[Word, str] | None = None
+    files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    return_files: bool = False
+    session_id: Annotated[str, StringConstraints(max_length=64)] | None = None
+    timeout: Amount | None = None
+    memory_limit: Amount | None = None
+    cpu_limit: Amount | None = None
+    pids_limit: int | None = None
+    disk_limit: Amount | None = None
+    max_output_bytes: Amount | None = None
+    network: bool | Word | None = None
+    network_allow: list[Word] | None = Field(default=None, max_length=256)
+    network_deny: list[Word] | None = Field(default=None, max_length=256)
+    network_ports: list[int] | None = Field(default=None, max_length=64)
+    packages: list[Word] | Literal["auto"] | None = Field(default=None)
+    preset: Word | None = None
+    backend: Word | None = None
+    require: list[Word] | Word | None = None
+    users: bool | None = None
+    warm: bool | None = None
+    screen: Literal["off", "warn", "block"] | None = None
+    best_effort: list[Word] | None = None
+    level: Word | None = None
+    tier: int | None = None
+    trusted: bool | None = None
+    fallback: Word | None = None
+    image: Word | None = None
+    runtime: Word | None = None
+    prefer: Literal["strongest", "fastest"] | None = None
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> Self:
+        if self.code is None and not self.argv:
+            raise ValueError("give code, or argv as a command")
+        if self.stdin is not None and self.stdin_base64 is not None:
+            raise ValueError("give stdin or stdinBase64, not both")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of `SandboxOptions` that were given."""
+        names = {**_REQUEST_NAMES, **{name: name for name in _KEYWORDS}}
+        return {known: value for name, known in names.items() if (value := getattr(self, name)) is not None}
+
+    def run_arguments(self) -> dict[str, Any]:
+        """Return the other keywords of `cloche.arun`. Raises InvalidRequest."""
+        stdin: bytes | str = self.stdin or ""
+        if self.stdin_base64 is not None:
+            stdin = decoded(self.stdin_base64, "stdinBase64")
+        return {
+            "code": self.code, "language": self.language, "argv": self.argv, "stdin": stdin, "env": self.env,
+            "files": {file.path: file.content() for file in self.files} or None,
+        }  # fmt: skip
+
+
+def decoded(text: str, name: str) -> bytes:
+    """Return the bytes of base64 text. Raises InvalidRequest."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{name}: this is no base64 ({error})") from error
+
+
+def check_fields(options: Mapping[str, Any], caller: Caller) -> None:
+    """Raise PolicyDenied for a field that takes scope admin."""
+    if caller.has("admin"):
+        return
+    given = [wire_name(name) for name in ADMIN_FIELDS if name in options]
+    if given:
+        raise PolicyDenied(f"{given[0]} needs a key with scope admin; leave it out, or ask the operator")
+
+
+def check_not_looser(own: Settings, base: Settings) -> None:
+    """Raise PolicyDenied where a request would get more than the settings, and more than their ceilings grant."""
+    for key in KEYS:
+        if not key.settings_field or key.name in _NOT_COMPARED:
+            continue
+        new, old = key.value_in(own), key.value_in(base)
+        if new != old and _is_more(key, new, old, base):
+            raise _above(key.label, key.render(new, own), key.render(_most(key, old, base), base))
+    _check_network(own.policy, base)
+    _check_packages(own.policy.packages, base)
+
+
+def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN401 - as many types as keys
+    if key.name in LIMIT_FIELDS:
+        return bool(new > _most(key, old, base))
+    if key.name == "users":
+        return bool(new) and not base.ceilings.get("users", False)
+    return key.is_looser is None or bool(key.is_looser(new, old))
+
+
+def _most(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as many types as keys
+    field = LIMIT_FIELDS.get(key.name)
+    return old if field is None else max(old, base.ceilings.get(field, old))
+
+
+def _above(name: str, asked: str, most: str) -> PolicyDenied:
+    return PolicyDenied(f"{name}: {asked} is above what the service allows ({most}); ask for less, or the operator")
+
+
+def _check_network(own: Policy, base: Settings) -> None:
+    asked, held, ceiling = own.network_rules(), base.policy.network_rules(), base.ceilings.get("network")
+    if asked.mode == "off" or asked == held:
+        return
+    if asked.mode in ("open", "bridge"):
+        granted = mode_rank(asked.mode) <= mode_rank(held.mode)
+        granted = granted or (ceiling is not None and mode_rank(asked.mode) <= mode_rank(ceiling.mode))
+        if not granted or set(asked.open_ports) - set(held.open_ports):
+            raise _above("network", asked.mode, held.mode)
+        return
+    for rule in asked.allow:
+        granted = held.mode != "bridge" and covers(held, rule)
+        if not (granted or (ceiling is not None and ceiling.grants(rule))):
+            raise _above("networkAllow", rule.text, held.mode)
+
+
+def _check_packages(asked: PackageList, base: Settings) -> None:
+    held, ceiling = base.policy.packages, base.ceilings.get("packages")
+    if not asked or asked == held:
+        return
+    allowed = (*base.packages_allow, *(ceiling or ()))
+    if asked != "auto":
+        new = tuple(one for one in asked if held == "auto" or one not in held)
+        if not new or (allowed and not packages_above(new, allowed)):
+            return
+        named = packages_above(new, allowed) or new[0]
+    else:
+        named = "auto"
+        if matches_package("*", allowed) and "*" in allowed:
+            return
+    raise _above("packages", named, ", ".join(allowed) or "none")

@@ -1,0 +1,152 @@
+"""Whose key or cookie a text is, and what its owner may do.
+
+What holds is read from the database again after a second at most, so a revoked key ends that soon. A browser's cookie
+is a human at the operator's own terminal, with all scopes. A key that is wrong costs as much as one that is right: one
+hash and one look into an index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from sqlalchemy import delete, select
+
+from cloche.records.database import Database
+from cloche.records.ids import new_id, now
+from cloche.records.keys import KeyFacts, find_key
+from cloche.records.tables import DEFAULT_PROJECT, BrowserSession
+
+from .problems import Refused
+
+HOLDS_S = 1.0  # how long an answer of the database is used again
+MOST_CACHED = 1_024
+COOKIE_S, LINK_S = 12 * 3_600, 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Say who asks: a key, or a human in a browser (`key_id` None)."""
+
+    project: str
+    scopes: tuple[str, ...]
+    key_id: str | None = None
+    session_hash: bytes | None = None
+    address: str = ""
+
+    @property
+    def is_human(self) -> bool:
+        """Tell whether this is a browser that came by the printed link."""
+        return self.session_hash is not None
+
+    @property
+    def name(self) -> str:
+        """Return what records and the audit log call it."""
+        return self.key_id or "browser"
+
+    def has(self, scope: str) -> bool:
+        """Tell whether it may do what a scope is for."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def require(self, scope: str) -> None:
+        """Raise Refused unless it may."""
+        if not self.has(scope):
+            raise Refused(
+                403, "scope-missing", f"this needs a key with scope {scope}; this one has {', '.join(self.scopes)}",
+                remedy=f"make one with: cloche keys create NAME --scope {scope}",
+            )  # fmt: skip
+
+
+class Identities:
+    """Find who asks by what they send; keeps answers for a second."""
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._known: dict[bytes, tuple[float, KeyFacts | str | None]] = {}
+        self.used: set[str] = set()  # keys, until that is noted
+
+    async def of_key(self, text: str) -> KeyFacts | None:
+        """Return the key of a text, None for none that holds."""
+        found = await self._look(b"key" + hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key, text)
+        if not isinstance(found, KeyFacts) or not found.is_valid:
+            return None
+        self.used.add(found.id)
+        return found
+
+    async def of_cookie(self, text: str) -> bytes | None:
+        """Return the hash of a browser's cookie, None for one that does not hold."""
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+        ends = await self._look(b"cookie" + digest, self._cookie_end, digest)
+        return digest if isinstance(ends, str) and now() < ends else None
+
+    def forget(self) -> None:
+        """Ask the database again, from now on."""
+        self._known.clear()
+
+    async def _look(self, index: bytes, ask: Callable[..., KeyFacts | str | None], what: object) -> object:
+        at, found = self._known.get(index, (0.0, None))
+        if time.monotonic() - at < HOLDS_S:
+            return found
+        found = await asyncio.to_thread(ask, what)
+        if len(self._known) >= MOST_CACHED:
+            self._known.clear()
+        if found is not None:  # what anybody can send without end is not kept
+            self._known[index] = (time.monotonic(), found)
+        return found
+
+    def _key(self, text: str) -> KeyFacts | None:
+        with self._database.reading() as session:
+            return find_key(session, text)
+
+    def _cookie_end(self, digest: bytes) -> str | None:
+        with self._database.reading() as session:
+            query = select(BrowserSession).where(BrowserSession.sha256 == digest, BrowserSession.kind == "cookie")
+            row = session.scalars(query).first()
+            return None if row is None or not hmac.compare_digest(row.sha256, digest) else row.expires_at
+
+
+def make_link_code(database: Database) -> str:
+    """Return the code of a one-time link, which holds for ten minutes."""
+    return _store_secret(database, "link", LINK_S)
+
+
+def use_link_code(database: Database, code: str) -> str | None:
+    """Return a new cookie for the code of a link, which then holds no more; None for a wrong one."""
+    digest = hashlib.sha256(code.encode("utf-8", "replace")).digest()
+    with database.writing() as session:
+        session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now()))
+        query = delete(BrowserSession).where(BrowserSession.sha256 == digest, BrowserSession.kind == "link")
+        if cast("Any", session.execute(query)).rowcount != 1:
+            return None
+    return _store_secret(database, "cookie", COOKIE_S)
+
+
+def end_cookie(database: Database, digest: bytes) -> None:
+    """Let a browser's cookie hold no more."""
+    with database.writing() as session:
+        session.execute(delete(BrowserSession).where(BrowserSession.sha256 == digest))
+
+
+def csrf_token(session_hash: bytes) -> str:
+    """Return the token that the page's forms carry: nobody who cannot read the page can make it from outside."""
+    return hmac.new(session_hash, b"csrf", "sha256").hexdigest()
+
+
+def _store_secret(database: Database, kind: str, lifetime_s: float) -> str:
+    text = secrets.token_urlsafe(32)
+    ends = (datetime.now(UTC) + timedelta(seconds=lifetime_s)).isoformat(timespec="milliseconds")
+    with database.writing() as session:
+        session.add(
+            BrowserSession(
+                id=new_id("browser"), project=DEFAULT_PROJECT, created_at=now(), kind=kind,
+                sha256=hashlib.sha256(text.encode()).digest(), expires_at=ends.replace("+00:00", "Z"),
+            )
+        )  # fmt: skip
+    return text

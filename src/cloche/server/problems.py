@@ -1,0 +1,149 @@
+"""Errors as problem details (RFC 9457): a stable type, what is wrong, which field, and what to do next.
+
+What a caller sent is not repeated, as it may be a secret; but for names and short words that a message quotes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from cloche.core import errors
+from cloche.core.escape import escape_name
+
+TYPE = "https://cloche.dev/problems/"  # a name; nothing needs to answer there
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger("cloche.service")
+
+# The first class that fits: status, and the last part of the type.
+_CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (errors.NotFound, 404, "not-found"),
+    (errors.SandboxFileNotFound, 404, "file-not-found"),
+    (errors.SandboxFileTooLarge, 413, "file-too-large"),
+    (errors.SandboxFileRefused, 403, "file-refused"),
+    (errors.SandboxFileExists, 409, "file-exists"),
+    (errors.SandboxFileError, 409, "file-error"),
+    (errors.PolicyDenied, 403, "policy-denied"),
+    (errors.ApprovalDenied, 403, "approval-denied"),
+    (errors.InvalidRequest, 422, "invalid-request"),
+    (errors.BackendUnavailable, 503, "backend-unavailable"),
+    (errors.StartFailed, 503, "start-failed"),
+    (errors.AuditFailed, 503, "audit-failed"),
+    (errors.RecordsFailed, 503, "records-failed"),
+    (errors.OutcomeUnknown, 502, "outcome-unknown"),
+)
+_MOST_FAULTS = 10
+
+
+class Problem(BaseModel):
+    """An error."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    remedy: str | None = None
+
+
+class Refused(Exception):
+    """Answer with a problem."""
+
+    def __init__(
+        self, status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):  # fmt: skip
+        super().__init__(detail)
+        self.status, self.kind, self.detail = status, kind, detail
+        self.remedy, self.field, self.headers = remedy, field, dict(headers or {})
+
+
+def answer(
+    status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:  # fmt: skip
+    """Return a problem as a response."""
+    content: dict[str, Any] = {"type": TYPE + kind, "title": kind.replace("-", " ").capitalize(), "status": status}
+    content |= {"detail": detail, "field": field, "remedy": remedy}
+    return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def answer_to(error: Exception) -> JSONResponse:
+    """Return the response to an exception; of one that is not ours, nothing but that it happened."""
+    for kind, status, name in _CLASSES:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+            reason, remedy = getattr(error, "reason", None) or str(error), getattr(error, "remedy", None) or None
+            return answer(status, name, reason, remedy=remedy, headers=headers)
+    if not isinstance(error, errors.ClocheError):
+        log.error("an error that nobody expected", exc_info=error)
+    return answer(
+        500, "internal-error", "Cloche failed in a way that its own logic excludes; nothing is known to have run",
+        remedy="look into the service's log, and report it",
+    )  # fmt: skip
+
+
+def install(app: FastAPI) -> None:
+    """Let an application answer every error with a problem."""
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return answer(
+            error.status, error.kind, error.detail, remedy=error.remedy, field=error.field, headers=error.headers
+        )
+
+    @app.exception_handler(errors.ClocheError)
+    async def ours(_: Request, error: errors.ClocheError) -> JSONResponse:
+        return answer_to(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [_fault(one) for one in error.errors()[:_MOST_FAULTS]]
+        return answer(422, "invalid-request", "; ".join(f"{field}: {why}" for field, why in faults), field=faults[0][0])
+
+    @app.exception_handler(HTTPException)
+    async def of_the_framework(_: Request, error: HTTPException) -> JSONResponse:
+        kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+        return answer(error.status_code, kind, str(error.detail), headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return answer_to(error)
+
+
+def _fault(one: Mapping[str, Any]) -> tuple[str, str]:
+    """Return where a fault is, and what it is; never the value that was sent."""
+    parts = [str(part) for part in one["loc"] if part not in ("body", "query", "path", "header")]
+    why = "there is no such field" if one["type"] == "extra_forbidden" else str(one["msg"])
+    if one["type"] in ("json_invalid", "value_error"):
+        why = f"{one['msg']}: {one.get('ctx', {}).get('error', '')}".rstrip(": ")
+    return escape_name(".".join(parts)[:200]) or "body", why
+
+
+# For the documentation of each route.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text, "content": {MEDIA_TYPE: {}}}
+    for status, text in (
+        (400, "It cannot be read."),
+        (401, "No key, or one that does not hold."),
+        (403, "The key's scopes or the rules do not allow it."),
+        (404, "There is none of that id here."),
+        (409, "It contradicts what is there."),
+        (413, "It is too large."),
+        (422, "A field is wrong."),
+        (429, "Too many at once."),
+        (500, "A fault of Cloche."),
+        (502, "The outcome is not known."),
+        (503, "It cannot be done now; see Retry-After."),
+    )
+}

@@ -1,0 +1,279 @@
+"""`POST /api/code/exec`, and the runs that came of it: list, look, events, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+from sqlalchemy.exc import IntegrityError
+from starlette.datastructures import UploadFile
+
+from cloche.config.settings import load_settings
+from cloche.core.errors import NotFound
+from cloche.core.events import Event
+from cloche.core.result import Result
+from cloche.execution.run import arun
+from cloche.records import runs as run_records
+from cloche.records.lists import list_page
+from cloche.records.tables import Run
+
+from ..auth import Reader, Runner, TheService
+from ..exec_options import ExecRequest, check_fields, check_not_looser
+from ..identities import Caller
+from ..problems import RESPONSES, Refused
+from ..runs import EventLog, LiveRun, RunOrder
+from ..service import Service
+
+router = APIRouter(prefix="/api", tags=["code"])
+HEARTBEAT_S = 15.0
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": ExecRequest.model_json_schema(ref_template="#/components/schemas/{model}")},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "description": "`request` is the JSON of a run; each `file` goes to the path of its file name.",
+                    "properties": {
+                        "request": {"type": "string"},
+                        "file": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    },
+                    "required": ["request"],
+                }
+            },
+        },
+    }
+}
+
+
+@router.post("/code/exec", responses=RESPONSES, openapi_extra=_BODY)
+async def execute(
+    request: Request,
+    caller: Runner,
+    service: TheService,
+    stream: bool = False,
+    prefer: Annotated[str | None, Header()] = None,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Run code in a sandbox of its own, and answer with the whole result.
+
+    With `?stream=1` the answer is server-sent events, the last one `result` or `error`. With `Prefer: respond-async` it
+    is 202 and the run's id. A client that goes away cancels its run, but not one of `respond-async`. The same
+    `Idempotency-Key` with the same request gives the same run.
+    """
+    asked, body = await _read_request(request)
+    key = run_records.check_idempotency_key(idempotency_key)
+    order = await make_order(service, caller, asked, size=len(body), idempotency_key=key, body=body)
+    try:
+        live = await service.runs.submit(order)
+    except IntegrityError:
+        return await _repeated(service, order)
+    if prefer is not None and "respond-async" in prefer.lower():
+        headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
+        return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
+    if stream:
+        return StreamingResponse(_events(live.events, 0, live), media_type="text/event-stream")
+    return Response(await _wait_or_cancel(request, live), media_type="application/json")
+
+
+async def make_order(
+    service: Service,
+    caller: Caller,
+    asked: ExecRequest,
+    *,
+    size: int,
+    idempotency_key: str | None = None,
+    body: bytes = b"",
+) -> RunOrder:
+    """Return what to run, checked against what this caller may. Raises PolicyDenied, InvalidRequest."""
+    own, base = asked.options(), await service.settings()
+    check_fields(own, caller)
+    options = service.run_options(own)
+    if not caller.has("admin"):
+        check_not_looser(load_settings(options), base)
+        options = await keep_level(service, own, options)
+    arguments = asked.run_arguments()
+
+    async def start(sink: Any) -> Result:  # noqa: ANN401 - a function of events
+        def tell(event: Event) -> None:
+            sink(event)
+
+        return await arun(**arguments, on_event=tell, **options)
+
+    return RunOrder(
+        project=caller.project, api_key=caller.key_id, session_id=asked.session_id, start=start, size=size,
+        summary={"sessionId": asked.session_id, "language": asked.language}, returns_files=asked.return_files,
+        idempotency_key=idempotency_key,
+        request_sha256=hashlib.sha256(body).digest() if idempotency_key is not None else None,
+    )  # fmt: skip
+
+
+async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords with a `require` that keeps another backend from being weaker than the configured one."""
+    if "backend" not in own and "require" not in own:
+        return options
+    from cloche.execution.prepare import prepare_in_thread
+
+    base = await prepare_in_thread(**service.options.options)
+    found = await asyncio.to_thread(base.backend.capabilities)
+    least = max(level for level in (base.policy.require_level, found.level) if level is not None)
+    words = own.get("require") or ()
+    asked = [words] if isinstance(words, str) else list(words)
+    controls = [str(control) for control in base.policy.require_controls]
+    settings = load_settings({**options, "require": [*asked, *controls]} if asked or controls else options)
+    level = max(one for one in (least, settings.policy.require_level) if one is not None)
+    wanted = [str(control) for control in settings.policy.require_controls]
+    return {**options, "require": [str(level), *wanted]}
+
+
+async def _read_request(request: Request) -> tuple[ExecRequest, bytes]:
+    """Return the request and its bytes, of JSON or of a form with files. Raises RequestValidationError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        return await _read_form(request)
+    if kind not in ("", "application/json"):
+        raise Refused(415, "unsupported-media-type", "send application/json, or multipart/form-data with files")
+    body = await request.body()
+    return _parse(body), body
+
+
+async def _read_form(request: Request) -> tuple[ExecRequest, bytes]:
+    async with request.form(max_files=1_000, max_fields=10, max_part_size=32 << 20) as form:
+        asked = _parse(str(form.get("request", "")).encode())
+        digest = hashlib.sha256(asked.model_dump_json().encode())
+        files = []
+        for one in form.getlist("file"):
+            if not isinstance(one, UploadFile):
+                raise Refused(422, "invalid-request", "file: send files with a file name", field="file")
+            data = await one.read()
+            digest.update(f"{one.filename}\0{len(data)}\0".encode() + data)
+            files.append((one.filename or "file", data))
+    import base64
+
+    content = [{"path": name, "base64": base64.b64encode(data).decode()} for name, data in files]
+    plain = asked.model_dump(by_alias=True, exclude_unset=True)
+    return _validated({**plain, "files": [*plain.get("files", []), *content]}), digest.digest()
+
+
+def _parse(body: bytes) -> ExecRequest:
+    try:
+        return ExecRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from error
+
+
+def _validated(data: Mapping[str, Any]) -> ExecRequest:
+    try:
+        return ExecRequest.model_validate(data)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from error
+
+
+async def _wait_or_cancel(request: Request, live: LiveRun) -> str:
+    """Return the run's document; where the client goes away, kill the run."""
+    waiting, gone = asyncio.ensure_future(live.wait()), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            live.cancel()
+        return await waiting
+    except asyncio.CancelledError:
+        live.cancel()
+        if live.is_cancelled:
+            raise Refused(409, "cancelled", "the run was cancelled") from None
+        raise
+    finally:
+        gone.cancel()
+        waiting.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncIterator[str]:
+    """Yield server-sent events; with a run, kill it when nobody reads any more."""
+    try:
+        async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
+            if event is None:
+                yield ": still here\n\n"
+            else:
+                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
+    finally:
+        if live is not None and not events.is_over:
+            live.cancel()
+
+
+async def _repeated(service: Service, order: RunOrder) -> Response:
+    """Answer with the run of the same idempotency key. Raises Refused (409) where that was for something else."""
+    found = await service.read(
+        lambda session: run_records.find_repeated(
+            session, project=order.project, api_key=order.api_key, idempotency_key=str(order.idempotency_key)
+        )
+    )
+    if found is None or found.request_sha256 != order.request_sha256:
+        raise Refused(409, "idempotency-key-reused", "this Idempotency-Key was used with another request")
+    live = service.runs.find(found.id, order.project)
+    if live is not None:
+        return Response(await live.wait(), media_type="application/json")
+    return JSONResponse(found.as_dict())
+
+
+@router.get("/runs", responses=RESPONSES)
+async def runs(
+    caller: Reader,
+    service: TheService,
+    session_id: Annotated[str | None, Query(alias="sessionId", max_length=64)] = None,
+    status: Annotated[str | None, Query(max_length=16)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+) -> dict[str, Any]:
+    """List runs, the newest first."""
+    return await service.read(
+        lambda session: list_page(
+            session, Run, project=caller.project, show=lambda row: run_records.facts(row).as_dict(), limit=limit,
+            cursor=cursor, session_id=session_id, status=status,
+        )
+    )  # fmt: skip
+
+
+@router.get("/runs/{run_id}", responses=RESPONSES)
+async def run(run_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
+    """Return one run, also while it goes on."""
+    found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
+    return found.as_dict()
+
+
+@router.get("/runs/{run_id}/events", responses=RESPONSES)
+async def events(
+    run_id: str, caller: Reader, service: TheService, last_event_id: Annotated[int, Header(ge=0)] = 0
+) -> Response:
+    """Return the events of a run that goes on, or ended within the last minute; `Last-Event-ID` goes on after it."""
+    live = service.runs.find(run_id, caller.project)
+    if live is None:
+        found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
+        text = json.dumps(found.as_dict(), ensure_ascii=False)
+        return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
+    return StreamingResponse(_events(live.events, last_event_id), media_type="text/event-stream")
+
+
+@router.post("/runs/{run_id}/cancel", responses=RESPONSES)
+async def cancel(run_id: str, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Kill a run that goes on; one that has ended stays as it is."""
+    live = service.runs.find(run_id, caller.project)
+    if live is not None and live.task is not None and not live.task.done():
+        live.cancel()
+        await asyncio.wait({live.task})
+    found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
+    if found.status in run_records.UNFINISHED:
+        raise NotFound(f"run {run_id} is of another worker; ask that one, or wait")
+    return {"id": found.id, "status": found.status}

@@ -1,0 +1,33 @@
+"""`/health`, `/ready` and `/metrics`: for whoever watches the service, without a key (but for metrics)."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy import text
+
+from ..auth import Reader, TheService
+from ..problems import RESPONSES, Refused
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health", responses=RESPONSES)
+async def health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses=RESPONSES)
+async def ready(service: TheService) -> dict[str, str]:
+    """Say that runs can be taken: the database answers, and the service is not being stopped."""
+    if service.is_draining or service.runs.is_closed:
+        raise Refused(503, "draining", "the service is being stopped", headers={"Retry-After": "5"})
+    await service.read(lambda session: session.execute(text("SELECT 1")).scalar())
+    return {"status": "ok"}
+
+
+@router.get("/metrics", responses=RESPONSES)
+async def metrics(_: Reader, service: TheService) -> Response:
+    """Return counters and gauges in Prometheus' text format."""
+    content, kind = service.metrics.render(service.runs)
+    return Response(content, media_type=kind)

@@ -1,0 +1,58 @@
+"""`/api/keys`: make, list, rotate and revoke the keys of a project. A key's text is in one answer only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field, StringConstraints
+
+from cloche.records.keys import create_key, list_keys, revoke_key, rotate_key
+
+from ..auth import Admin, TheService
+from ..exec_options import WireModel
+from ..problems import RESPONSES
+
+router = APIRouter(prefix="/api/keys", tags=["keys"])
+
+
+class NewKey(WireModel):
+    """A key to make."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    scopes: list[str] = Field(default=["run", "read"], max_length=8)
+    lifetime_seconds: Annotated[float, Field(gt=0, le=10 * 366 * 86_400)] | None = None
+
+
+@router.get("", responses=RESPONSES)
+async def keys(caller: Admin, service: TheService) -> dict[str, Any]:
+    """List the keys, without their texts."""
+    found = await asyncio.to_thread(list_keys, service.database, project=caller.project)
+    return {"items": [key.as_dict() for key in found], "nextCursor": None}
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def make_key(asked: NewKey, caller: Admin, service: TheService) -> dict[str, Any]:
+    """Make a key; `key` in the answer is its text, which nobody can read again."""
+    made, text = await asyncio.to_thread(
+        create_key, service.database, name=asked.name, scopes=asked.scopes, lifetime_s=asked.lifetime_seconds,
+        project=caller.project,
+    )  # fmt: skip
+    return {**made.as_dict(), "key": text}
+
+
+@router.post("/{key_id}/rotate", status_code=201, responses=RESPONSES)
+async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
+    """Replace a key by a new one of the same name and scopes; the old one holds no more."""
+    made, text = await asyncio.to_thread(rotate_key, service.database, key_id, project=caller.project)
+    service.identities.forget()
+    return {**made.as_dict(), "key": text}
+
+
+@router.delete("/{key_id}", responses=RESPONSES)
+async def revoke(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
+    """Revoke a key: at once here, within a second in other workers."""
+    revoked = await asyncio.to_thread(revoke_key, service.database, key_id, project=caller.project)
+    service.identities.forget()
+    return revoked.as_dict()

@@ -1,0 +1,106 @@
+"""`/api/sandbox/config` and `/api/sandbox/backends` (C9): what holds, what is here, and changing it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+
+from cloche.audit.log import audit_for
+from cloche.config.keys import CEILING_FIELDS, Settings
+from cloche.core.policy import BACKEND_ROWS, Policy
+from cloche.execution.selection import BackendCriteria, describe
+from cloche.records.settings import NAMES, loosened_by, read_names
+
+from ..auth import Reader, Runner, TheService
+from ..problems import RESPONSES
+
+router = APIRouter(prefix="/api/sandbox", tags=["sandbox"])
+DETECTED_FOR_S = 30.0  # asking a daemon takes a while
+_detected: dict[str, tuple[float, dict[str, Any]]] = {}
+
+
+@router.get("/config", responses=RESPONSES)
+async def config(_: Reader, service: TheService) -> dict[str, Any]:
+    """Return what holds for runs here: runtime, limits, network, languages, and which source each came from."""
+    return await _shown(await service.settings())
+
+
+@router.put("/config", responses=RESPONSES)
+async def change_config(
+    caller: Runner,
+    service: TheService,
+    given: Annotated[dict[str, Any], Body(examples=[{"timeout": "20s", "memoryLimit": "128m"}])],
+) -> dict[str, Any]:
+    """Store settings; null goes back to the files. Less than what holds takes scope run, more takes admin.
+
+    They rank above files, and below the environment and the arguments of the service; ceilings bind in any case.
+    """
+    settings, values = await service.settings(), read_names(given)
+    if loosened_by(values, settings):
+        caller.require("admin")
+    before = _values(settings)
+    after = await service.change_settings(values, by=caller.name)
+    if (audit := audit_for(after)) is not None:
+        changed = {name: [before[name], _values(after)[name]] for name in given}
+        await asyncio.to_thread(audit.record, "settings", by=caller.name, changed=changed)
+    return await _shown(after)
+
+
+@router.get("/backends", responses=RESPONSES)
+async def backends(_: Reader, service: TheService) -> dict[str, Any]:
+    """List the backends: whether each can be used here, its level, why not, and what to do."""
+    settings = await service.settings()
+    return {"backends": await asyncio.gather(*(_backend(name, settings) for name in BACKEND_ROWS))}
+
+
+async def _shown(settings: Settings) -> dict[str, Any]:
+    docker, gvisor = await asyncio.gather(_backend("docker", settings), _backend("gvisor", settings))
+    rows = CEILING_FIELDS.items()
+    return {
+        "dockerAvailable": docker["available"],
+        "gvisorAvailable": gvisor["available"],
+        **_values(settings),
+        "tier": settings.tier,
+        "origins": {name: str(settings.origins.get(keyword, "default")) for name, keyword in NAMES.items()},
+        "ceilings": {name: str(settings.ceilings[where]) for name, where in rows if where in settings.ceilings},
+    }
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """Return each setting by the wire's name."""
+    limits, policy = settings.limits, settings.policy
+    required = [policy.require_level] if policy.require_level is not None else []
+    return {
+        "runtime": settings.backend,
+        "timeout": limits.timeout_s,
+        "memoryLimit": limits.memory_bytes,
+        "cpuLimit": limits.cpus,
+        "pidsLimit": limits.pids,
+        "diskLimit": limits.disk_bytes,
+        "maxOutputBytes": limits.output_bytes,
+        "network": policy.network,
+        "networkAllow": list(policy.network_allow),
+        "networkDeny": list(policy.network_deny),
+        "languages": list(policy.languages),
+        "packages": policy.packages if isinstance(policy.packages, str) else list(policy.packages),
+        "require": [*map(str, required), *map(str, policy.require_controls)],
+        "screen": policy.screen,
+        "users": policy.users,
+    }
+
+
+async def _backend(name: str, settings: Settings) -> dict[str, Any]:
+    at, known = _detected.get(name, (0.0, {}))
+    if not known or time.monotonic() - at > DETECTED_FOR_S:
+        criteria = BackendCriteria(policy=Policy(), images=settings.images)
+        found = await asyncio.to_thread(describe, name, criteria)
+        known = {
+            "name": name, "available": found.available, "level": str(found.level) if found.available else None,
+            "levelSource": "measured", "reason": found.reason, "remedy": found.remedy,
+            "summary": BACKEND_ROWS[name].summary,
+        }  # fmt: skip
+        _detected[name] = (time.monotonic(), known)
+    return known

@@ -1,0 +1,267 @@
+"""The queue of runs: bounded in number, bytes and time; each run is a task with a row, and its last events.
+
+Theory of operation: `submit` refuses before anything is kept, where the queue is full. Else the row is committed, and a
+task waits for one of as many places as the library runs at once. Whoever waits for the result, or reads the events,
+holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are missing. A run
+whose row cannot be written does not start; one that ended is answered when its result is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+
+from cloche.core.errors import ClocheError
+from cloche.core.events import Event
+from cloche.core.result import Result
+from cloche.execution.concurrency import default_count
+from cloche.records import runs as run_records
+from cloche.records.database import Encoded, Writer
+from cloche.records.ids import new_id
+
+from .problems import Refused
+from .results import event_as_wire, read_files, result_as_wire
+
+MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
+MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
+KEPT_S = 60.0  # how long the events of a run that ended can be read
+SERVICE_STOPPED = "the service was stopped while this ran"
+
+Start = Callable[[Callable[[Event], None]], Awaitable[Result]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentEvent:
+    """Hold one event of a run: its number, its name, and its data as JSON."""
+
+    number: int
+    name: str
+    data: str
+
+
+class EventLog:
+    """Keep the last events of a run, up to a bound, and let readers wait for the next."""
+
+    def __init__(self) -> None:
+        self._events: deque[SentEvent] = deque()
+        self._bytes, self._next = 0, 1
+        self._changed = asyncio.Event()
+        self.is_over = False
+
+    def add(self, name: str, data: Mapping[str, Any] | str) -> None:
+        """Add an event, and drop the oldest where there are too many."""
+        text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        self._events.append(SentEvent(number=self._next, name=name, data=text))
+        self._next += 1
+        self._bytes += len(text)
+        while self._bytes > MOST_EVENT_BYTES and len(self._events) > 1:
+            self._bytes -= len(self._events.popleft().data)
+        self._wake()
+
+    def end(self) -> None:
+        """Say that no further one comes."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
+        """Yield the events after a number, None where nothing came for a while, until the end."""
+        while True:
+            first = self._events[0].number if self._events else self._next
+            if first > after + 1:
+                yield SentEvent(number=first - 1, name="missed", data=json.dumps({"events": first - 1 - after}))
+                after = first - 1
+            for event in [event for event in self._events if event.number > after]:
+                yield event
+                after = event.number
+            if self.is_over and after == self._next - 1:
+                return
+            changed = self._changed
+            if after == self._next - 1:
+                try:
+                    await asyncio.wait_for(changed.wait(), heartbeat_s)
+                except TimeoutError:
+                    yield None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LiveRun:
+    """Hold a run of this worker: its events, and the task whose result is its document as JSON text."""
+
+    id: str
+    project: str
+    size: int
+    events: EventLog = field(default_factory=EventLog)
+    task: asyncio.Task[str] | None = None
+    is_cancelled: bool = False
+
+    async def wait(self) -> str:
+        """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
+        assert self.task is not None  # noqa: S101 - set by whoever made it
+        return await asyncio.shield(self.task)
+
+    def cancel(self) -> None:
+        """Kill it."""
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrder:
+    """Say what to run and for whom. `start` runs it with a sink for events; `summary` is stored beside the result."""
+
+    project: str
+    api_key: str | None
+    session_id: str | None
+    start: Start
+    summary: Mapping[str, Any]
+    size: int
+    returns_files: bool = False
+    idempotency_key: str | None = None
+    request_sha256: bytes | None = None
+
+
+class RunQueue:
+    """Run what is submitted, so many at once as the library does."""
+
+    def __init__(self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float):
+        self._writer, self._worker = writer, worker
+        self._queue_limit, self._deadline_s = queue_limit, deadline_s
+        self._places = asyncio.Semaphore(default_count())
+        self._live: dict[str, LiveRun] = {}
+        self.waiting = self.running = self._bytes = 0
+        self.is_closed = False
+        self.stopped_by_us = False
+
+    def find(self, run_id: str, project: str) -> LiveRun | None:
+        """Return a run of this worker that goes on, or ended a moment ago."""
+        live = self._live.get(run_id)
+        return live if live is not None and live.project == project else None
+
+    async def submit(self, order: RunOrder) -> LiveRun:
+        """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
+        if self.is_closed:
+            raise _no_room("the service is being stopped", 5)
+        if self.waiting >= self._queue_limit or self._bytes + order.size > MOST_QUEUED_BYTES:
+            raise _no_room(f"{self.waiting} runs wait already", 2)
+        live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
+        self.waiting += 1
+        self._bytes += order.size
+        try:
+            await self._writer.write(
+                lambda session: run_records.begin(
+                    session, id=live.id, project=order.project, worker=self._worker, session_id=order.session_id,
+                    api_key=order.api_key, idempotency_key=order.idempotency_key,
+                    request_sha256=order.request_sha256, summary=order.summary,
+                )
+            )  # fmt: skip
+        except BaseException:
+            self._leave_queue(order)
+            raise
+        self._live[live.id] = live
+        live.task = asyncio.ensure_future(self._run(live, order))
+        live.task.add_done_callback(lambda _: self._ended(live))
+        return live
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing more, let what runs end for so long, then kill it."""
+        self.is_closed = True
+        tasks = [live.task for live in self._live.values() if live.task is not None and not live.task.done()]
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=timeout_s)
+            self.stopped_by_us = bool(left)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+
+    def _leave_queue(self, order: RunOrder) -> None:
+        self.waiting -= 1
+        self._bytes -= order.size
+
+    async def _run(self, live: LiveRun, order: RunOrder) -> str:
+        try:
+            await self._take_place(order)
+        except BaseException as error:
+            await self._note_failure(live, order, error)
+            raise
+        self.running += 1
+        try:
+            result = await order.start(lambda event: self._tell(live, event))
+            document, stored = await asyncio.to_thread(_encode, live.id, result, order)
+        except BaseException as error:
+            await self._note_failure(live, order, error)
+            raise
+        finally:
+            self.running -= 1
+            self._places.release()
+        await self._writer.write(
+            lambda session: run_records.finish(session, id=live.id, status=str(result.status), document=stored)
+        )
+        live.events.add("result", document)
+        return document
+
+    async def _take_place(self, order: RunOrder) -> None:
+        try:
+            await asyncio.wait_for(self._places.acquire(), self._deadline_s)
+        except TimeoutError:
+            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+        finally:
+            self._leave_queue(order)
+
+    async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
+        """Note why a run did not come to an end; a cancelled one's row is written all the same."""
+        if isinstance(error, asyncio.CancelledError):
+            why = "it was cancelled" if not self.stopped_by_us else SERVICE_STOPPED
+        else:
+            why = str(error) if isinstance(error, ClocheError | Refused) else "Cloche failed"
+        document = {**order.summary, "error": why}
+        status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
+        writing = self._writer.write(
+            lambda session: run_records.finish(session, id=live.id, status=status, document=document)
+        )
+        live.events.add("error", {"id": live.id, "status": status, "error": why})
+        with suppress(ClocheError):  # the first error is the one to tell
+            await writing
+
+    def _tell(self, live: LiveRun, event: Event) -> None:
+        if (known := event_as_wire(event)) is not None:
+            live.events.add(*known)
+
+    def _ended(self, live: LiveRun) -> None:
+        live.events.end()
+        if live.task is not None and not live.task.cancelled():
+            live.task.exception()  # whoever waits gets it; nobody has to
+        asyncio.get_running_loop().call_later(KEPT_S, self._live.pop, live.id, None)
+
+
+def is_repeated(error: Exception) -> bool:
+    """Tell whether a row was refused because the idempotency key has been used."""
+    return isinstance(error, IntegrityError)
+
+
+def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
+    """Return the document for the caller, and that for the row, in which the files have no content."""
+    document = {"id": run_id, **order.summary, **result_as_wire(result)}
+    stored = Encoded(json.dumps(document, ensure_ascii=False))
+    if not order.returns_files:
+        return stored, stored
+    return json.dumps({**document, "files": read_files(result)}, ensure_ascii=False), stored
+
+
+def _no_room(why: str, seconds: int) -> Refused:
+    return Refused(
+        503, "busy", f"{why}; nothing was run", remedy=f"try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )  # fmt: skip
