@@ -56,16 +56,21 @@ class Problem(BaseModel):
     remedy: str | None = None
 
 
-class Refused(Exception):
-    """Answer with a problem."""
+class Refused(HTTPException):
+    """Answer with a problem; a framework's exception, so that it passes through the framework's own code."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):  # fmt: skip
-        super().__init__(detail)
-        self.status, self.kind, self.detail = status, kind, detail
-        self.remedy, self.field, self.headers = remedy, field, dict(headers or {})
+        super().__init__(status, detail, dict(headers or {}))
+        self.kind, self.remedy, self.field = kind, remedy, field
+
+    def as_response(self) -> JSONResponse:
+        """Return the answer."""
+        return answer(
+            self.status_code, self.kind, self.detail, remedy=self.remedy, field=self.field, headers=self.headers
+        )
 
 
 def answer(
@@ -98,9 +103,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        return answer(
-            error.status, error.kind, error.detail, remedy=error.remedy, field=error.field, headers=error.headers
-        )
+        return error.as_response()
 
     @app.exception_handler(errors.ClocheError)
     async def ours(_: Request, error: errors.ClocheError) -> JSONResponse:
