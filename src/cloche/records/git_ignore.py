@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 MOST_PATTERNS = 5_000
 _MOST_LENGTH = 1024
+_COST_BETWEEN_CHECKS = 4096
 _ALL = frozenset(range(256)) - {ord("/")}
 _CLASSES: dict[bytes, frozenset[int]] = {
     name: frozenset(map(ord, chars))
@@ -42,6 +43,7 @@ class Pattern(NamedTuple):
     is_for_folders: bool
     is_anchored: bool
     names: tuple[Container[Any] | None, ...]
+    cost: int  # the length that a path is compared with again and again
 
     def matches(self, path: bytes, *, is_folder: bool) -> bool:
         """Tell whether a path, from the folder of the file, is meant."""
@@ -69,12 +71,16 @@ def parse_rules(data: bytes, base: bytes) -> tuple[Rules, bool]:
 def is_ignored(stack: Sequence[Rules], path: bytes, *, is_folder: bool, check: Callable[[], None]) -> bool:
     """Tell whether a path is ignored: the last pattern that matches decides, of the deepest file that has one.
 
-    `check` is called before each file's patterns, and may raise.
+    `check` is called from time to time, and may raise.
     """
+    spent = 0
     for rules in reversed(stack):
-        check()
         relative = path[len(rules.base) :]
         for pattern in rules.patterns:
+            spent += pattern.cost
+            if spent > _COST_BETWEEN_CHECKS:
+                check()
+                spent = 0
             if pattern.matches(relative, is_folder=is_folder):
                 return not pattern.is_negated
     return False
@@ -94,7 +100,8 @@ def _parse_line(line: bytes) -> Pattern | None:
     ]
     if names[-1] is None:
         names.append(_Name(None, (None,)))  # what is below, not the folder itself
-    return Pattern(is_negated, is_for_folders, b"/" in text, tuple(names))
+    cost = len(text) if any(char in text for char in b"*?[") else 0
+    return Pattern(is_negated, is_for_folders, b"/" in text, tuple(names), cost)
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
