@@ -6,6 +6,7 @@ and JSON files beside it. Nothing here executes what a workspace holds, follows 
 
 - `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
 - `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+- `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
 
 Needs the extra `server`.
 """
