@@ -68,7 +68,8 @@ requests = "*"
 six = "==1.16.0"
 """,
     "package-lock.json": """\
-{"lockfileVersion": 3, "packages": {"": {"name": "shop"}, "node_modules/@a/b": {"version": "1.0.0"}, "node_modules/x/node_modules/y": {"version": "2.0.0"},
+{"lockfileVersion": 3, "packages": {"": {"name": "shop"}, "node_modules/@a/b": {"version": "1.0.0"},
+ "node_modules/x/node_modules/y": {"version": "2.0.0"},
  "packages/own": {"version": "1.0.0"},
  "node_modules/own": {"link": true},
  "node_modules/alias": {"name": "real", "version": "3.0.0"}}}""",
