@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -26,6 +27,7 @@ from .git_objects import Bounds, Objects, Unknown, is_folder_mode, read_small
 
 MOST_SECONDS = 10.0
 MOST_LINES = 1_000
+_MOST_LINES_CHARS = 256 << 10
 _MOST_CONFIG, _MOST_HEAD, _MOST_RULES = 256 << 10, 4096, 256 << 10
 _MOST_INDEX, _MOST_REFS = 64 << 20, 32 << 20
 _MOST_COMPARED = 64 << 20
@@ -98,16 +100,22 @@ def _read(folder: int, git: int, bounds: Bounds) -> GitState:
         if (head is not None and _LONG_NAME.fullmatch(head)) or config.get("objectformat", "sha1") != "sha1":
             raise Unknown("the names of objects are SHA-256: files are not compared")
         lines = _status(folder, git, head, config, bounds)
-    if len(lines) > MOST_LINES:
-        bounds.note(f"there are {len(lines)} lines of status, of which {MOST_LINES} are kept")
+    kept = _within_bounds(lines)
+    if len(kept) < len(lines):
+        bounds.note(f"there are {len(lines)} lines of status, of which {len(kept)} are kept")
     return GitState(
         is_repository=True,
         branch=branch,
         head=head.decode() if head else None,
-        status=tuple(lines[:MOST_LINES]),
+        status=kept,
         is_partial=bool(bounds.noted),
         reason="; ".join(bounds.noted) or None,
     )
+
+
+def _within_bounds(lines: Sequence[str]) -> tuple[str, ...]:
+    sizes = accumulate(map(len, lines[:MOST_LINES]))
+    return tuple(line for line, size in zip(lines, sizes, strict=False) if size <= _MOST_LINES_CHARS)
 
 
 # HEAD, refs and configuration
