@@ -311,9 +311,9 @@ def environment_after(
 
 ATTACKS = [
     "$(touch x)", "`touch x`", "${x:-$(touch x)}", '"; touch x; "', "'; touch x; '", "\n touch x\n", "\\", "\\\\",
-    '\\"', "!!", "\\!x!", "$'\\ntouch x\\n'", "a\\\ntouch x", "$((x=1))", "~", "*", "a b  c", "\t", "\r\n touch x", "#", "-n",
-    "\x1b]0;x\x07", "%s%n", "\x01\x81\x88\x82", "\u4e2d`touch x`", "\u4e2d\\$(touch x)", 'é"; touch x; "', "=",
-    "", "\n\n", "\u202e\u200b\ufeff", "$HOME", "${cloche_newline}", "x\n", "\n", "_\n", "\U0001f600!",
+    '\\"', "!!", "\\!x!", "$'\\ntouch x\\n'", "a\\\ntouch x", "$((x=1))", "~", "*", "a b  c", "\t", "\r\n touch x",
+    "#", "-n", "\x1b]0;x\x07", "%s%n", "\x01\x81\x88\x82", "\u4e2d`touch x`", "\u4e2d\\$(touch x)", 'é"; touch x; "',
+    "=", "", "\n\n", "\u202e\u200b\ufeff", "$HOME", "${cloche_newline}", "x\n", "\n", "_\n", "\U0001f600!",
 ]  # fmt: skip
 NAIVE = 'export A="%s"\n'
 
