@@ -23,6 +23,7 @@ from cloche.hostfs import new_file, open_folder, open_regular
 MASK = "***"
 MOST_VALUE_CHARS = 1_024
 MOST_VARIABLES = 2_000
+_MOST_CHARS = 256 << 10  # of all values that are not too long
 _MOST_KEY_CHARS = 1_024
 _SHOWN_KEY_CHARS = 200  # of one that is left out
 _LEAST_SECRET_CHARS = 8  # a shorter one is in many other values, too
@@ -47,6 +48,8 @@ def keep_variables(env: Mapping[str, str], key: bytes) -> Variables:
     """Return what is kept of an environment. Raises InvalidRequest where it has too many variables."""
     if len(env) > MOST_VARIABLES:
         raise InvalidRequest(f"env: {len(env)} variables are more than {MOST_VARIABLES}; name those that matter")
+    if sum(len(value) for value in env.values() if len(value) <= MOST_VALUE_CHARS) > _MOST_CHARS:
+        raise InvalidRequest(f"env: the values have more than {_MOST_CHARS} characters; name the variables that matter")
     kept: dict[str, str] = {}
     hashes: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []

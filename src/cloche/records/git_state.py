@@ -74,9 +74,12 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
             return GitState(is_repository=False, reason="there is no .git in this folder")
         if not stat.S_ISDIR(facts.st_mode):
             return GitState(is_repository=True, is_partial=True, reason=".git is no folder: it is not followed")
-        git = open_folder(".git", folder)
     except OSError as error:
         raise InvalidRequest(f"the folder cannot be read: {error.strerror}; change its owner or mode") from error
+    try:
+        git = open_folder(".git", folder)
+    except OSError as error:
+        return GitState(is_repository=True, is_partial=True, reason=f".git cannot be read: {error.strerror}")
     try:
         return _read(folder, git, bounds)
     finally:
@@ -84,15 +87,16 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
 
 
 def _read(folder: int, git: int, bounds: Bounds) -> GitState:
-    if look("HEAD", git) is None:
-        return GitState(is_repository=False, reason=".git has no HEAD")
+    with bounds.noting(is_last=True):
+        if _look(b"HEAD", git) is None:
+            return GitState(is_repository=False, reason=".git has no HEAD")
     branch = head = None
     lines: Sequence[str] = ()
     with bounds.noting(is_last=True):
         branch, ref = _read_head(git)
         head = ref if ref is None or _NAME.fullmatch(ref) else _resolve(git, ref.decode("utf-8", "replace"))
     with bounds.noting(is_last=True):
-        if look("commondir", git) is not None:
+        if _look(b"commondir", git) is not None:
             raise Unknown(".git says that its objects stand elsewhere: they are not read")
         config = _read_config(git)
         if "worktree" in config:
@@ -130,7 +134,7 @@ def _read_head(git: int) -> tuple[str | None, bytes | None]:
     text = ref.decode("utf-8", "backslashreplace")
     if not data.startswith(b"ref:") or not _is_ref(text):
         raise Unknown("HEAD is damaged")
-    if look("reftable", git) is not None:
+    if _look(b"reftable", git) is not None:
         raise Unknown("refs are kept as a table, which is not read here")
     return text.removeprefix("refs/heads/"), ref
 
@@ -258,7 +262,7 @@ class _WorkingTree:
         self._heeds_mode = config.get("filemode", "true") != "false"
         self._converts = config.get("autocrlf", "false") in ("true", "input")
         self._has_filters = False
-        index = look("index", git)
+        index = _look(b"index", git)
         self._indexed_at = index.st_mtime_ns if index else 0
         self._heed_attributes(git, "info/attributes")
 
@@ -442,7 +446,7 @@ def _is_repository(at: int) -> bool:
     except OSError:
         return True  # ours to say nothing about
     try:
-        return all(look(name, git) for name in ("HEAD", "objects", "refs"))
+        return all(_look(name, git) for name in (b"HEAD", b"objects", b"refs"))
     finally:
         os.close(git)
 

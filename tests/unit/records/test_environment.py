@@ -278,6 +278,8 @@ def test_what_is_no_label_is_refused(database: Database, workspace: Path) -> Non
             taken(database, workspace, **wrong)
     with pytest.raises(InvalidRequest, match="2001 variables are more than 2000"):
         taken(database, workspace, {f"V{number}": "" for number in range(2001)})
+    with pytest.raises(InvalidRequest, match="the values have more than 262144 characters"):
+        taken(database, workspace, {f"V{number}": "x" * 1024 for number in range(257)})
     assert list(Path(database.folder).rglob("snap_*")) == []
 
 
