@@ -91,10 +91,12 @@ def _read(folder: int, git: int, bounds: Bounds) -> GitState:
         if _look(b"HEAD", git) is None:
             return GitState(is_repository=False, reason=".git has no HEAD")
     branch = head = None
+    is_head_known = False
     lines: Sequence[str] = ()
     with bounds.noting(is_last=True):
         branch, ref = _read_head(git)
-        head = ref if ref is None or _NAME.fullmatch(ref) else _resolve(git, ref.decode("utf-8", "replace"))
+        head = _resolve(git, ref.decode("utf-8", "replace")) if ref.startswith(b"refs/") else ref
+        is_head_known = True
     with bounds.noting(is_last=True):
         if _look(b"commondir", git) is not None:
             raise Unknown(".git says that its objects stand elsewhere: they are not read")
@@ -103,7 +105,7 @@ def _read(folder: int, git: int, bounds: Bounds) -> GitState:
             raise Unknown("the configuration says that the files stand elsewhere: they are not looked at")
         if (head is not None and _LONG_NAME.fullmatch(head)) or config.get("objectformat", "sha1") != "sha1":
             raise Unknown("the names of objects are SHA-256: files are not compared")
-        lines = _status(folder, git, head, config, bounds)
+        lines = _status(folder, git, head if is_head_known else b"", config, bounds)
     kept = _within_bounds(lines)
     if len(kept) < len(lines):
         bounds.note(f"there are {len(lines)} lines of status, of which {len(kept)} are kept")
@@ -125,7 +127,7 @@ def _within_bounds(lines: Sequence[str]) -> tuple[str, ...]:
 # HEAD, refs and configuration
 
 
-def _read_head(git: int) -> tuple[str | None, bytes | None]:
+def _read_head(git: int) -> tuple[str | None, bytes]:
     """Return the branch, and what HEAD has: the name of a commit or of a ref."""
     data = (read_small(git, "HEAD", _MOST_HEAD) or b"").strip()
     if _NAME.fullmatch(data) or _LONG_NAME.fullmatch(data):
@@ -193,11 +195,12 @@ def _read_config(git: int) -> Mapping[str, str]:
 
 
 def _status(folder: int, git: int, head: bytes | None, config: Mapping[str, str], bounds: Bounds) -> list[str]:
+    """Return the lines of the status; those of what is staged are missing where `head` is empty: nobody knows."""
     data = read_small(git, "index", _MOST_INDEX)
     index = Folder() if data is None else parse_index(data, bounds)
     staged: dict[bytes, str] = {}
     with bounds.noting(is_last=True):
-        staged = _staged(git, head, index, bounds)
+        staged = {} if head == b"" else _staged(git, head, index, bounds)
     tree = _WorkingTree(git, config, bounds)
     with bounds.noting(is_last=True):
         tree.walk(folder, index, b"", tree.outer_rules(git))
