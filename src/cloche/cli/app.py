@@ -17,7 +17,7 @@ from .options import Group
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "serve", "keys", "container", "languages", "presets", "backends", "gc",
     "doctor", "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools",
-    "approvals", "skill",
+    "approvals", "skill", "snapshot",
 )  # fmt: skip
 
 
