@@ -50,7 +50,15 @@ def upgrade() -> None:
     )
     op.create_index("runs_by_status", "runs", ["project", "status", "id"])
     _owned("environment_snapshots", has_session=True)
-    _owned("workspace_snapshots", has_session=True)
+    _owned("workspace_snapshots", sa.Column("tree", sa.JSON, nullable=False), has_session=True)
+    op.create_table(
+        "kept_contents",
+        sa.Column("sha256", sa.String(64), primary_key=True),
+        sa.Column(
+            "snapshot_id", sa.String(40), sa.ForeignKey("workspace_snapshots.id", ondelete="CASCADE"), primary_key=True,
+            index=True,
+        ),
+    )  # fmt: skip
     _owned(
         "manifests",
         sa.Column("name", sa.String(128), nullable=False),
@@ -75,7 +83,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Remove them."""
     for name in (
-        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
-        "api_keys",
+        "sandboxes", "reproductions", "manifests", "kept_contents", "workspace_snapshots", "environment_snapshots",
+        "runs", "settings", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)
