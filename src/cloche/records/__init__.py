@@ -5,7 +5,9 @@ wire's names (camelCase), and files of Cloche's own. Kept: one database (SQLite 
 and JSON files beside it. Nothing here executes what a workspace holds, follows a link out of it, or stores a secret.
 
 - `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
+- `git_state.py`: branch, HEAD and status of a repository, read without git; its parts are `git_*.py`.
 - `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+- `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
 
 Needs the extra `server`.
 """
