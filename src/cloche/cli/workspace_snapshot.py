@@ -27,7 +27,7 @@ MOST_SECONDS = 600.0
 Document = Mapping[str, Any]
 
 snapshots = root.group(
-    "workspace-snapshot", help="Snapshots of a folder's files: make, compare, restore, delete."
+    "workspace-snapshot", help="Snapshots of a folder: make, compare, restore, delete."
 )(lambda: None)  # fmt: skip
 _id = argument("id_", metavar="ID", help="A snapshot's id.")
 

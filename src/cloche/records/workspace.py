@@ -6,6 +6,7 @@ A workspace is an open folder here; who may name which folder is decided by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import delete, insert, select
@@ -16,6 +17,8 @@ from cloche.core.escape import utf8_safe, utf8_safe_data
 
 from .blobs import Blobs
 from .database import Database
+from .git_state import MOST_SECONDS as MOST_GIT_SECONDS
+from .git_state import read_git_state
 from .ids import check_id, new_id, now
 from .lists import FEW_ITEMS, list_page
 from .tables import DEFAULT_PROJECT, KeptContent, WorkspaceSnapshot
@@ -209,8 +212,9 @@ def _read(folder: int, bounds: Bounds, deadline: float | None, keep: Callable[[b
 
 
 def _git_of(folder: int, deadline: float | None) -> dict[str, Any]:
-    """Return git's state; nothing of the workspace is executed."""
-    return {"isRepository": False, "reason": f"{folder} {deadline}"}
+    """Return git's state, which gets a part of the time at most; nothing of the workspace is executed."""
+    most = monotonic() + MOST_GIT_SECONDS
+    return read_git_state(folder, deadline=most if deadline is None else min(most, deadline)).as_dict()
 
 
 def _kept_hashes(document: Document) -> Sequence[str]:
