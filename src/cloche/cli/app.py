@@ -1,7 +1,7 @@
 """The root of the command line. A command is found in the module of its name, else in any module of this folder.
 
-In a module's name a dash of the command's is `_`. So a command is added in one file: whichever module of this folder declares it
-with `@root.command`, or a new one.
+In a module's name a dash of the command's is `_`. So a command is added in one file: whichever module of this folder
+declares it with `@root.command`, or a new one.
 """
 
 from __future__ import annotations

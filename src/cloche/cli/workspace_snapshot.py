@@ -116,7 +116,10 @@ def _diff(id1: str, id2: str, as_json: bool) -> int:
 @flag("--manifest-only", help="Change no file: write what would be restored.")
 @json_option()
 def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, as_json: bool) -> int:
-    """Restore the files whose content was kept, and write .cloche-ws-restore.json."""
+    """Restore the files whose content was kept.
+
+    What was done is in .cloche-ws-restore.json, in the folder.
+    """
     with _opened() as records, _folder(workspace or str(records.get(id_)["workspacePath"])) as at:
         found = records.restore(
             id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
