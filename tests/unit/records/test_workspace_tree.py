@@ -125,22 +125,21 @@ def _writer_once_somebody_waits(fifo: Path) -> int:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
-            assert error.errno == errno.ENXIO  # nobody reads yet
+            if error.errno != errno.ENXIO:  # nobody reads yet
+                raise
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    "make",
     [
-        (lambda place, secret: place.symlink_to(secret), "changed"),
-        (lambda place, _: os.mkfifo(place), "changed"),
-        (lambda place, _: place.mkdir(), "changed"),
-        (lambda place, _: None, "changed"),
+        lambda place, secret: place.symlink_to(secret),
+        lambda place, _: os.mkfifo(place),
+        lambda place, _: place.mkdir(),
+        lambda *_: None,
     ],
     ids=["link", "fifo", "folder", "nothing"],
 )
-def test_what_takes_a_files_place_after_the_look_is_not_read(
-    root: Path, make: Callable[[Path, Path], object], reason: str
-) -> None:
+def test_what_takes_a_files_place_after_the_look_is_not_read(root: Path, make: Callable[[Path, Path], object]) -> None:
     """By its path `open` would read what a link there leads to; by descriptor it is told as changed."""
     (root / "file").write_bytes(b"own")
     at = hostfs.open_folder(root)
@@ -149,9 +148,8 @@ def test_what_takes_a_files_place_after_the_look_is_not_read(
         (root / "file").unlink()
         make(root / "file", root.parent / "outside/secret")
         assert not (root / "file").is_file() or (root / "file").read_bytes() == CANARY
-        with pytest.raises(Unread) as told_:
+        with pytest.raises(Unread, match="changed"):
             read_file(found.name, found.at, 1000)
-        assert told_.value.reason == reason
     os.close(at)
 
 
