@@ -57,17 +57,12 @@ class Blobs:
         """Remove what nothing names; return how many files that were. Raises RecordsFailed.
 
         `named` returns, for two digits, the hashes that begin with them and are named. None: somebody stores or reads
-        blobs now, and nothing was removed; the next call will.
+        blobs now, and not all was looked at; the next call goes on. Whoever waits for the lock waits for a part alone.
         """
         with _failures_named(self.folder):
             at = self._open()
             try:
-                lock = _lock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                try:
-                    prefixes = [name for name in os.listdir(at) if _PREFIX.fullmatch(name)]
-                    return sum(_sweep(at, prefix, named) for prefix in prefixes)
-                finally:
-                    os.close(lock)
+                return sum(_sweep(at, prefix, named) for prefix in os.listdir(at) if _PREFIX.fullmatch(prefix))
             except BlockingIOError:
                 return None
             finally:
@@ -141,16 +136,19 @@ def _lock(at: int, how: int) -> int:
 
 
 def _sweep(at: int, prefix: str, named: Callable[[str], Collection[str]]) -> int:
-    kept = named(prefix)
-    removed = 0
-    with hostfs.descended(at, [prefix]) as folder:
-        for name in os.listdir(folder):
-            if prefix + name not in kept:
+    """Remove what is not named of the blobs with a prefix. Raises BlockingIOError while somebody holds them."""
+    lock = _lock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        kept = named(prefix)
+        with hostfs.descended(at, [prefix]) as folder:
+            unnamed = [name for name in os.listdir(folder) if prefix + name not in kept]
+            for name in unnamed:
                 os.unlink(name, dir_fd=folder)
-                removed += 1
-    with suppress(OSError):  # there is still something in it
-        os.rmdir(prefix, dir_fd=at)
-    return removed
+        with suppress(OSError):  # there is still something in it
+            os.rmdir(prefix, dir_fd=at)
+        return len(unnamed)
+    finally:
+        os.close(lock)
 
 
 @contextmanager
