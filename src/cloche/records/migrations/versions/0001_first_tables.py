@@ -82,8 +82,9 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Remove them."""
+    op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
-        "sandboxes", "reproductions", "manifests", "kept_contents", "workspace_snapshots", "environment_snapshots",
-        "runs", "settings", "api_keys",
+        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
+        "api_keys",
     ):  # fmt: skip
         op.drop_table(name)
