@@ -18,7 +18,7 @@ from .options import Group
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "container", "languages", "presets", "backends", "gc", "doctor",
     "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools", "approvals",
-    "skill", "workspace-snapshot",
+    "skill", "snapshot", "workspace-snapshot",
 )  # fmt: skip
 
 

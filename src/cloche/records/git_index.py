@@ -14,6 +14,7 @@ from typing import NamedTuple
 from .git_objects import Bounds, Unknown
 
 MOST_DEPTH = 100  # of folders
+MOST_FILES = 200_000
 _MOST_PATH = 4096
 _ENTRY = struct.Struct(">10I20sH")
 _VALID, _EXTENDED, _SKIPPED, _INTENDED = 0x8000, 0x4000, 0x4000, 0x2000
@@ -75,6 +76,8 @@ def parse_index(data: bytes, bounds: Bounds) -> Folder:
         magic, version, count = struct.unpack_from(">4sII", data)
         if magic != b"DIRC" or version not in (2, 3, 4):
             raise Unknown("the index is of a version that is not read here")
+        if count > MOST_FILES:
+            raise Unknown(f"the index has more than {MOST_FILES} files")
         for _ in range(count):
             bounds.count_name()
             path, entry, stage, at = _parse_entry(data, at, version, path)

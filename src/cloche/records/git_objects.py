@@ -41,7 +41,7 @@ class Bounds:
     """Hold what may still be spent: time (of `time.monotonic`), names looked at, bytes read to compare."""
 
     deadline: float
-    names: int = 200_000
+    names: int = 1_000_000  # in the index, in folders, in trees
     content_bytes: int = 512 << 20
     noted: list[str] = field(default_factory=list)
 

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -26,6 +27,7 @@ from .git_objects import Bounds, Objects, Unknown, is_folder_mode, read_small
 
 MOST_SECONDS = 10.0
 MOST_LINES = 1_000
+_MOST_LINES_CHARS = 256 << 10
 _MOST_CONFIG, _MOST_HEAD, _MOST_RULES = 256 << 10, 4096, 256 << 10
 _MOST_INDEX, _MOST_REFS = 64 << 20, 32 << 20
 _MOST_COMPARED = 64 << 20
@@ -72,9 +74,12 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
             return GitState(is_repository=False, reason="there is no .git in this folder")
         if not stat.S_ISDIR(facts.st_mode):
             return GitState(is_repository=True, is_partial=True, reason=".git is no folder: it is not followed")
-        git = open_folder(".git", folder)
     except OSError as error:
         raise InvalidRequest(f"the folder cannot be read: {error.strerror}; change its owner or mode") from error
+    try:
+        git = open_folder(".git", folder)
+    except OSError as error:
+        return GitState(is_repository=True, is_partial=True, reason=f".git cannot be read: {error.strerror}")
     try:
         return _read(folder, git, bounds)
     finally:
@@ -82,38 +87,47 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
 
 
 def _read(folder: int, git: int, bounds: Bounds) -> GitState:
-    if look("HEAD", git) is None:
-        return GitState(is_repository=False, reason=".git has no HEAD")
+    with bounds.noting(is_last=True):
+        if _look(b"HEAD", git) is None:
+            return GitState(is_repository=False, reason=".git has no HEAD")
     branch = head = None
+    is_head_known = False
     lines: Sequence[str] = ()
     with bounds.noting(is_last=True):
         branch, ref = _read_head(git)
-        head = ref if ref is None or _NAME.fullmatch(ref) else _resolve(git, ref.decode("utf-8", "replace"))
+        head = _resolve(git, ref.decode("utf-8", "replace")) if ref.startswith(b"refs/") else ref
+        is_head_known = True
     with bounds.noting(is_last=True):
-        if look("commondir", git) is not None:
+        if _look(b"commondir", git) is not None:
             raise Unknown(".git says that its objects stand elsewhere: they are not read")
         config = _read_config(git)
         if "worktree" in config:
             raise Unknown("the configuration says that the files stand elsewhere: they are not looked at")
         if (head is not None and _LONG_NAME.fullmatch(head)) or config.get("objectformat", "sha1") != "sha1":
             raise Unknown("the names of objects are SHA-256: files are not compared")
-        lines = _status(folder, git, head, config, bounds)
-    if len(lines) > MOST_LINES:
-        bounds.note(f"there are {len(lines)} lines of status, of which {MOST_LINES} are kept")
+        lines = _status(folder, git, head if is_head_known else b"", config, bounds)
+    kept = _within_bounds(lines)
+    if len(kept) < len(lines):
+        bounds.note(f"there are {len(lines)} lines of status, of which {len(kept)} are kept")
     return GitState(
         is_repository=True,
         branch=branch,
         head=head.decode() if head else None,
-        status=tuple(lines[:MOST_LINES]),
+        status=kept,
         is_partial=bool(bounds.noted),
         reason="; ".join(bounds.noted) or None,
     )
 
 
+def _within_bounds(lines: Sequence[str]) -> tuple[str, ...]:
+    sizes = accumulate(map(len, lines[:MOST_LINES]))
+    return tuple(line for line, size in zip(lines, sizes, strict=False) if size <= _MOST_LINES_CHARS)
+
+
 # HEAD, refs and configuration
 
 
-def _read_head(git: int) -> tuple[str | None, bytes | None]:
+def _read_head(git: int) -> tuple[str | None, bytes]:
     """Return the branch, and what HEAD has: the name of a commit or of a ref."""
     data = (read_small(git, "HEAD", _MOST_HEAD) or b"").strip()
     if _NAME.fullmatch(data) or _LONG_NAME.fullmatch(data):
@@ -122,7 +136,7 @@ def _read_head(git: int) -> tuple[str | None, bytes | None]:
     text = ref.decode("utf-8", "backslashreplace")
     if not data.startswith(b"ref:") or not _is_ref(text):
         raise Unknown("HEAD is damaged")
-    if look("reftable", git) is not None:
+    if _look(b"reftable", git) is not None:
         raise Unknown("refs are kept as a table, which is not read here")
     return text.removeprefix("refs/heads/"), ref
 
@@ -181,11 +195,12 @@ def _read_config(git: int) -> Mapping[str, str]:
 
 
 def _status(folder: int, git: int, head: bytes | None, config: Mapping[str, str], bounds: Bounds) -> list[str]:
+    """Return the lines of the status; those of what is staged are missing where `head` is empty: nobody knows."""
     data = read_small(git, "index", _MOST_INDEX)
     index = Folder() if data is None else parse_index(data, bounds)
     staged: dict[bytes, str] = {}
     with bounds.noting(is_last=True):
-        staged = _staged(git, head, index, bounds)
+        staged = {} if head == b"" else _staged(git, head, index, bounds)
     tree = _WorkingTree(git, config, bounds)
     with bounds.noting(is_last=True):
         tree.walk(folder, index, b"", tree.outer_rules(git))
@@ -250,7 +265,7 @@ class _WorkingTree:
         self._heeds_mode = config.get("filemode", "true") != "false"
         self._converts = config.get("autocrlf", "false") in ("true", "input")
         self._has_filters = False
-        index = look("index", git)
+        index = _look(b"index", git)
         self._indexed_at = index.st_mtime_ns if index else 0
         self._heed_attributes(git, "info/attributes")
 
@@ -434,7 +449,7 @@ def _is_repository(at: int) -> bool:
     except OSError:
         return True  # ours to say nothing about
     try:
-        return all(look(name, git) for name in ("HEAD", "objects", "refs"))
+        return all(_look(name, git) for name in (b"HEAD", b"objects", b"refs"))
     finally:
         os.close(git)
 

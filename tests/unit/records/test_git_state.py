@@ -181,6 +181,7 @@ def test_nothing_outside_of_the_folder_is_read(case: str, repository: Path, git:
     assert found.is_repository
     assert found.is_partial
     assert reason in str(found.reason)
+    assert [line for line in found.status if line.startswith("A")] == []
 
 
 def test_what_is_no_repository_is_said_to_be_none(tmp_path: Path) -> None:
