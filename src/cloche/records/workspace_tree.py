@@ -125,25 +125,25 @@ class Walk:
                 yield Found(path=path, name=name, at=at, state=state)
 
     def _names(self, at: int) -> list[str]:
-        room = self._bounds.entries - self._entries
+        """Return the names in a folder, as many as there is room for: also those that wait take memory."""
         names: list[str] = []
         with os.scandir(at) as found:
             for item in found:
+                if self._entries >= self._bounds.entries:
+                    self.partial.add("entries")
+                    break
+                if _is_late(self._deadline):
+                    self.partial.add("time")
+                    break
+                self._entries += 1
                 names.append(item.name)
-                if len(names) > room or _is_late(self._deadline):
-                    break  # one too many, at which the walk ends
         return sorted(names, key=os.fsencode)
 
     def _is_over(self, path: bytes) -> bool:
-        self._entries += 1
         self._name_bytes += len(path)
-        met = {
-            "entries": self._entries > self._bounds.entries,
-            "names": self._name_bytes > self._bounds.name_bytes,
-            "time": _is_late(self._deadline),
-        }
+        met = {"names": self._name_bytes > self._bounds.name_bytes, "time": _is_late(self._deadline)}
         self.partial |= {reason for reason, is_met in met.items() if is_met}
-        return not ENDED_BY.isdisjoint(self.partial)
+        return any(met.values())
 
     def _folder(self, name: str, at: int, path: bytes, depth: int, state: os.stat_result) -> Iterator[Found]:
         if state.st_dev != self._device:  # a mount: it may be a stranger's, and answer never

@@ -214,6 +214,20 @@ def test_a_bound_that_is_met_is_said(
     assert {entry.skipped for entry in tree.entries} - {None} == skipped
 
 
+def test_names_that_wait_in_the_folders_above_count(root: Path) -> None:
+    """Folders in each other, each as full as the bound, would hold that many names in memory each."""
+    here = root
+    for _ in range(4):
+        for number in range(40):
+            (here / str(number)).touch()
+        (here := here / "a").mkdir()
+    at = hostfs.open_folder(root)
+    walk = Walk(at, Bounds(entries=100), None)
+    assert len(list(walk)) <= 100
+    os.close(at)
+    assert walk.partial == {"entries"}
+
+
 def test_the_deadline_ends_a_walk_and_is_said(root: Path) -> None:
     """What was found before stands; a deadline that is over finds nothing."""
     _many(root)
