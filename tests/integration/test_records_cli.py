@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,51 @@ def test_an_environment_is_recorded_compared_and_set_again(cloche: Cloche, tmp_p
     assert cloche("snapshot", "delete", one).stdout == f"deleted {one}\n"
     assert "there is no snapshot" in cloche("snapshot", "show", one, code=125).stderr
     assert "is no id" in cloche("snapshot", "show", "../x", code=2).stderr
+
+
+# cloche workspace-snapshot
+
+
+def _workspace(folder: Path) -> Path:
+    (folder / "project/src").mkdir(parents=True)
+    (folder / "project/src/a.py").write_text("print(1)\n")
+    (folder / "project/\x1b[31m").write_text("a name that colours a terminal")
+    return folder / "project"
+
+
+def test_a_workspace_is_recorded_compared_and_restored(cloche: Cloche, tmp_path: Path) -> None:
+    """Its id is printed alone, for scripts; names are escaped; --json has the documents of the reference."""
+    project = _workspace(tmp_path)
+    first = cloche("workspace-snapshot", "create", "--workspace", "project", "--contents").stdout.strip()
+    (project / "src/a.py").write_text("print(2)\n")
+    (project / "new").touch()
+    second: dict[str, Any] = json.loads(
+        cloche("workspace-snapshot", "create", "--workspace", "project", "--session", "agent-7", "--json").stdout
+    )
+    assert cloche("workspace-snapshot", "diff", first, second["id"]).stdout == "+ new\nM src/a.py\n"
+    assert "\\x1b[31m" in cloche("workspace-snapshot", "show", first).stdout
+    listed = json.loads(cloche("workspace-snapshot", "list", "--session", "agent-7", "--json").stdout)
+    assert [one["id"] for one in listed["items"]] == [second["id"]]
+    done = cloche("workspace-snapshot", "restore", first, "--prune")
+    assert done.stdout == "removed new\nrestored src/a.py\n1 removed, 1 restored, 1 unchanged\n"
+    assert (project / "src/a.py").read_text() == "print(1)\n"
+    assert cloche("workspace-snapshot", "delete", first).stdout == f"deleted {first}\n"
+    assert (
+        json.loads(cloche("workspace-snapshot", "show", first, "--json", code=125).stdout)["error"]["type"]
+        == "NotFound"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("create", "--workspace", "nowhere"), "nowhere cannot be opened: No such file or directory"),
+        (("show", "../../etc/passwd"), "is no id"),
+        (("list", "--limit", "0"), "limit: 0 is not between"),
+    ],
+)
+def test_wrong_usage_of_workspace_snapshots_is_said(cloche: Cloche, words: tuple[str, ...], told: str) -> None:
+    """In one line, with exit code 2."""
+    done = cloche("workspace-snapshot", *words, code=2)
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
