@@ -17,7 +17,7 @@ from .options import Group
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "container", "languages", "presets", "backends", "gc", "doctor",
     "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools", "approvals",
-    "skill",
+    "skill", "devenv", "repro",
 )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ and JSON files beside it. Nothing here executes what a workspace holds, follows 
 - `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
 - `ids.py`: ids that sort by time; `lists.py`: one page of a list.
 - `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
+- `devenv.py`: manifests of development environments; `devenv_detection.py`: what they are made from; `devenv_store.py`:
+  those that are stored; `provision.py`: a sandbox that is set up by one.
+- `reproductions.py`: bug reproductions, and their runs; `workers.py`: which process works on a record, and is it gone.
 
 Needs the extra `server`.
 """
