@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED_STEP = 1
 
-devenv = root.group("devenv", help="Development environments of workspaces: manifests, and sandboxes set up by them.")(
-    lambda: None
-)
+devenv = root.group("devenv", help="What workspaces need: manifests, sandboxes.")(lambda: None)
 _folder = argument("folder", metavar="[FOLDER]", default=".", required=False, help="The workspace. Default: this one.")
 
 
@@ -72,7 +70,7 @@ def _show(folder: str, as_json: bool) -> int:
 @sandbox_options("config")
 @json_option()
 def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
-    """Check the manifest of a workspace, and say what it would not get here."""
+    """Check a manifest, and say what it would not get."""
     from cloche.config.settings import given_options, load_settings
     from cloche.records.provision import tighten
 

@@ -27,16 +27,17 @@ from cloche.core.result import Result
 from cloche.execution.prepare import Prepared, prepare
 from cloche.execution.run import arun
 
+from . import workers
 from .database import Database
 from .ids import check_id, new_id, now
 from .lists import FEW_ITEMS, list_page
 from .tables import DEFAULT_PROJECT, Reproduction
-from .workers import is_gone, own_worker
 
 KIND = "repro"
 STATUSES = ("queued", "running", "passed", "failed", "error")
 MOST_TITLE, MOST_DESCRIPTION, MOST_CODE, MOST_SESSION, MOST_EXIT_CODE = 200, 20_000, 1 << 20, 64, 255
 GONE = "the process that ran it ended before the run did; run it again"
+CANCELLED = "the run was cancelled"
 _LONG = ("code", "result")  # what a list leaves out
 # Fields of a result that have another name on the wire.
 _CAMEL = re.compile(r"_([a-z])")
@@ -51,7 +52,7 @@ class Reproductions:
 
     def __init__(self, database: Database, *, project: str = DEFAULT_PROJECT, worker: str | None = None) -> None:
         self._database, self._project = database, project
-        self._worker = worker or own_worker()
+        self._worker = worker or workers.own_worker()
 
     def create(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Store a reproduction from `title`, `description`, `language`, `code`, `sessionId` and `expect.exitCode`.
@@ -135,7 +136,7 @@ class Reproductions:
             record = await asyncio.to_thread(self.get, id)
             ending = await _run(record, options or {})
         except asyncio.CancelledError:
-            await finished(asyncio.to_thread(self._end, id, {"error": "the run was cancelled"}, "error"))
+            await finished(asyncio.to_thread(self._end, id, {"error": CANCELLED}, "error"))
             raise
         except ClocheError as error:
             return await finished(asyncio.to_thread(self._end, id, {"error": escape(str(error))}, "error"))
@@ -154,11 +155,20 @@ class Reproductions:
         options: SandboxOptions | None = None,
     ) -> dict[str, Any]:
         """Start one and finish it. Raises what `start` raises."""
-        await asyncio.to_thread(self.start, id, backend)
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start, id, backend))
+        try:
+            await finished(starting)
+        except asyncio.CancelledError:
+            if starting.exception() is None:  # it was taken all the same
+                await finished(asyncio.to_thread(self._end, id, {"error": CANCELLED}, "error"))
+            raise
         return await self.finish(id, options)
 
-    def recover(self, is_gone: Callable[[str], bool] = is_gone) -> int:
-        """Give those the status `error` that run under a worker who is gone, and return how many there were."""
+    def recover(self, is_gone: Callable[[str], bool] = lambda _: False) -> int:
+        """Give those the status `error` that run under a worker who is gone, and return how many there were.
+
+        `is_gone` is asked about workers that are named otherwise than `own_worker` names them.
+        """
         with self._database.writing() as session:
             query = select(Reproduction).where(Reproduction.project == self._project, Reproduction.status == "running")
             left = [row for row in session.scalars(query) if self._is_left(row, is_gone)]
@@ -167,9 +177,11 @@ class Reproductions:
         return len(left)
 
     def _is_left(self, row: Reproduction, is_gone: Callable[[str], bool]) -> bool:
+        if row.worker is None:
+            return True
         if row.worker == self._worker:
             return row.id not in _running  # its end could not be written
-        return row.worker is None or is_gone(row.worker)
+        return workers.is_gone(row.worker) if workers.is_own_shape(row.worker) else is_gone(row.worker)
 
     def _end(self, id: str, ending: Mapping[str, Any], status: str) -> dict[str, Any]:  # noqa: A002
         _running.discard(id)
@@ -206,10 +218,12 @@ def _required(prepared: Prepared) -> tuple[str, ...]:
 
 
 def result_document(result: Result) -> dict[str, Any]:
-    """Return a result whole, as the wire has it: names in camel case, and nothing that JSON lacks."""
+    """Return a result whole, as the wire has it: names in camel case, `enforcement` by control, nothing but JSON."""
     plain = result.as_dict()
-    plain["usage"] = {_camel(name): value for name, value in plain["usage"].items()}
-    text = json.dumps({_camel(name): value for name, value in plain.items()}, default=str)
+    document = {_camel(name): value for name, value in plain.items()}
+    document["usage"] = {_camel(name): value for name, value in plain["usage"].items()}
+    document["enforcement"], document["hits"] = plain["enforcement"]["controls"], plain["enforcement"]["hits"]
+    text = json.dumps(document, default=str)
     return cast("dict[str, Any]", json.loads(text, parse_constant=str))
 
 

@@ -21,6 +21,11 @@ def own_worker() -> str:
     return f"{_host()}-{_boot()}-{os.getpid()}-{_started(os.getpid())}"
 
 
+def is_own_shape(worker: str) -> bool:
+    """Tell whether a worker is named as `own_worker` names one."""
+    return _SHAPE.fullmatch(worker) is not None
+
+
 def is_gone(worker: str) -> bool:
     """Tell whether a process of this host has ended; False for what cannot be known."""
     found = _SHAPE.fullmatch(worker)
