@@ -105,7 +105,7 @@ def test_a_sandbox_is_set_up_by_a_manifest(workspace: Path) -> None:
     assert said.stdout == "1.0\n", said.stderr
     assert sorted(found) == ["./made", "./requirements.txt", "./run.sh", "./src", "./src/main.py"]
     assert (limits.pids, network) == (40, "off")
-    assert [note.partition(":")[0] for note in made.notes] == ["limits.memory", "network"]
+    assert [note.partition(":")[0] for note in made.notes] == ["limits.memory", "network", "workspace"]
 
 
 def test_packages_of_npm_come_as_the_sandbox_is_opened(workspace: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape, escape_line
@@ -96,12 +96,12 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
     The exit code is 0 when it passed (the program ended as expected), 1 when it failed, 125 when it could not be run.
     The level is never below the configured one, whatever backend is named.
     """
-    import asyncio
+    from cloche.sync import blocking
 
     given: dict[str, Any] = dict(options)
     backend = given.pop("backend", None)
     with _reproductions() as records:
-        ended = asyncio.run(records.run(id, backend, given))  # type: ignore[arg-type]  # the same keys, less one
+        ended = blocking(records.run, name="run")(id, backend, cast("SandboxOptions", given))
     if as_json:
         print(json.dumps(ended, indent=2))
     else:

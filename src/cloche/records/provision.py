@@ -144,12 +144,12 @@ async def provision(
         opening = _Opening(folder=folder, options={**given, **kept}, own_packages=settings.policy.packages)
         sandbox = await opening.open(manifest.setup, stack)
         try:
-            await _upload(sandbox, folder)
+            left_out = await _upload(sandbox, folder)
             steps = [await _done(step, sandbox, folder, opening.done) for step in manifest.setup]
         except BaseException:
             await sandbox.kill()
             raise
-    return Provisioned(sandbox=named, steps=tuple(steps), notes=terms.notes)
+    return Provisioned(sandbox=named, steps=tuple(steps), notes=(*terms.notes, *left_out))
 
 
 def _sandbox_name(name: str) -> str:
@@ -188,12 +188,14 @@ class _Opening:
         self.done.update({step.run: Step(run=step.run, seconds=seconds, error=error) for step in steps})
 
 
-async def _upload(sandbox: AsyncSandbox, folder: int) -> None:
+async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
+    """Copy the workspace, and say what was left out."""
     path = f"/proc/self/fd/{folder}"  # the folder that was opened, whatever has its name now
     try:
-        await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)
+        count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
     except InvalidRequest as error:
         raise InvalidRequest(str(error).replace(path, "the workspace").replace("upload: ", "workspace: ")) from error
+    return (f"workspace: {count} entries are not copied: links that lead out, and what is no file",) if count else ()
 
 
 async def _done(step: Setup, sandbox: AsyncSandbox, folder: int, done: Mapping[tuple[str, ...], Step]) -> Step:
