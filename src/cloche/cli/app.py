@@ -18,7 +18,7 @@ from .options import Group
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "serve", "keys", "container", "languages", "presets", "backends", "gc",
     "doctor", "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools",
-    "approvals", "skill", "snapshot", "workspace-snapshot",
+    "approvals", "skill", "snapshot", "workspace-snapshot", "devenv", "repro",
 )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ class Encoded(str):
 
 
 def _encode(value: Any) -> str:  # noqa: ANN401 - plain data
-    return value if isinstance(value, Encoded) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value if isinstance(value, Encoded) else json.dumps(value, separators=(",", ":"))
 
 
 Work = Callable[[Session], T]

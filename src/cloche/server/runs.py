@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,10 @@ from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
 from cloche.records.database import Encoded, Writer
 from cloche.records.ids import new_id
+from cloche.records.results import as_json, result_as_wire
 
 from .problems import Refused
-from .results import event_as_wire, read_files, result_as_wire
+from .results import event_as_wire, read_files
 
 MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
@@ -58,7 +59,7 @@ class EventLog:
 
     def add(self, name: str, data: Mapping[str, Any] | str) -> None:
         """Add an event, and drop the oldest where there are too many."""
-        text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        text = data if isinstance(data, str) else as_json(data)
         self._events.append(SentEvent(number=self._next, name=name, data=text))
         self._next += 1
         self._bytes += len(text)
@@ -175,6 +176,23 @@ class RunQueue:
         live.task.add_done_callback(lambda _: self._ended(live))
         return live
 
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold a place for other work that runs code. Raises Refused (503) where none comes free."""
+        if self.is_closed or self.waiting >= self._queue_limit:
+            raise _no_room("the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already", 5)
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._places.acquire(), self._deadline_s)
+        except TimeoutError:
+            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, let what runs end for so long, then kill it."""
         self.is_closed = True
@@ -263,10 +281,10 @@ async def _encode_apart(run_id: str, result: Result, order: RunOrder) -> tuple[s
 def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
     """Return the document for the caller, and that for the row, in which the files have no content."""
     document = {"id": run_id, **order.summary, **result_as_wire(result)}
-    stored = Encoded(json.dumps(document, ensure_ascii=False))
+    stored = Encoded(as_json(document))
     if not order.returns_files:
         return stored, stored
-    return json.dumps({**document, "files": read_files(result)}, ensure_ascii=False), stored
+    return as_json({**document, "files": read_files(result)}), stored
 
 
 def _no_room(why: str, seconds: int) -> Refused:

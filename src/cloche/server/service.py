@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,16 +15,21 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
+from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
+from cloche.records.ids import new_id, now
 from cloche.records.keys import note_use
+from cloche.records.reproductions import Reproductions
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
+from cloche.records.tables import LiveSandbox
+from cloche.records.workers import own_worker
 
-from .identities import Identities
+from .identities import Caller, Identities
 from .metrics import Metrics
 from .runs import RunQueue
 
@@ -63,12 +68,13 @@ class Service:
         self.database, self.options = database, options
         self.identities = Identities(database)
         self.writer = Writer(database)
-        self.worker = run_records.Worker(database)
+        self.worker = own_worker()
         self.runs = RunQueue(
-            self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
+            self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
         )
         self.metrics = Metrics()
         self.is_draining = False
+        self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
 
     async def read(self, work: Callable[[Session], T]) -> T:
@@ -108,6 +114,46 @@ class Service:
         await self.write(partial(store, values=values, by=by))
         return await self.settings()
 
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do some work that nobody waits for; it is cancelled when the service is stopped."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._note_background)
+
+    def _note_background(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work in the background failed", exc_info=error)
+
+    async def end_background(self, timeout_s: float) -> None:
+        """Let what goes on end for so long, then cancel it."""
+        if self._background:
+            _, left = await asyncio.wait(set(self._background), timeout=timeout_s)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+
+    async def adopt(self, provisioned: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Note whose a sandbox is that was opened for a caller, and return what is told of it."""
+        name = str(provisioned["sandbox"])
+        row = {"id": new_id("sb"), "project": caller.project, "created_at": now(), "name": name}
+        await self.write(
+            lambda session: session.add(LiveSandbox(**row, api_key=caller.key_id, document={"labels": {}}))
+        )
+        return {**provisioned, "sandbox": row["id"], "name": name}
+
+    async def tool_state(self, project: str) -> dict[str, Any]:
+        """Return the tools on offer with their risks, and what waits for approval."""
+        settings = await self.settings()
+        tools = tools_of(settings.tier or DEFAULT_TIER)
+        offered = [{"name": tool.name, "risk": str(risk_of(tool, is_on_host=False))} for tool in tools]
+        return {"offered": offered, "pendingApprovals": await self.pending_approvals(project), "remembered": []}
+
+    async def pending_approvals(self, project: str) -> list[dict[str, Any]]:  # noqa: ARG002 - until there is a queue
+        """Return what waits for a human."""
+        return []
+
     def _use(self, stored: StoredSettings) -> None:
         try:
             use_stored_settings(stored.values)
@@ -141,7 +187,8 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     service = Service(database, options)
     noting = asyncio.ensure_future(service.note_use_of_keys())
     try:
-        lost = await asyncio.to_thread(run_records.recover, database, service.worker)
+        lost = await asyncio.to_thread(run_records.recover, database)
+        lost += await asyncio.to_thread(Reproductions(database).recover)
         if lost:
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
         yield service
@@ -149,7 +196,6 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         noting.cancel()
         await asyncio.wait([noting])
         service.is_draining = True
-        await service.runs.drain(options.drain_s)
+        await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
         await asyncio.to_thread(service.writer.close)
-        service.worker.close()
         await asyncio.to_thread(database.close)

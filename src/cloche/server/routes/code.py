@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
@@ -16,12 +15,15 @@ from sqlalchemy.exc import IntegrityError
 from starlette.datastructures import UploadFile
 
 from cloche.config.settings import load_settings
+from cloche.core.enforcement import Level
 from cloche.core.errors import NotFound
 from cloche.core.events import Event
 from cloche.core.result import Result
+from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.run import arun
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
+from cloche.records.results import as_json
 from cloche.records.tables import Run
 
 from ..auth import Reader, Runner, TheService
@@ -120,18 +122,11 @@ async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str
     """Return the keywords with a `require` that keeps another backend from being weaker than the configured one."""
     if "backend" not in own and "require" not in own:
         return options
-    from cloche.execution.prepare import prepare_in_thread
-
     base = await prepare_in_thread(**service.options.options)
-    found = await asyncio.to_thread(base.backend.capabilities)
-    least = max(level for level in (base.policy.require_level, found.level) if level is not None)
-    words = own.get("require") or ()
-    asked = [words] if isinstance(words, str) else list(words)
-    controls = [str(control) for control in base.policy.require_controls]
-    settings = load_settings({**options, "require": [*asked, *controls]} if asked or controls else options)
-    level = max(one for one in (least, settings.policy.require_level) if one is not None)
-    wanted = [str(control) for control in settings.policy.require_controls]
-    return {**options, "require": [str(level), *wanted]}
+    least, *controls = await asyncio.to_thread(level_kept, base)
+    asked = load_settings(options).policy  # of which check_not_looser holds: it requires no less than is configured
+    level = max(Level.parse(least), asked.require_level or Level.NONE)
+    return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, asked.require_controls)])]}
 
 
 async def _read_request(request: Request) -> tuple[ExecRequest, bytes]:
@@ -225,7 +220,7 @@ async def _repeated(service: Service, order: RunOrder) -> Response:
     live = service.runs.find(found.id, order.project)
     if live is not None:
         return Response(await live.wait(), media_type="application/json")
-    return JSONResponse(found.as_dict())
+    return Response(as_json(found.as_dict()), media_type="application/json")
 
 
 @router.get("/runs", responses=RESPONSES)
@@ -261,7 +256,7 @@ async def events(
     live = service.runs.find(run_id, caller.project)
     if live is None:
         found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
-        text = json.dumps(found.as_dict(), ensure_ascii=False)
+        text = as_json(found.as_dict())
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
     return StreamingResponse(_events(live.events, last_event_id), media_type="text/event-stream")
 
