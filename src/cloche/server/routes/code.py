@@ -29,7 +29,7 @@ from cloche.records.tables import Run
 from ..auth import Reader, Runner, TheService
 from ..exec_options import ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import EventLog, LiveRun, RunOrder
 from ..service import Service
 
@@ -55,8 +55,15 @@ _BODY = {
     }
 }
 
+_EVENTS: dict[str, Any] = {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The whole result.", "content": {"application/json": {}, "text/event-stream": {}}},
+    202: {"description": "It was queued.", "content": {"application/json": {"example": {"id": "run_…"}}}},
+    415: {"model": Problem, "description": "Neither JSON nor a form.", "content": {MEDIA_TYPE: {}}},
+}
 
-@router.post("/code/exec", responses=RESPONSES, openapi_extra=_BODY)
+
+@router.post("/code/exec", responses={**RESPONSES, **_ANSWERS}, openapi_extra=_BODY)
 async def execute(
     request: Request,
     caller: Runner,
@@ -248,7 +255,7 @@ async def run(run_id: str, caller: Reader, service: TheService) -> dict[str, Any
     return found.as_dict()
 
 
-@router.get("/runs/{run_id}/events", responses=RESPONSES)
+@router.get("/runs/{run_id}/events", responses={**RESPONSES, 200: _EVENTS})
 async def events(
     run_id: str, caller: Reader, service: TheService, last_event_id: Annotated[int, Header(ge=0)] = 0
 ) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from sqlalchemy import text
 
 from ..auth import Reader, TheService
@@ -26,7 +27,7 @@ async def ready(service: TheService) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", responses=RESPONSES)
+@router.get("/metrics", responses=RESPONSES, response_class=PlainTextResponse)
 async def metrics(_: Reader, service: TheService) -> Response:
     """Return counters and gauges in Prometheus' text format."""
     content, kind = service.metrics.render(service.runs)
