@@ -20,10 +20,12 @@ from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.records import runs as run_records
+from cloche.records.approvals import take_over_older
 from cloche.records.database import Database, Writer
 from cloche.records.keys import note_use
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 
+from .approvals import ApprovalWatch
 from .identities import Identities
 from .metrics import Metrics
 from .runs import RunQueue
@@ -67,6 +69,7 @@ class Service:
         self.runs = RunQueue(
             self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
         )
+        self.approvals = ApprovalWatch(self.read)
         self.metrics = Metrics()
         self.is_draining = False
         self._stored_version = -1
@@ -118,6 +121,11 @@ class Service:
         with self.database.reading() as session:
             return work(session)
 
+    def begin_draining(self) -> None:
+        """Take nothing more, and end what only waits: the service is being stopped."""
+        self.is_draining = True
+        self.approvals.close()
+
     async def note_use_of_keys(self) -> None:
         """Note from time to time which keys were used; an interruption costs the last times."""
         while True:
@@ -135,6 +143,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     service = Service(database, options)
     noting = asyncio.ensure_future(service.note_use_of_keys())
     try:
+        await asyncio.to_thread(take_over_older, database)
         lost = await asyncio.to_thread(run_records.recover, database, service.worker)
         if lost:
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
@@ -142,7 +151,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     finally:
         noting.cancel()
         await asyncio.wait([noting])
-        service.is_draining = True
+        service.begin_draining()
         await service.runs.drain(options.drain_s)
         await asyncio.to_thread(service.writer.close)
         service.worker.close()
