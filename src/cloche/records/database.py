@@ -23,6 +23,7 @@ from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 from sqlalchemy.orm import Session
 
+from cloche.config.state import DATABASE, records_location
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
@@ -30,7 +31,6 @@ NEWEST = "0001"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 MOST_TOGETHER = 64  # writes in one transaction
 T = TypeVar("T")
-_VARIABLE = "CLOCHE_DATABASE"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
 _REASONS = (
@@ -43,19 +43,6 @@ _REASONS = (
 )
 
 
-def default_location() -> str:
-    """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
-    if named := os.environ.get(_VARIABLE):
-        return named
-    from platformdirs import user_state_path
-
-    with suppress(RuntimeError):  # a user without a home
-        path = os.fspath(user_state_path("cloche") / "records.db")
-        if os.path.isabs(path):
-            return path
-    raise InvalidRequest(f"records have no place, since this user has no home folder; name a file ({_VARIABLE}=/FILE)")
-
-
 class Database:
     """Open the database at a file or a URL, and bring it to the newest migration. `close` it at the end.
 
@@ -63,7 +50,7 @@ class Database:
     """
 
     def __init__(self, location: str | os.PathLike[str] | None = None):
-        where = os.fspath(location) if location is not None else default_location()
+        where = os.fspath(location) if location is not None else records_location()
         self.url = make_url(where) if "://" in where else make_url(f"sqlite:///{os.path.abspath(where)}")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
@@ -71,7 +58,7 @@ class Database:
             _make_private(path)
             self.folder = os.path.dirname(path)
         else:
-            self.folder = os.path.dirname(default_location()) if _VARIABLE not in os.environ else os.getcwd()
+            self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
         with failures_named(self.name):
             if self.version() != NEWEST:

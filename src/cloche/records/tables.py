@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, Float, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 DEFAULT_PROJECT = "default"
@@ -125,6 +125,27 @@ class LiveSandbox(Owned, Table):
     name: Mapped[str] = mapped_column(String(64), unique=True)
     api_key: Mapped[str | None] = mapped_column(String(40))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class Approval(Table):
+    """A request for approval: the queue of `cloche.agent.queue`, which makes this table, too, where it comes first.
+
+    Times are seconds since 1970; `version` rises with each change of any row.
+    """
+
+    __tablename__ = "approvals"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(String(64), server_default=DEFAULT_PROJECT, index=True)
+    asked_by: Mapped[str | None] = mapped_column(String(40))
+    asked_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+    request: Mapped[str] = mapped_column(Text)
+    first_decision: Mapped[str | None] = mapped_column(Text)
+    decision: Mapped[str | None] = mapped_column(Text)
+    decided_at: Mapped[float | None] = mapped_column(Float)
+    decided_from: Mapped[str | None] = mapped_column(String(64))
+    version: Mapped[int] = mapped_column(server_default="0", index=True)
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
 
 Index("runs_by_status", Run.project, Run.status, Run.id)

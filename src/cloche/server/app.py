@@ -17,7 +17,7 @@ from .service import Service
 
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
-    "code", "sandbox", "snapshots", "workspace", "devenv", "repro", "keys", "health",
+    "code", "sandbox", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
 )  # fmt: skip
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."

@@ -70,12 +70,13 @@ def _nobody(why: str) -> Refused:
     )  # fmt: skip
 
 
-def needs(scope: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
-    """Return the dependency that gives a route its caller, who has this scope."""
+def needs(*scopes: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
+    """Return the dependency that gives a route its caller, who has one of these scopes."""
 
     async def find(request: Request) -> Caller:
         caller = await find_caller(request)
-        caller.require(scope)
+        if not any(map(caller.has, scopes)):
+            caller.require(scopes[0])
         return caller
 
     return Depends(find)

@@ -83,7 +83,7 @@ async def _serve(command: ServeCommand) -> None:
                 ws="websockets-sansio", timeout_graceful_shutdown=max(1, round(command.drain_s)),
                 backlog=http.backlog(), ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
-            await http.serve(http.Unsignalled(config), listener)
+            await http.serve(http.Unsignalled(config), listener, on_stop=service.begin_draining)
     finally:
         listener.close()
 

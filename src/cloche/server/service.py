@@ -20,6 +20,7 @@ from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
 from cloche.records.ids import new_id, now
@@ -29,6 +30,7 @@ from cloche.records.settings import StoredSettings, read_stored, store, stored_v
 from cloche.records.tables import LiveSandbox
 from cloche.records.workers import own_worker
 
+from .approvals import ApprovalWatch
 from .identities import Caller, Identities
 from .metrics import Metrics
 from .runs import RunQueue
@@ -36,6 +38,7 @@ from .runs import RunQueue
 T = TypeVar("T")
 DRAIN_S = 30.0
 NOTE_USE_EVERY_S = 30.0
+MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
 
 
@@ -72,6 +75,7 @@ class Service:
         self.runs = RunQueue(
             self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
         )
+        self.approvals = ApprovalWatch(self.read)
         self.metrics = Metrics()
         self.is_draining = False
         self._background: set[asyncio.Task[None]] = set()
@@ -148,11 +152,8 @@ class Service:
         settings = await self.settings()
         tools = tools_of(settings.tier or DEFAULT_TIER)
         offered = [{"name": tool.name, "risk": str(risk_of(tool, is_on_host=False))} for tool in tools]
-        return {"offered": offered, "pendingApprovals": await self.pending_approvals(project), "remembered": []}
-
-    async def pending_approvals(self, project: str) -> list[dict[str, Any]]:  # noqa: ARG002 - until there is a queue
-        """Return what waits for a human."""
-        return []
+        waiting = await self.read(partial(approvals.waiting, limit=MOST_PENDING, project=project))
+        return {"offered": offered, "pendingApprovals": [approvals.as_wire(one) for one in waiting], "remembered": []}
 
     def _use(self, stored: StoredSettings) -> None:
         try:
@@ -169,6 +170,11 @@ class Service:
     def _read(self, work: Callable[[Session], T]) -> T:
         with self.database.reading() as session:
             return work(session)
+
+    def begin_draining(self) -> None:
+        """Take nothing more, and end what only waits: the service is being stopped."""
+        self.is_draining = True
+        self.approvals.close()
 
     async def note_use_of_keys(self) -> None:
         """Note from time to time which keys were used; an interruption costs the last times."""
@@ -187,6 +193,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     service = Service(database, options)
     noting = asyncio.ensure_future(service.note_use_of_keys())
     try:
+        await asyncio.to_thread(approvals.take_over_older, database)
         lost = await asyncio.to_thread(run_records.recover, database)
         lost += await asyncio.to_thread(Reproductions(database).recover)
         if lost:
@@ -195,7 +202,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     finally:
         noting.cancel()
         await asyncio.wait([noting])
-        service.is_draining = True
+        service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
         await asyncio.to_thread(service.writer.close)
         await asyncio.to_thread(database.close)

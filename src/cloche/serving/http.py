@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import resource
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -105,13 +105,14 @@ class Unsignalled(uvicorn.Server):
         yield
 
 
-async def serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve; cancelled, let it end orderly first."""
+async def serve(server: uvicorn.Server, listener: socket.socket, *, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Serve; cancelled, let it end orderly first. `on_stop` is called then, to end what else would go on."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
         server.should_exit = True
+        on_stop()
         await asyncio.wait({serving})
         raise
 
