@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,11 +34,14 @@ from cloche.records.workers import own_worker
 from .approvals import ApprovalWatch
 from .identities import Caller, Identities
 from .metrics import Metrics
+from .problems import Refused
 from .runs import RunQueue
 
 T = TypeVar("T")
 DRAIN_S = 30.0
 NOTE_USE_EVERY_S = 30.0
+THREADS = 48  # for reading the database and other short work
+FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
 MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
 
@@ -77,6 +81,7 @@ class Service:
         )
         self.approvals = ApprovalWatch(self.read)
         self.metrics = Metrics()
+        self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.is_draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
@@ -84,6 +89,19 @@ class Service:
     async def read(self, work: Callable[[Session], T]) -> T:
         """Do some reading in a thread. Raises RecordsFailed."""
         return await asyncio.to_thread(self._read, work)
+
+    async def with_files(self, work: Callable[[], T]) -> T:
+        """Do long work with host folders, a few at once, in threads that nothing else waits for.
+
+        Raises Refused (503) where many wait already.
+        """
+        if self._files_waiting >= MOST_FILES_WAITING:
+            raise Refused(503, "busy", "others walk through folders already", headers={"Retry-After": "5"})
+        self._files_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._files, work)
+        finally:
+            self._files_waiting -= 1
 
     async def write(self, work: Callable[[Session], T]) -> T:
         """Do some writing in the thread that writes; return once it is committed. Raises RecordsFailed."""
@@ -155,6 +173,10 @@ class Service:
         waiting = await self.read(partial(approvals.waiting, limit=MOST_PENDING, project=project))
         return {"offered": offered, "pendingApprovals": [approvals.as_wire(one) for one in waiting], "remembered": []}
 
+    def close_files(self) -> None:
+        """Wait for no work with folders any more; each has a deadline of its own."""
+        self._files.shutdown(wait=False, cancel_futures=True)
+
     def _use(self, stored: StoredSettings) -> None:
         try:
             use_stored_settings(stored.values)
@@ -189,6 +211,7 @@ class Service:
 @asynccontextmanager
 async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator[Service]:
     """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "cloche-service"))
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)
     noting = asyncio.ensure_future(service.note_use_of_keys())
@@ -204,5 +227,6 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         await asyncio.wait([noting])
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
+        service.close_files()
         await asyncio.to_thread(service.writer.close)
         await asyncio.to_thread(database.close)

@@ -189,7 +189,8 @@ async def _wait_or_cancel(request: Request, live: LiveRun) -> str:
         return await waiting
     except asyncio.CancelledError:
         live.cancel()
-        if live.is_cancelled:
+        this = asyncio.current_task()
+        if this is not None and not this.cancelling():  # the run was, and not this request
             raise Refused(409, "cancelled", "the run was cancelled") from None
         raise
     finally:

@@ -55,13 +55,13 @@ async def generated(asked: OfWorkspace, caller: Runner, service: TheService) -> 
         return {**found.as_dict(), "notes": notes} if notes else found.as_dict()
 
     caller.require("run")
-    return await asyncio.to_thread(detect)
+    return await service.with_files(detect)
 
 
 @router.get("/manifest", responses=RESPONSES)
 async def manifest(workspacePath: Path, caller: Reader, service: TheService) -> dict[str, Any]:  # noqa: N803 - the wire's
     """Return the `cloche-devenv.json` of a workspace."""
-    return (await asyncio.to_thread(_read, service, caller, workspacePath)).as_dict()
+    return (await service.with_files(lambda: _read(service, caller, workspacePath))).as_dict()
 
 
 @router.put("/manifest", responses=RESPONSES)
@@ -74,7 +74,7 @@ async def save(asked: NewManifest, caller: Runner, service: TheService) -> dict[
             write_manifest(folder, parsed)
             save_manifest(service.database, parsed, path, project=caller.project)
 
-    await asyncio.to_thread(write)
+    await service.with_files(write)
     return parsed.as_dict()
 
 

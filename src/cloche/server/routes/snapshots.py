@@ -58,7 +58,7 @@ async def create(asked: NewSnapshot, caller: Runner, service: TheService) -> dic
                 session_id=asked.session_id, label=asked.label, project=caller.project,
             )  # fmt: skip
 
-    return await asyncio.to_thread(take)
+    return await service.with_files(take)
 
 
 @router.get("", responses=RESPONSES)
@@ -103,4 +103,4 @@ async def replicate(snapshot_id: str, asked: Replicate, caller: Runner, service:
             write_script(folder, script, overwrite=asked.overwrite)
         return script.as_dict()
 
-    return await asyncio.to_thread(write)
+    return await service.with_files(write)

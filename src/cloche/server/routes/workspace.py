@@ -48,7 +48,7 @@ async def create(asked: NewWorkspaceSnapshot, caller: Runner, service: TheServic
                 deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
-    return await asyncio.to_thread(take)
+    return await service.with_files(take)
 
 
 @router.get("", responses=RESPONSES)
@@ -63,7 +63,8 @@ async def listed(
 @router.get("/diff", responses=RESPONSES)
 async def diff(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
     """Compare the files of two."""
-    return await asyncio.to_thread(WorkspaceSnapshots(service.database, project=caller.project).diff, id1, id2)
+    snapshots = WorkspaceSnapshots(service.database, project=caller.project)
+    return await service.with_files(lambda: snapshots.diff(id1, id2))
 
 
 @router.get("/{snapshot_id}", responses=RESPONSES)
@@ -75,7 +76,8 @@ async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[st
 @router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
 async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
     """Delete one, and contents that no other one names."""
-    await asyncio.to_thread(WorkspaceSnapshots(service.database, project=caller.project).delete, snapshot_id)
+    snapshots = WorkspaceSnapshots(service.database, project=caller.project)
+    await service.with_files(lambda: snapshots.delete(snapshot_id))
 
 
 @router.post("/{snapshot_id}/restore", responses=RESPONSES)
@@ -89,4 +91,4 @@ async def restore(snapshot_id: str, asked: Restore, caller: Runner, service: The
                 deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
-    return await asyncio.to_thread(write)
+    return await service.with_files(write)
