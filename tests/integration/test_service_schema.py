@@ -60,6 +60,7 @@ def _try(operation: Any, headers: dict[str, str], checks: list[Any], examples: i
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     def attempt(case: Any) -> None:
+        (case.query or {}).pop("wait", None)  # it would wait, for nobody
         answer = case.call(headers=headers)
         if answer.status_code == MAY_BE_UNAVAILABLE:
             return
