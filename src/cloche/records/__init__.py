@@ -5,7 +5,7 @@ wire's names (camelCase), and files of Cloche's own. Kept: one database (SQLite 
 and JSON files beside it. Nothing here executes what a workspace holds, follows a link out of it, or stores a secret.
 
 - `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
-- `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+- `ids.py`: ids that sort by time; `lists.py`: one page of a list; `debugging.py`: debug namespaces switched in it.
 
 Needs the extra `server`.
 """

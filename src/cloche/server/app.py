@@ -13,10 +13,11 @@ from cloche import __version__
 
 from . import problems
 from .guard import Guard
+from .observe import Observed
 from .service import Service
 
 # The modules of `routes/`, each with a `router`.
-ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health")
+ROUTES: Sequence[str] = ("code", "sandbox", "debug", "keys", "health")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 
@@ -37,4 +38,5 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
             CORSMiddleware, allow_origins=list(allowed), allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
-    return Guard(app, names=[name.lower() for name in (*LOOPBACK_NAMES, *names)], is_any_host=is_any_host)
+    known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
+    return Observed(Guard(app, names=known, is_any_host=is_any_host), service.metrics)

@@ -21,9 +21,11 @@ from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
+from cloche.records.debugging import read_switches
 from cloche.records.keys import note_use
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 
+from .debugging import Debugging
 from .identities import Identities
 from .metrics import Metrics
 from .runs import RunQueue
@@ -54,6 +56,7 @@ class ServiceOptions:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = DRAIN_S
+    is_debugging: bool = False
 
 
 class Service:
@@ -61,13 +64,15 @@ class Service:
 
     def __init__(self, database: Database, options: ServiceOptions):
         self.database, self.options = database, options
+        self.debugging, self.metrics = Debugging(is_all=options.is_debugging), Metrics()
+        database.on_failure = self.metrics.database_failed
         self.identities = Identities(database)
         self.writer = Writer(database)
         self.worker = run_records.Worker(database)
         self.runs = RunQueue(
-            self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
-        )
-        self.metrics = Metrics()
+            self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
+            observer=self.metrics,
+        )  # fmt: skip
         self.is_draining = False
         self._stored_version = -1
 
@@ -133,15 +138,19 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)
-    noting = asyncio.ensure_future(service.note_use_of_keys())
+    beside = [
+        asyncio.ensure_future(service.note_use_of_keys()),
+        asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
+    ]
     try:
         lost = await asyncio.to_thread(run_records.recover, database, service.worker)
         if lost:
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
         yield service
     finally:
-        noting.cancel()
-        await asyncio.wait([noting])
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
         service.is_draining = True
         await service.runs.drain(options.drain_s)
         await asyncio.to_thread(service.writer.close)

@@ -43,6 +43,13 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.String(32), nullable=False),
         sa.Column("changed_by", sa.String(64), nullable=False),
     )
+    op.create_table(
+        "debug_namespaces",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("is_on", sa.Boolean, nullable=False),
+        sa.Column("changed_at", sa.String(32), nullable=False),
+        sa.Column("changed_by", sa.String(64), nullable=False),
+    )
     _owned(
         "runs",
         sa.Column("status", sa.String(16), nullable=False, index=True),
@@ -81,7 +88,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Remove them."""
     for name in (
-        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
-        "browser_sessions", "api_keys",
+        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",
+        "debug_namespaces", "settings", "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)

@@ -1,0 +1,99 @@
+"""The service's own log on standard error: a JSON object a line, or plain lines where that is a terminal.
+
+Only `cloche serve` configures it. A message is bounded and has no character that a terminal would obey. Of an error
+that nobody expected it has the type and where it was, and not the text, which may quote what ran or a row.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from cloche.core.errors import ClocheError
+from cloche.core.escape import escape_name
+
+ACCESS = "cloche.access"
+MOST_CHARACTERS = 4_096
+Fields = MutableMapping[str, Any]
+
+
+def configure_log(*, is_terminal: bool | None = None) -> None:
+    """Log warnings to standard error, and each request. Replaces what was configured before."""
+    shows = sys.stderr.isatty() if is_terminal is None else is_terminal
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    ]  # fmt: skip
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta, _explain, _as_line if shows else _as_json,
+            ],
+        )
+    )  # fmt: skip
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger(ACCESS).setLevel(logging.INFO)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(), wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )  # fmt: skip
+
+
+def _explain(_: object, __: str, fields: Fields) -> Fields:
+    """Put an error's types and places in place of its traceback."""
+    given = fields.pop("exc_info", None)
+    error = given[1] if isinstance(given, tuple) else given if isinstance(given, BaseException) else None
+    if error is not None:
+        fields["error"] = [_shown(one) for one in _chain(error)]
+    return fields
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found and len(found) < 8:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
+
+
+def _shown(error: BaseException) -> dict[str, Any]:
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    shown: dict[str, Any] = {"type": type(error).__qualname__}
+    if isinstance(error, ClocheError):
+        shown["message"] = str(error)[:MOST_CHARACTERS]
+    return {**shown, "at": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]}
+
+
+def _as_json(_: object, __: str, fields: Fields) -> str:
+    """Return one line of ASCII: whatever else was in it is an escape of JSON."""
+    text = json.dumps(_ordered(fields), default=str, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("\x7f", "\\u007f")
+
+
+def _as_line(_: object, __: str, fields: Fields) -> str:
+    """Return one line for people: time, level, logger, message, then the other fields."""
+    ordered = _ordered(fields)
+    head = " ".join(str(ordered.pop(name, "")) for name in ("time", "level", "logger", "event"))
+    return escape_name(" ".join([head, *(f"{name}={value}" for name, value in ordered.items() if value is not None)]))
+
+
+def _ordered(fields: Fields) -> dict[str, Any]:
+    first = {name: fields.get(name) for name in ("time", "level", "logger", "event")}
+    rest = {name: value for name, value in fields.items() if name not in first}
+    return {name: _bounded(value) for name, value in {**first, **rest}.items()}
+
+
+def _bounded(value: Any) -> Any:  # noqa: ANN401 - whatever is logged
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        return f"{value[:MOST_CHARACTERS]} ({len(value) - MOST_CHARACTERS} more characters)"
+    return value
