@@ -25,9 +25,20 @@ if TYPE_CHECKING:
     Attributes = dict[str, str | int | float | bool]
 
 T = TypeVar("T")
+_STAND_INS = ("ProxyTracerProvider", "_ProxyMeterProvider")
 _NS_PER_S = 1_000_000_000
 # Seconds; those that the conventions advise for what agents do.
 _BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+def is_collected() -> bool:
+    """Tell whether this process has a provider of spans or measurements; the API's own collect nothing."""
+    return is_provided(trace.get_tracer_provider()) or is_provided(metrics.get_meter_provider())
+
+
+def is_provided(provider: object) -> bool:
+    """Tell whether a provider is somebody's, and not the stand-in that the API has until there is one."""
+    return type(provider).__name__ not in _STAND_INS
 
 
 @cache
@@ -113,8 +124,11 @@ def queue_span(run_id: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def opened_in_span(opening: AbstractAsyncContextManager[T], backend: str) -> AsyncIterator[T]:
-    """Hold what is opened, and trace how long that takes: a sandbox of a backend."""
-    with _span(f"open {backend}", {"cloche.backend": backend}, _openings()):
+    """Hold what is opened, a sandbox of a backend; trace how long that takes, as a part of what is traced."""
+    if trace.get_current_span().get_span_context().is_valid:
+        with _span(f"open {backend}", {"cloche.backend": backend}, _openings()):
+            opened = await opening.__aenter__()
+    else:
         opened = await opening.__aenter__()
     try:
         yield opened

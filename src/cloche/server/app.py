@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -19,6 +20,10 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = ("code", "sandbox", "debug", "keys", "health")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+# FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.
+_NO_TELEMETRY: Any = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
+}  # fmt: skip
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 
 
@@ -26,7 +31,7 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for."""
     app = FastAPI(
         title="Cloche", version=__version__, description=_ABOUT, openapi_url="/api/openapi.json", docs_url=None,
-        redoc_url=None,
+        redoc_url=None, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.service = service
     problems.install(app)

@@ -21,31 +21,32 @@ from cloche.core.escape import escape_name
 ACCESS = "cloche.access"
 MOST_CHARACTERS = 4_096
 Fields = MutableMapping[str, Any]
+_SHARED: list[Any] = [
+    structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+]  # fmt: skip
 
 
-def configure_log(*, is_terminal: bool | None = None) -> None:
+def configure_log() -> None:
     """Log warnings to standard error, and each request. Replaces what was configured before."""
-    shows = sys.stderr.isatty() if is_terminal is None else is_terminal
-    shared: list[Any] = [
-        structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-    ]  # fmt: skip
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta, _explain, _as_line if shows else _as_json,
-            ],
-        )
-    )  # fmt: skip
+    handler.setFormatter(make_formatter(is_plain=sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(ACCESS).setLevel(logging.INFO)
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(), wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )  # fmt: skip
+
+
+def make_formatter(*, is_plain: bool) -> logging.Formatter:
+    """Return what makes lines: plain ones, or JSON."""
+    render = _as_line if is_plain else _as_json
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _explain, render],
+    )
 
 
 def _explain(_: object, __: str, fields: Fields) -> Fields:

@@ -74,7 +74,9 @@ def _start_traces(resource: Resource) -> Callable[[], None] | None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    from cloche.audit.telemetry import is_provided
+
+    if is_provided(trace.get_tracer_provider()):
         return None
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -85,11 +87,12 @@ def _start_traces(resource: Resource) -> Callable[[], None] | None:
 def _start_metrics(resource: Resource) -> Callable[[], None] | None:
     from opentelemetry import metrics
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.metrics._internal import _ProxyMeterProvider
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    if not isinstance(metrics.get_meter_provider(), _ProxyMeterProvider):
+    from cloche.audit.telemetry import is_provided
+
+    if is_provided(metrics.get_meter_provider()):
         return None
     reader = PeriodicExportingMetricReader(OTLPMetricExporter())
     provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
