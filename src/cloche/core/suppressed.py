@@ -14,5 +14,5 @@ def suppress_logged(log: logging.Logger, what: str, *kinds: type[Exception]) -> 
         yield
     except kinds as error:
         # An OSError's text has a file's name, which may be a guest's.
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = getattr(error, "strerror", None) or str(error)
         log.debug("%s: %s", what, why or type(error).__name__)
