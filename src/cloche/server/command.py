@@ -72,8 +72,7 @@ async def _serve(command: ServeCommand) -> None:
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
-        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
-        is_debugging=command.is_debugging,
+        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s, is_debugging=command.is_debugging,
     )  # fmt: skip
     listener = http.listen(command.host, command.port)
     end_telemetry = configure_telemetry()
@@ -86,8 +85,9 @@ async def _serve(command: ServeCommand) -> None:
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}")
             config = uvicorn.Config(
-                app, log_level="critical", access_log=False, server_header=False, http=http.bounded(), lifespan="off",
-                ws="websockets-sansio", timeout_graceful_shutdown=max(1, round(command.drain_s)),
+                app, log_config=None, log_level="critical", access_log=False, server_header=False,
+                http=http.bounded(), lifespan="off", ws="websockets-sansio",
+                timeout_graceful_shutdown=max(1, round(command.drain_s)),
                 backlog=http.backlog(), ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
             await http.serve(http.Unsignalled(config), listener)

@@ -39,8 +39,9 @@ class Debugging:
             try:
                 self.use(await read())
                 is_failing = False
-            except RecordsFailed as error:
+            except Exception as error:  # the next look may succeed, and must not be missed for this one
                 if not is_failing:
-                    log.warning("debug namespaces stay as they are: %s", error)
+                    why = str(error) if isinstance(error, RecordsFailed) else type(error).__name__
+                    log.warning("debug namespaces stay as they are: %s", why)
                 is_failing = True
             await asyncio.sleep(POLL_S)

@@ -2,16 +2,21 @@
 
 Only `cloche serve` configures it. A message is bounded and has no character that a terminal would obey. Of an error
 that nobody expected it has the type and where it was, and not the text, which may quote what ran or a row.
+
+Lines are made and written by a thread: whoever reads them slowly, or not at all, holds no request up. Beyond a number
+of lines that wait, further ones are left out, and how many is said.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import queue
 import sys
+import threading
 import traceback
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -20,6 +25,7 @@ from cloche.core.escape import escape_name
 
 ACCESS = "cloche.access"
 MOST_CHARACTERS = 4_096
+MOST_WAITING, END_S = 10_000, 2.0
 Fields = MutableMapping[str, Any]
 _SHARED: list[Any] = [
     structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
@@ -29,7 +35,7 @@ _SHARED: list[Any] = [
 
 def configure_log() -> None:
     """Log warnings to standard error, and each request. Replaces what was configured before."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LaterHandler(sys.stderr)
     handler.setFormatter(make_formatter(is_plain=sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(ACCESS).setLevel(logging.INFO)
@@ -38,6 +44,51 @@ def configure_log() -> None:
         logger_factory=structlog.stdlib.LoggerFactory(), wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )  # fmt: skip
+
+
+class LaterHandler(logging.Handler):
+    """Write records by a thread, in their order; `close` waits a moment for what is left."""
+
+    def __init__(self, stream: TextIO, *, most: int = MOST_WAITING):
+        super().__init__()
+        self._stream = stream
+        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(most)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._write, name="cloche-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written, unless too many wait."""
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Write what waits, for a moment."""
+        try:
+            self._waiting.put(None, timeout=END_S)
+        except queue.Full:
+            pass  # nobody reads: what waits is lost with this process
+        else:
+            self._thread.join(END_S)
+        super().close()
+
+    def _write(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            try:
+                self._stream.write(f"{self.format(record)}\n")
+                self._stream.flush()
+            except Exception:  # a full disk, or a record that makes no sense: told with the next one that goes well
+                self._left_out += 1
+            else:
+                self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        if self._left_out and self._waiting.empty():
+            count, self._left_out = self._left_out, 0
+            text = "%d lines were left out: too many waited, or they could not be written"
+            self.emit(logging.LogRecord("cloche.service", logging.WARNING, __file__, 0, text, (count,), None))
 
 
 def make_formatter(*, is_plain: bool) -> logging.Formatter:

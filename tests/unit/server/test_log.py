@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 import pytest
 
 from cloche.core.errors import RecordsFailed
-from cloche.server.log import MOST_CHARACTERS, make_formatter
+from cloche.server.log import MOST_CHARACTERS, LaterHandler, make_formatter
 
 HOSTILE = "a\x1b[31m\x07\x7f\x9b\u202e\u2028\nb \U000e0001\ud800"
 
@@ -48,3 +49,21 @@ def test_an_unexpected_error_is_told_by_type_and_place() -> None:
         text = make_formatter(is_plain=is_plain).format(record)
         assert "hunter2" not in text
         assert all(word in text for word in ("ValueError", "RecordsFailed", "the disk is full", "test_log.py"))
+
+
+def test_who_reads_no_lines_holds_nobody_up() -> None:
+    """What does not fit is left out, and told of once lines are read again; all others come in their order."""
+    reader, writer = os.pipe()
+    with open(reader, encoding="ascii") as lines, open(writer, "w", encoding="ascii") as stream:
+        handler = LaterHandler(stream, most=5)
+        handler.setFormatter(make_formatter(is_plain=False))
+        for number in range(60):  # of 4 kB each: a pipe holds 64
+            handler.emit(_record("%d %s", number, "x" * 3_900))
+        handler.emit(_record("%d"))
+        found = []
+        while not found or "left out" not in found[-1]:
+            found.append(json.loads(lines.readline())["event"])
+        handler.close()
+    numbers = [int(text.partition(" ")[0]) for text in found[:-1]]
+    assert numbers == sorted(numbers)
+    assert found[-1].startswith(f"{61 - len(numbers)} lines were left out")
