@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import queue
 import stat
@@ -27,6 +28,7 @@ from cloche.config.state import DATABASE, records_location
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
+log = logging.getLogger("cloche.records")
 NEWEST = "0001"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 MOST_TOGETHER = 64  # writes in one transaction
@@ -51,6 +53,7 @@ class Database:
 
     def __init__(self, location: str | os.PathLike[str] | None = None):
         where = os.fspath(location) if location is not None else records_location()
+        self.on_failure: Callable[[], None] = _ignore  # called for each RecordsFailed
         self.url = make_url(where) if "://" in where else make_url(f"sqlite:///{os.path.abspath(where)}")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
@@ -101,19 +104,34 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Hold a session for one transaction that writes; an exception undoes it. Raises RecordsFailed."""
-        with failures_named(self.name), Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with self._told(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Hold a session that sees one state of the data. Raises RecordsFailed."""
         bind = self.engine.execution_options(is_reading=True)
-        with failures_named(self.name), Session(bind, expire_on_commit=False) as session:
+        with self._told(), Session(bind, expire_on_commit=False) as session:
             yield session
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what the database cannot do into RecordsFailed, and tell of it."""
+        try:
+            with failures_named(self.name):
+                yield
+        except RecordsFailed as error:
+            log.debug("%s", error)
+            self.on_failure()
+            raise
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _ignore() -> None:
+    pass
 
 
 class Encoded(str):
@@ -207,9 +225,9 @@ def failures_named(name: str) -> Iterator[None]:
 
 def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
-        return create_engine(url, pool_pre_ping=True, json_serializer=_encode)
+        return create_engine(url, pool_pre_ping=True, json_serializer=_encode, hide_parameters=True)
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
-    engine = create_engine(url, connect_args=arguments, json_serializer=_encode)
+    engine = create_engine(url, connect_args=arguments, json_serializer=_encode, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's

@@ -64,6 +64,16 @@ class Setting(Table):
     changed_by: Mapped[str] = mapped_column(String(64))
 
 
+class DebugNamespace(Table):
+    """Whether a debug namespace is on, where somebody stored that."""
+
+    __tablename__ = "debug_namespaces"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    is_on: Mapped[bool]
+    changed_at: Mapped[str] = mapped_column(String(32))
+    changed_by: Mapped[str] = mapped_column(String(64))
+
+
 class Run(Documented, Table):
     """A run: `queued`, `running`, then the result's status; `worker` is who runs it, for after a crash."""
 

@@ -16,6 +16,7 @@ from cloche.records.keys import SCOPES
 from cloche.records.tables import DEFAULT_PROJECT
 
 from .identities import Caller, csrf_token
+from .observe import CALLER
 from .problems import Refused
 from .service import Service
 
@@ -31,6 +32,12 @@ def service_of(connection: HTTPConnection) -> Service:
 
 async def find_caller(connection: HTTPConnection) -> Caller:
     """Return who asks. Raises Refused (401) for nobody, and (403) where the CSRF token is missing."""
+    caller = await _find_caller(connection)
+    connection.scope[CALLER] = caller.name
+    return caller
+
+
+async def _find_caller(connection: HTTPConnection) -> Caller:
     service = service_of(connection)
     address = connection.client.host if connection.client else ""
     header = connection.headers.get("authorization")

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
 
+from cloche.audit.recording import is_traced
 from cloche.core.errors import ClocheError
 from cloche.core.events import Event
 from cloche.core.result import Result
@@ -35,6 +38,7 @@ MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 SERVICE_STOPPED = "the service was stopped while this ran"
+log = logging.getLogger("cloche.service")
 
 Start = Callable[[Callable[[Event], None]], Awaitable[Result]]
 
@@ -134,11 +138,34 @@ class RunOrder:
     request_sha256: bytes | None = None
 
 
+class RunObserver(Protocol):
+    """Be told of runs."""
+
+    def run_ended(self, status: str, seconds: float | None) -> None:
+        """Take note of how a run ended; `seconds` where it got a place and came to its end."""
+
+    def run_refused(self) -> None:
+        """Take note of a run for which there was no room."""
+
+
+class Unobserved:
+    """Take note of nothing."""
+
+    def run_ended(self, status: str, seconds: float | None) -> None:
+        pass
+
+    def run_refused(self) -> None:
+        pass
+
+
 class RunQueue:
     """Run what is submitted, so many at once as the library does."""
 
-    def __init__(self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float):
+    def __init__(
+        self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None
+    ):
         self._writer, self._worker = writer, worker
+        self._observer: RunObserver = observer or Unobserved()
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
         self._places = asyncio.Semaphore(default_count())
         self._live: dict[str, LiveRun] = {}
@@ -154,9 +181,9 @@ class RunQueue:
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
         if self.is_closed:
-            raise _no_room("the service is being stopped", 5)
+            raise self._no_room("the service is being stopped", 5)
         if self.waiting >= self._queue_limit or self._bytes + order.size > MOST_QUEUED_BYTES:
-            raise _no_room(f"{self.waiting} runs wait already", 2)
+            raise self._no_room(f"{self.waiting} runs wait already", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
         self.waiting += 1
         self._bytes += order.size
@@ -211,11 +238,14 @@ class RunQueue:
 
     async def _run(self, live: LiveRun, order: RunOrder) -> str:
         try:
-            await self._take_place(order)
+            with _queue_span(live.id):
+                await self._take_place(order)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
         self.running += 1
+        begun = time.monotonic()
+        log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
             result = await order.start(lambda event: self._tell(live, event))
             document, stored = await _encode_apart(live.id, result, order)
@@ -228,6 +258,7 @@ class RunQueue:
         await self._writer.write(
             lambda session: run_records.finish(session, id=live.id, status=str(result.status), document=stored)
         )
+        self._note_end(live, str(result.status), time.monotonic() - begun)
         live.events.add("result", document)
         return document
 
@@ -235,7 +266,7 @@ class RunQueue:
         try:
             await asyncio.wait_for(self._places.acquire(), self._deadline_s)
         except TimeoutError:
-            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+            raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
         finally:
             self._leave_queue(order)
 
@@ -250,9 +281,18 @@ class RunQueue:
         writing = self._writer.write(
             lambda session: run_records.finish(session, id=live.id, status=status, document=document)
         )
+        self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
         with suppress(ClocheError):  # the first error is the one to tell
             await writing
+
+    def _note_end(self, live: LiveRun, status: str, seconds: float | None) -> None:
+        log.debug("%s ended: %s", live.id, status)
+        self._observer.run_ended(status, seconds)
+
+    def _no_room(self, why: str, seconds: int) -> Refused:
+        self._observer.run_refused()
+        return _no_room(why, seconds)
 
     def _tell(self, live: LiveRun, event: Event) -> None:
         if (known := event_as_wire(event)) is not None:
@@ -285,6 +325,15 @@ def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]
     if not order.returns_files:
         return stored, stored
     return as_json({**document, "files": read_files(result)}), stored
+
+
+def _queue_span(run_id: str) -> AbstractContextManager[None]:
+    """Trace how long a run waits for its place, where anybody traces."""
+    if not is_traced():
+        return nullcontext()
+    from cloche.audit.telemetry import queue_span
+
+    return queue_span(run_id)
 
 
 def _no_room(why: str, seconds: int) -> Refused:

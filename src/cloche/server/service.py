@@ -24,6 +24,7 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
+from cloche.records.debugging import read_switches
 from cloche.records.ids import new_id, now
 from cloche.records.keys import note_use
 from cloche.records.reproductions import Reproductions
@@ -32,6 +33,7 @@ from cloche.records.tables import LiveSandbox
 from cloche.records.workers import own_worker
 
 from .approvals import ApprovalWatch
+from .debugging import Debugging
 from .identities import Caller, Identities
 from .metrics import Metrics
 from .problems import Refused
@@ -66,6 +68,7 @@ class ServiceOptions:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = DRAIN_S
+    is_debugging: bool = False
 
 
 class Service:
@@ -73,14 +76,16 @@ class Service:
 
     def __init__(self, database: Database, options: ServiceOptions):
         self.database, self.options = database, options
+        self.debugging, self.metrics = Debugging(is_all=options.is_debugging), Metrics()
+        database.on_failure = self.metrics.database_failed
         self.identities = Identities(database)
         self.writer = Writer(database)
         self.worker = own_worker()
         self.runs = RunQueue(
-            self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
-        )
+            self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
+            observer=self.metrics,
+        )  # fmt: skip
         self.approvals = ApprovalWatch(self.read)
-        self.metrics = Metrics()
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.is_draining = False
         self._background: set[asyncio.Task[None]] = set()
@@ -214,7 +219,10 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "cloche-service"))
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)
-    noting = asyncio.ensure_future(service.note_use_of_keys())
+    beside = [
+        asyncio.ensure_future(service.note_use_of_keys()),
+        asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
+    ]
     try:
         await asyncio.to_thread(approvals.take_over_older, database)
         lost = await asyncio.to_thread(run_records.recover, database)
@@ -223,8 +231,9 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
         yield service
     finally:
-        noting.cancel()
-        await asyncio.wait([noting])
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
         service.close_files()

@@ -43,6 +43,13 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.String(32), nullable=False),
         sa.Column("changed_by", sa.String(64), nullable=False),
     )
+    op.create_table(
+        "debug_namespaces",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("is_on", sa.Boolean, nullable=False),
+        sa.Column("changed_at", sa.String(32), nullable=False),
+        sa.Column("changed_by", sa.String(64), nullable=False),
+    )
     _owned(
         "runs",
         sa.Column("status", sa.String(16), nullable=False, index=True),
@@ -122,6 +129,6 @@ def downgrade() -> None:
     op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
         "approvals", "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",
-        "settings", "browser_sessions", "api_keys",
+        "debug_namespaces", "settings", "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)
