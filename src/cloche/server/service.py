@@ -27,6 +27,7 @@ from cloche.records.settings import StoredSettings, read_stored, store, stored_v
 from .identities import Identities
 from .metrics import Metrics
 from .runs import RunQueue
+from .sandboxes import Sandboxes
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -67,6 +68,7 @@ class Service:
         self.runs = RunQueue(
             self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
         )
+        self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
         self.metrics = Metrics()
         self.is_draining = False
         self._stored_version = -1
@@ -133,17 +135,19 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)
-    noting = asyncio.ensure_future(service.note_use_of_keys())
+    tending = [asyncio.ensure_future(service.note_use_of_keys()), asyncio.ensure_future(service.sandboxes.tend())]
     try:
         lost = await asyncio.to_thread(run_records.recover, database, service.worker)
         if lost:
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
         yield service
     finally:
-        noting.cancel()
-        await asyncio.wait([noting])
+        for task in tending:
+            task.cancel()
+        await asyncio.wait(tending)
         service.is_draining = True
         await service.runs.drain(options.drain_s)
+        await service.sandboxes.close()
         await asyncio.to_thread(service.writer.close)
         service.worker.close()
         await asyncio.to_thread(database.close)
