@@ -115,9 +115,9 @@ class LiveSandbox(Owned, Table):
 
     __tablename__ = "sandboxes"
     name: Mapped[str] = mapped_column(String(64), unique=True)
-    status: Mapped[str] = mapped_column(String(16), index=True)
+    status: Mapped[str] = mapped_column(String(16), default="running", index=True)
     api_key: Mapped[str | None] = mapped_column(String(40))
-    worker: Mapped[str] = mapped_column(String(64))
+    worker: Mapped[str] = mapped_column(String(64), default="")
     ended_at: Mapped[str | None] = mapped_column(String(32))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 

@@ -67,10 +67,10 @@ class EventLog:
             for event in [event for event in self._events if event.number > after]:
                 yield event
                 after = event.number
-            if self.is_over and after == self._next - 1:
+            if self.is_over and after >= self._next - 1:
                 return
             changed = self._changed
-            if after == self._next - 1:
+            if after >= self._next - 1:
                 try:
                     await asyncio.wait_for(changed.wait(), heartbeat_s)
                 except TimeoutError:
