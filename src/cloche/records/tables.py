@@ -129,11 +129,17 @@ class Reproduction(Documented, Table):
 
 
 class LiveSandbox(Owned, Table):
-    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels."""
+    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels.
+
+    `starting` while its `worker` opens it, then `running` or `paused`, at last `ended`.
+    """
 
     __tablename__ = "sandboxes"
     name: Mapped[str] = mapped_column(String(64), unique=True)
+    status: Mapped[str] = mapped_column(String(16), default="running", index=True)
     api_key: Mapped[str | None] = mapped_column(String(40))
+    worker: Mapped[str] = mapped_column(String(64), default="")
+    ended_at: Mapped[str | None] = mapped_column(String(32))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 

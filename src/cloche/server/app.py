@@ -19,7 +19,8 @@ from .service import Service
 
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
-    "code", "sandbox", "debug", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
+    "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files",
+    "sandbox_streams", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
 )  # fmt: skip
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 # FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .service import Service, WorkspaceRoot
 
 FORCED_EXIT_S = 10.0  # after the drain
+MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +87,10 @@ async def _serve(command: ServeCommand) -> None:
             await _greet(service, f"{scheme}://{shown}:{port}")
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,
-                http=http.bounded(), lifespan="off", ws="websockets-sansio",
-                timeout_graceful_shutdown=max(1, round(command.drain_s)),
-                backlog=http.backlog(), ssl_certfile=command.certificate, ssl_keyfile=command.key,
+                http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
+                ws_ping_timeout=None, ws_per_message_deflate=False,
+                timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),
+                ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
             await http.serve(http.Unsignalled(config), listener, on_stop=service.begin_draining)
     finally:

@@ -6,6 +6,7 @@ A plain ASGI layer: it sees each message, and costs little.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,7 +17,7 @@ from .problems import Refused, answer
 MOST_BODY = 32 << 20
 MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
-UPLOADS = ("/api/sandboxes/",)
+UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
 SEND_S = 30.0  # a client that reads nothing for so long is dropped
 _HEADERS = {
     "Content-Security-Policy": (
@@ -70,7 +71,7 @@ class Guard:
         await response(scope, receive, _with_headers(send))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        most = MOST_UPLOAD if scope["path"].startswith(UPLOADS) else MOST_BODY
+        most = MOST_UPLOAD if UPLOADS.fullmatch(scope["path"]) else MOST_BODY
         length = headers.get("content-length", "")
         sent = _with_headers(_bounded(send))
         if length.isdigit() and int(length) > most:

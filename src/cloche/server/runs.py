@@ -9,13 +9,11 @@ whose row cannot be written does not start; one that ended is answered when its 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
@@ -30,10 +28,10 @@ from cloche.records.database import Encoded, Writer
 from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
 
+from .events import LiveRun
 from .problems import Refused
 from .results import event_as_wire, read_files
 
-MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
@@ -41,86 +39,6 @@ SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
 Start = Callable[[Callable[[Event], None]], Awaitable[Result]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentEvent:
-    """Hold one event of a run: its number, its name, and its data as JSON."""
-
-    number: int
-    name: str
-    data: str
-
-
-class EventLog:
-    """Keep the last events of a run, up to a bound, and let readers wait for the next."""
-
-    def __init__(self) -> None:
-        self._events: deque[SentEvent] = deque()
-        self._bytes, self._next = 0, 1
-        self._changed = asyncio.Event()
-        self.is_over = False
-
-    def add(self, name: str, data: Mapping[str, Any] | str) -> None:
-        """Add an event, and drop the oldest where there are too many."""
-        text = data if isinstance(data, str) else as_json(data)
-        self._events.append(SentEvent(number=self._next, name=name, data=text))
-        self._next += 1
-        self._bytes += len(text)
-        while self._bytes > MOST_EVENT_BYTES and len(self._events) > 1:
-            self._bytes -= len(self._events.popleft().data)
-        self._wake()
-
-    def end(self) -> None:
-        """Say that no further one comes."""
-        self.is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
-        """Yield the events after a number, None where nothing came for a while, until the end."""
-        while True:
-            first = self._events[0].number if self._events else self._next
-            if first > after + 1:
-                yield SentEvent(number=first - 1, name="missed", data=json.dumps({"events": first - 1 - after}))
-                after = first - 1
-            for event in [event for event in self._events if event.number > after]:
-                yield event
-                after = event.number
-            if self.is_over and after >= self._next - 1:
-                return
-            changed = self._changed
-            if after >= self._next - 1:
-                try:
-                    await asyncio.wait_for(changed.wait(), heartbeat_s)
-                except TimeoutError:
-                    yield None
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class LiveRun:
-    """Hold a run of this worker: its events, and the task whose result is its document as JSON text."""
-
-    id: str
-    project: str
-    size: int
-    events: EventLog = field(default_factory=EventLog)
-    task: asyncio.Task[str] | None = None
-    is_cancelled: bool = False
-
-    async def wait(self) -> str:
-        """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
-        assert self.task is not None  # noqa: S101 - set by whoever made it
-        return await asyncio.shield(self.task)
-
-    def cancel(self) -> None:
-        """Kill it."""
-        self.is_cancelled = True
-        if self.task is not None:
-            self.task.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

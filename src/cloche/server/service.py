@@ -25,7 +25,7 @@ from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
 from cloche.records.debugging import read_switches
-from cloche.records.ids import new_id, now
+from cloche.records.ids import now
 from cloche.records.keys import note_use
 from cloche.records.reproductions import Reproductions
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
@@ -38,6 +38,7 @@ from .identities import Caller, Identities
 from .metrics import Metrics
 from .problems import Refused
 from .runs import RunQueue
+from .sandboxes import Sandboxes, sandbox_name
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -85,6 +86,7 @@ class Service:
             self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
             observer=self.metrics,
         )  # fmt: skip
+        self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
         self.approvals = ApprovalWatch(self.read)
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.is_draining = False
@@ -161,14 +163,13 @@ class Service:
             if left:
                 await asyncio.wait(left)
 
-    async def adopt(self, provisioned: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """Note whose a sandbox is that was opened for a caller, and return what is told of it."""
-        name = str(provisioned["sandbox"])
-        row = {"id": new_id("sb"), "project": caller.project, "created_at": now(), "name": name}
-        await self.write(
-            lambda session: session.add(LiveSandbox(**row, api_key=caller.key_id, document={"labels": {}}))
-        )
-        return {**provisioned, "sandbox": row["id"], "name": name}
+    async def adopt(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> None:
+        """Note whose a sandbox is that was opened elsewhere, under the name of its id."""
+        row = LiveSandbox(
+            id=sandbox_id, project=caller.project, created_at=now(), name=sandbox_name(sandbox_id), status="running",
+            api_key=caller.key_id, worker=self.worker, document=dict(document),
+        )  # fmt: skip
+        await self.write(lambda session: session.add(row))
 
     async def tool_state(self, project: str) -> dict[str, Any]:
         """Return the tools on offer with their risks, and what waits for approval."""
@@ -202,6 +203,7 @@ class Service:
         """Take nothing more, and end what only waits: the service is being stopped."""
         self.is_draining = True
         self.approvals.close()
+        self.sandboxes.end_streams()
 
     async def note_use_of_keys(self) -> None:
         """Note from time to time which keys were used; an interruption costs the last times."""
@@ -222,6 +224,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     beside = [
         asyncio.ensure_future(service.note_use_of_keys()),
         asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
+        asyncio.ensure_future(service.sandboxes.tend()),
     ]
     try:
         await asyncio.to_thread(approvals.take_over_older, database)
@@ -236,6 +239,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         await asyncio.wait(beside)
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
+        await service.sandboxes.close()
         service.close_files()
         await asyncio.to_thread(service.writer.close)
         await asyncio.to_thread(database.close)

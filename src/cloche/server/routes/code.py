@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -27,14 +27,14 @@ from cloche.records.results import as_json
 from cloche.records.tables import Run
 
 from ..auth import Reader, Runner, TheService
+from ..events import server_sent, wait_or_cancel
 from ..exec_options import ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
-from ..runs import EventLog, LiveRun, RunOrder
+from ..runs import RunOrder
 from ..service import Service
 
 router = APIRouter(prefix="/api", tags=["code"])
-HEARTBEAT_S = 15.0
 _BODY = {
     "requestBody": {
         "required": True,
@@ -89,8 +89,8 @@ async def execute(
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
     if stream:
-        return StreamingResponse(_events(live.events, 0, live), media_type="text/event-stream")
-    return Response(await _wait_or_cancel(request, live), media_type="application/json")
+        return StreamingResponse(server_sent(live.events, 0, live), media_type="text/event-stream")
+    return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
 async def make_order(
@@ -103,12 +103,7 @@ async def make_order(
     body: bytes = b"",
 ) -> RunOrder:
     """Return what to run, checked against what this caller may. Raises PolicyDenied, InvalidRequest."""
-    own, base = asked.options(), await service.settings()
-    check_fields(own, caller)
-    options = service.run_options(own)
-    if not caller.has("admin"):
-        check_not_looser(load_settings(options), base)
-        options = await keep_level(service, own, options)
+    options = await allowed_options(service, caller, asked.options())
     arguments = asked.run_arguments()
 
     async def start(sink: Any) -> Result:  # noqa: ANN401 - a function of events
@@ -123,6 +118,17 @@ async def make_order(
         idempotency_key=idempotency_key,
         request_sha256=hashlib.sha256(body).digest() if idempotency_key is not None else None,
     )  # fmt: skip
+
+
+async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a sandbox, where this caller may have them. Raises PolicyDenied, InvalidRequest."""
+    base = await service.settings()
+    check_fields(own, caller)
+    options = service.run_options(own)
+    if caller.has("admin"):
+        return options
+    check_not_looser(load_settings(options), base)
+    return await keep_level(service, own, options)
 
 
 async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -179,43 +185,6 @@ def _validated(data: Mapping[str, Any]) -> ExecRequest:
         raise RequestValidationError(error.errors(include_url=False)) from error
 
 
-async def _wait_or_cancel(request: Request, live: LiveRun) -> str:
-    """Return the run's document; where the client goes away, kill the run."""
-    waiting, gone = asyncio.ensure_future(live.wait()), asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            live.cancel()
-        return await waiting
-    except asyncio.CancelledError:
-        live.cancel()
-        this = asyncio.current_task()
-        if this is not None and not this.cancelling():  # the run was, and not this request
-            raise Refused(409, "cancelled", "the run was cancelled") from None
-        raise
-    finally:
-        gone.cancel()
-        waiting.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _events(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncIterator[str]:
-    """Yield server-sent events; with a run, kill it when nobody reads any more."""
-    try:
-        async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
-            if event is None:
-                yield ": still here\n\n"
-            else:
-                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
-    finally:
-        if live is not None and not events.is_over:
-            live.cancel()
-
-
 async def _repeated(service: Service, order: RunOrder) -> Response:
     """Answer with the run of the same idempotency key. Raises Refused (409) where that was for something else."""
     found = await service.read(
@@ -266,7 +235,7 @@ async def events(
         found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
         text = as_json(found.as_dict())
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
-    return StreamingResponse(_events(live.events, last_event_id), media_type="text/event-stream")
+    return StreamingResponse(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)

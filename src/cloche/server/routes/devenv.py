@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from pydantic import Field
 
 from cloche.core.errors import NotFound
+from cloche.hostfs import open_folder
 from cloche.records.devenv import DevEnvManifest, generate, parse_manifest, read_manifest, write_manifest
 from cloche.records.devenv_store import list_manifests, save_manifest, stored_manifest
+from cloche.records.ids import new_id
 from cloche.records.provision import provision
 
 from ..auth import Reader, Runner, TheService
 from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
+from ..sandboxes import sandbox_name
 from ..service import Service
 from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path
 
+T = TypeVar("T")
 router = APIRouter(prefix="/api/sandbox/dev-env", tags=["development environments"])
 
 
@@ -92,32 +101,34 @@ async def provisioned(asked: Provision, caller: Runner, service: TheService) -> 
     if (asked.workspace_path is None) == (asked.manifest is None):
         raise Refused(422, "invalid-request", "give workspacePath or manifest, not both", field="workspacePath")
     await service.settings()
-    async with service.runs.hold():
+    sandbox_id = new_id("sb")
+    options: dict[str, Any] = {**service.options.options, "name": sandbox_name(sandbox_id), "keep": asked.keep}
+    async with service.runs.hold(), AsyncExitStack() as stack:
         if asked.workspace_path is None:
-            return await _provision_empty(service, caller, parse_manifest(asked.manifest), asked.keep)
-        holding = opened_workspace(service.options.roots, asked.workspace_path, writes=False)
-        folder, _ = await asyncio.to_thread(holding.__enter__)
-        try:
-            found = await asyncio.to_thread(read_manifest, folder)
-            done = await provision(found, folder=folder, keep=asked.keep, **service.options.options)
-        finally:
-            holding.__exit__(None, None, None)
-    return await service.adopt(done.as_dict(), caller)
+            found, folder = parse_manifest(asked.manifest), await _entered(service, stack, _empty_folder())
+        else:
+            opening = opened_workspace(service.options.roots, asked.workspace_path, writes=False)
+            folder, _ = await _entered(service, stack, opening)
+            found = await service.with_files(partial(read_manifest, folder))
+        done = (await provision(found, folder=folder, **options)).as_dict()
+        await service.adopt(sandbox_id, caller, {"labels": {}, "manifest": found.name})
+    return {**done, "sandbox": sandbox_id}
 
 
-async def _provision_empty(
-    service: Service, caller: Caller, parsed: DevEnvManifest, keep: str | float
-) -> dict[str, Any]:  # fmt: skip
-    import os
-    import tempfile
+async def _entered(service: Service, stack: AsyncExitStack, holding: AbstractContextManager[T]) -> T:
+    entered = await service.with_files(holding.__enter__)
+    stack.callback(holding.__exit__, None, None, None)
+    return entered
 
+
+@contextmanager
+def _empty_folder() -> Iterator[int]:
     with tempfile.TemporaryDirectory(prefix="cloche-devenv-") as empty:
-        folder = os.open(empty, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_folder(empty)
         try:
-            done = await provision(parsed, folder=folder, keep=keep, **service.options.options)
+            yield folder
         finally:
             os.close(folder)
-    return await service.adopt(done.as_dict(), caller)
 
 
 def _read(service: Service, caller: Caller, path: str) -> DevEnvManifest:

@@ -88,7 +88,10 @@ def upgrade() -> None:
     _owned(
         "sandboxes",
         sa.Column("name", sa.String(64), nullable=False, unique=True),
+        sa.Column("status", sa.String(16), nullable=False, index=True),
         sa.Column("api_key", sa.String(40)),
+        sa.Column("worker", sa.String(64), nullable=False),
+        sa.Column("ended_at", sa.String(32)),
         sa.Column("document", sa.JSON, nullable=False),
     )
 
