@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from importlib import util
 from typing import TYPE_CHECKING
@@ -108,5 +109,6 @@ def _end(ends: list[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=end, name="cloche-telemetry", daemon=True) for end in ends]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + END_S
     for thread in threads:
-        thread.join(END_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
