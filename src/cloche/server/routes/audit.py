@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import ConfigDict, Field, StringConstraints
 
 from cloche.audit.export import texts_of
@@ -27,6 +27,7 @@ from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..results import camel
 from ..service import Service
+from ..streams import ClosingStream
 
 router = APIRouter(prefix="/api/audit", tags=["audit"])
 MOST_AT_ONCE = 2  # readings of the log; each has a thread
@@ -82,7 +83,12 @@ def _page_text(page: AuditPage) -> str:
     return json.dumps({"items": list(page.events), "nextCursor": cursor, "isPartial": page.is_partial})
 
 
-@router.get("/export", responses=RESPONSES)
+@router.get(
+    "/export", response_class=ClosingStream,
+    responses={
+        **RESPONSES, 200: {"description": "The events.", "content": {kind: {} for kind in _MEDIA_TYPES.values()}},
+    },
+)  # fmt: skip
 async def export(
     caller: Admin, service: TheService, wanted: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
 ) -> Response:  # fmt: skip
@@ -95,7 +101,7 @@ async def export(
     gone = threading.Event()
     chunks = _chunks(Reading(folder), wanted, format, gone)
     first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
-    return StreamingResponse(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
+    return ClosingStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
 @router.post("/verify", responses=RESPONSES)
@@ -132,7 +138,7 @@ async def _one_of_few() -> AsyncIterator[None]:
         _reading.release()
 
 
-async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncIterator[str]:
+async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncGenerator[str]:
     """Yield an export in chunks, each read in a thread when the client has taken the one before."""
     try:
         yield first
