@@ -15,9 +15,10 @@ class ClosingStream(StreamingResponse):
     """
 
     def __init__(
-        self, content: AsyncGenerator[str], *, media_type: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(content, headers=headers, media_type=media_type)
+        self, content: AsyncGenerator[str], status_code: int = 200, headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(content, status_code, headers, media_type)
         self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -80,6 +80,7 @@ class Word(WireModel):
     remember: bool = False
 
 
+_NO_JSON: dict[str, Any] = {**RESPONSES[413], "description": "It is no JSON."}
 _BODY = {
     "requestBody": {
         "required": True,
@@ -90,12 +91,15 @@ _BODY = {
 }
 
 
-@router.post("", status_code=201, responses=RESPONSES, openapi_extra=_BODY)
+@router.post("", status_code=201, responses={**RESPONSES, 415: _NO_JSON}, openapi_extra=_BODY)
 async def ask(request: Request, caller: Runner, service: TheService) -> Response:
     """Ask for a decision about a call of a tool; wait for it with `GET /api/approvals/{id}?wait=30`.
 
     At its deadline it is a no.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise Refused(415, "unsupported-media-type", "send application/json")
     body = await request.body()
     if len(body) > MOST_BYTES:
         raise Refused(413, "body-too-large", f"an approval has {MOST_BYTES} bytes at most, arguments included")

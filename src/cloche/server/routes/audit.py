@@ -22,10 +22,9 @@ from cloche.core.errors import PolicyDenied
 from cloche.records.tables import DEFAULT_PROJECT
 
 from ..auth import Admin, Reader, TheService
-from ..exec_options import WireModel
+from ..exec_options import WireModel, wire_name
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
-from ..results import camel
 from ..service import Service
 from ..streams import ClosingStream
 
@@ -111,7 +110,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
     async with _one_of_few():
         report = await asyncio.to_thread(verify, folder, heads=heads)
-    return {camel(name): value for name, value in report.as_dict().items()}
+    return {wire_name(name): value for name, value in report.as_dict().items()}
 
 
 async def _folder(service: Service, caller: Caller) -> str:
