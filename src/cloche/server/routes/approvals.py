@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from sqlalchemy.orm import Session
 
@@ -33,6 +33,7 @@ from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
+from ..streams import ClosingStream
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 MOST_BYTES = 256 << 10  # of a request with all its arguments
@@ -79,6 +80,7 @@ class Word(WireModel):
     remember: bool = False
 
 
+_NO_JSON: dict[str, Any] = {**RESPONSES[413], "description": "It is no JSON."}
 _BODY = {
     "requestBody": {
         "required": True,
@@ -89,12 +91,15 @@ _BODY = {
 }
 
 
-@router.post("", status_code=201, responses=RESPONSES, openapi_extra=_BODY)
+@router.post("", status_code=201, responses={**RESPONSES, 415: _NO_JSON}, openapi_extra=_BODY)
 async def ask(request: Request, caller: Runner, service: TheService) -> Response:
     """Ask for a decision about a call of a tool; wait for it with `GET /api/approvals/{id}?wait=30`.
 
     At its deadline it is a no.
     """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise Refused(415, "unsupported-media-type", "send application/json")
     body = await request.body()
     if len(body) > MOST_BYTES:
         raise Refused(413, "body-too-large", f"an approval has {MOST_BYTES} bytes at most, arguments included")
@@ -157,7 +162,10 @@ async def approvals(
     return await _as_json(found)
 
 
-@router.get("/events", responses=RESPONSES)
+@router.get(
+    "/events", response_class=ClosingStream,
+    responses={**RESPONSES, 200: {"description": "Events, as they come.", "content": {"text/event-stream": {}}}},
+)  # fmt: skip
 async def events(
     caller: Onlooker, service: TheService, last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None
 ) -> Response:
@@ -166,7 +174,7 @@ async def events(
     It begins with what waits; with `Last-Event-ID`, with what changed after that. After 15 minutes, and for a reader
     that falls behind (`dropped`), it ends: begin again with the last number.
     """
-    return StreamingResponse(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
+    return ClosingStream(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
 
 
 @router.get("/{number}", responses=RESPONSES)
@@ -266,7 +274,7 @@ def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: b
         )
 
 
-async def _stream(service: Service, project: str, after: int | None) -> AsyncIterator[str]:
+async def _stream(service: Service, project: str, after: int | None) -> AsyncGenerator[str]:
     """Yield server-sent events: what waits or has changed, then what comes."""
     ends = time.monotonic() + STREAM_S
     try:
@@ -285,7 +293,7 @@ async def _stream(service: Service, project: str, after: int | None) -> AsyncIte
             if follower.is_behind:
                 yield "event: dropped\ndata: {}\n\n"
     except (Refused, RecordsFailed) as error:  # the answer has begun
-        yield f"event: error\ndata: {json.dumps({'error': str(error)})}\n\n"
+        yield f"event: error\ndata: {json.dumps({'error': getattr(error, 'detail', None) or str(error)})}\n\n"
 
 
 def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[Change]]:

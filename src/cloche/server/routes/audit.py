@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import ConfigDict, Field, StringConstraints
 
 from cloche.audit.export import texts_of
@@ -23,10 +23,11 @@ from cloche.records.results import camel
 from cloche.records.tables import DEFAULT_PROJECT
 
 from ..auth import Admin, Reader, TheService
-from ..exec_options import WireModel
+from ..exec_options import WireModel, wire_name
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
+from ..streams import ClosingStream
 
 router = APIRouter(prefix="/api/audit", tags=["audit"])
 MOST_AT_ONCE = 2  # readings of the log; each has a thread
@@ -82,7 +83,12 @@ def _page_text(page: AuditPage) -> str:
     return json.dumps({"items": list(page.events), "nextCursor": cursor, "isPartial": page.is_partial})
 
 
-@router.get("/export", responses=RESPONSES)
+@router.get(
+    "/export", response_class=ClosingStream,
+    responses={
+        **RESPONSES, 200: {"description": "The events.", "content": {kind: {} for kind in _MEDIA_TYPES.values()}},
+    },
+)  # fmt: skip
 async def export(
     caller: Admin, service: TheService, wanted: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
 ) -> Response:  # fmt: skip
@@ -95,7 +101,7 @@ async def export(
     gone = threading.Event()
     chunks = _chunks(Reading(folder), wanted, format, gone)
     first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
-    return StreamingResponse(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
+    return ClosingStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
 @router.post("/verify", responses=RESPONSES)
@@ -105,7 +111,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
     async with _one_of_few():
         report = await asyncio.to_thread(verify, folder, heads=heads)
-    return {camel(name): value for name, value in report.as_dict().items()}
+    return {wire_name(name): value for name, value in report.as_dict().items()}
 
 
 async def _folder(service: Service, caller: Caller) -> str:
@@ -132,7 +138,7 @@ async def _one_of_few() -> AsyncIterator[None]:
         _reading.release()
 
 
-async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncIterator[str]:
+async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncGenerator[str]:
     """Yield an export in chunks, each read in a thread when the client has taken the one before."""
     try:
         yield first
