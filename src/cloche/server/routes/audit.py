@@ -19,7 +19,6 @@ from cloche.audit.log import audit_for
 from cloche.audit.query import AuditPage, Filters, newest_events
 from cloche.audit.verify import Reading, read_heads, verify
 from cloche.core.errors import PolicyDenied
-from cloche.records.results import camel
 from cloche.records.tables import DEFAULT_PROJECT
 
 from ..auth import Admin, Reader, TheService
