@@ -16,7 +16,7 @@ from .guard import Guard
 from .service import Service
 
 # The modules of `routes/`, each with a `router`.
-ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health")
+ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health", "pages", "page_records", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 

@@ -103,6 +103,7 @@ class LiveRun:
     size: int
     events: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[str] | None = None
+    is_begun: bool = False
     is_cancelled: bool = False
 
     async def wait(self) -> str:
@@ -148,6 +149,10 @@ class RunQueue:
         """Return a run of this worker that goes on, or ended a moment ago."""
         live = self._live.get(run_id)
         return live if live is not None and live.project == project else None
+
+    def begun(self) -> list[LiveRun]:
+        """Return the runs of this worker that have left the queue and go on."""
+        return [live for live in self._live.values() if live.is_begun and not live.events.is_over]
 
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
@@ -196,7 +201,7 @@ class RunQueue:
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
-        self.running += 1
+        self.running, live.is_begun = self.running + 1, True
         try:
             result = await order.start(lambda event: self._tell(live, event))
             document, stored = await asyncio.to_thread(_encode, live.id, result, order)

@@ -1,0 +1,105 @@
+"""The service as it is started for real, `python -m cloche serve`, on a free port of loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+END_S = 60
+_FIRST_KEY = re.compile(r"shown once: (cloche_\S+)")
+_LINK = re.compile(r"once: (http\S+/login\?code=\S+)")
+
+
+@dataclass
+class Service:
+    """Hold a service that runs: its address, the first key, the one-time link, and its process."""
+
+    address: str
+    key: str
+    link: str
+    database: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def client(self, key: str | None = None, **more: object) -> httpx.Client:
+        """Return a client with a key, the first one unless another is given; an empty one for none."""
+        text = self.key if key is None else key
+        headers = {"Authorization": f"Bearer {text}"} if text else {}
+        return httpx.Client(base_url=self.address, headers=headers, timeout=60, trust_env=False, **more)  # type: ignore[arg-type]
+
+    def new_key(self, *scopes: str) -> str:
+        """Make a key with these scopes and return its text."""
+        with self.client() as client:
+            made = client.post("/api/keys", json={"name": "-".join(scopes), "scopes": list(scopes)})
+            made.raise_for_status()
+            return str(made.json()["key"])
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """End it by a signal, and return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(END_S)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return variables that keep the machine's own configuration out of a service."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {
+        **kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CACHE_HOME": str(home / "cache"), "LANG": "C.UTF-8",
+    }  # fmt: skip
+
+
+def start(home: Path, *words: str, key: str = "", **variables: str) -> Service:
+    """Start a service with its database below `home`; with a `key` it is one that has been started before."""
+    database, log = home / "records" / "records.db", home / "service.log"
+    environ = {**environment(home), **variables}
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cloche", "serve", "--port", "0", "--database", str(database), *words],
+            env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home,
+        )  # fmt: skip
+    link = _wait_for_link(process, log, begin)
+    found = _FIRST_KEY.search(log.read_text()[begin:])
+    return Service(
+        address=link.partition("/login")[0], key=found[1] if found else key, link=link, database=database,
+        process=process, log=log, environ=environ,
+    )  # fmt: skip
+
+
+def _wait_for_link(process: subprocess.Popen[bytes], log: Path, begin: int) -> str:
+    import time
+
+    ends = time.monotonic() + END_S
+    while time.monotonic() < ends:
+        if (found := _LINK.search(log.read_text()[begin:])) is not None:
+            return found[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    raise AssertionError(f"the service did not start: {log.read_text()[begin:]}")
+
+
+@contextmanager
+def serving(home: Path, *words: str, **variables: str) -> Iterator[Service]:
+    """Serve for the body; then it must end by SIGTERM, as it should."""
+    service = start(home, *words, **variables)
+    try:
+        yield service
+    except BaseException:
+        service.end(signal.SIGKILL)
+        raise
+    if service.process.poll() is None:
+        assert service.end() == 128 + signal.SIGTERM, service.log.read_text()
