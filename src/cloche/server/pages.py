@@ -7,6 +7,7 @@ HTML and SVG are only ever shown in a frame of their own (`framed`). Pure but fo
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +28,15 @@ from cloche.records.runs import UNFINISHED, RunFacts
 MOST_OUTPUTS = 50
 MOST_PICTURE_CHARS = 8 << 20
 MOST_FRAME_CHARS = 4 << 20
-MOST_FILES = 500
+MOST_FILES = MOST_ROWS = 500
+MOST_SHORT_CHARS = 80  # of an argument that stands in one line
 MOST_AUDIT_BYTES = 4 << 20  # of the log's end, in which a run's events are looked for
 MOST_AUDIT_EVENTS = 200
 # The first type that an output has is shown; pictures as such, and what could be more than text in a frame.
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _FRAMES = ("text/html", "image/svg+xml")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_FRAME_HEIGHTS = ((3, "low"), (12, "middle"))  # up to so many rows; else high
+_FRAME_ROWS = (2, 4, 6, 8, 10, 12, 16)  # a frame is as high as one of these needs; else `high`
 # What may act in a frame: nothing. The page's own policy keeps it from going anywhere else.
 FRAME_HEADERS = {
     "Content-Security-Policy": (
@@ -45,7 +47,7 @@ FRAME_HEADERS = {
 }
 _FRAME_HEAD = (
     '<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><style>'
-    "body{font:14px/1.45 system-ui,sans-serif;margin:8px}table{border-collapse:collapse}"
+    "body{font:14px/1.45 system-ui,sans-serif;margin:8px}table{border-collapse:collapse;border:0}"
     "th,td{padding:2px 10px;text-align:right;border:0;border-bottom:1px solid #8886}svg{max-width:100%;height:auto}"
     "</style>"
 )
@@ -197,7 +199,7 @@ def show_output(output: Mapping[str, Any], number: int) -> ShownOutput:
 
 def _height(html: str) -> str:
     rows = html.lower().count("<tr")
-    return next((name for most, name in _FRAME_HEIGHTS if 0 < rows <= most), "high")
+    return next((f"rows-{most}" for most in _FRAME_ROWS if 0 < rows <= most), "high")
 
 
 def framed(document: Mapping[str, Any], number: int) -> str | None:
@@ -246,12 +248,36 @@ def approval_queue() -> ApprovalQueue:
 def show_approval(entry: Entry) -> dict[str, Any]:
     """Return a request as the page has it."""
     request, decision = entry.request, entry.decision
+    arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
     return {
         "number": entry.number, "asked_at": _instant(entry.asked_at), "expires_at": _instant(entry.expires_at),
-        "state": entry.state, "tool": request.tool, "risk": str(request.risk), "arguments": dict(request.arguments),
-        "rules": dict(request.rules), "changes": diff_lines(request.changes), "is_again": request.is_confirmation,
+        "state": entry.state, "tool": request.tool, "risk": str(request.risk),
+        "short": [pair for pair in arguments if _is_short(pair[1])],
+        "long": [pair for pair in arguments if not _is_short(pair[1])],
+        "rules": flat(request.rules), "changes": diff_lines(request.changes), "is_again": request.is_confirmation,
         "by": decision.by if decision else "", "reason": decision.reason if decision else "",
     }  # fmt: skip
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested mappings as rows of a name with dots and text; empty ones are left out."""
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{prefix}{name}.")
+        elif value not in (None, "", [], ()):
+            rows.append((f"{prefix}{name}", _readable(value)))
+    return rows[:MOST_ROWS]
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | Mapping) for one in value):
+        return ", ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= MOST_SHORT_CHARS and "\n" not in text
 
 
 def _instant(seconds: float) -> str:

@@ -75,6 +75,7 @@
       // The service's own event has data; without, the connection broke, and the browser tries again by itself.
       if (event.data !== undefined || source.readyState === EventSource.CLOSED) finish();
     });
+    run.scrollIntoView({ block: "nearest" });
     announce("The run has begun.");
   };
 
