@@ -487,7 +487,7 @@ def _container(
     options: SandboxOptions,
     as_json: bool,
 ) -> int:
-    """Print the docker run that starts an agent's own container.
+    """Print the docker run of an agent's own container.
 
     It is as hard as the container of a run, but for its folder, which is yours: DIR. Nothing is started.
     """

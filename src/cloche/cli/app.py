@@ -1,6 +1,7 @@
 """The root of the command line. A command is found in the module of its name, else in any module of this folder.
 
-So a command is added in one file: whichever module of this folder declares it with `@root.command`, or a new one.
+In a module's name a dash of the command's is `_`. So a command is added in one file: whichever module of this folder
+declares it with `@root.command`, or a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .options import Group
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "serve", "keys", "container", "languages", "presets", "backends", "gc",
     "doctor", "conformance", "bench", "sandbox", "config", "network", "images", "packages", "audit", "tools",
-    "approvals", "skill", "snapshot", "workspace-snapshot", "devenv", "repro",
+    "approvals", "skill", "snapshot", "workspace-snapshot",
 )  # fmt: skip
 
 
@@ -26,8 +27,9 @@ class _Root(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's own
         """Return a command, or None."""
-        if cmd_name not in self.commands and cmd_name.isidentifier():
-            module = f"{__package__}.{cmd_name}"
+        name = cmd_name.replace("-", "_")
+        if cmd_name not in self.commands and name.isidentifier():
+            module = f"{__package__}.{name}"
             if util.find_spec(module) is not None:
                 import_module(module)
         if cmd_name not in self.commands:

@@ -77,7 +77,7 @@ def _exec(
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
-    """Run a command in a throwaway sandbox, or in one with a name.
+    """Run a command in a throwaway sandbox or a named one.
 
     Its output and its exit code pass through, as with `cloche run`. With -i or -t it has no time-out unless --timeout
     gives one. One word before -- is always a NAME; write -- first where a command has -- as its first argument.

@@ -69,7 +69,7 @@ def _list(database: str | None, as_json: bool) -> int:
 @_database
 @json_option()
 def _rotate(key_id: str, database: str | None, as_json: bool) -> int:
-    """Replace a key by a new one of the same name and scopes, and print that."""
+    """Replace a key by a new one, which is printed."""
     from cloche.records.keys import rotate_key
 
     made, text = rotate_key(open_database(database), key_id)

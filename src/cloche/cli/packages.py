@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 6  # of a layer, in the table
 
-packages = root.group("packages", help="Packages that sandboxes are shown: install, list, remove.")(lambda: None)
+packages = root.group("packages", help="Packages for sandboxes: install, list, remove.")(lambda: None)
 _words = argument("words", nargs=-1, metavar="NAME", help="Packages, with versions: rich, 'httpx>=0.27'.")
 _file = option("--requirements", metavar="FILE", help="Take them from a requirements.txt, too.")
 

@@ -29,7 +29,7 @@ def _shell(
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
-    """Open a shell in a throwaway sandbox, or in one with a name.
+    """Open a shell in a throwaway sandbox or a named one.
 
     It has this terminal, or reads what is piped in. Its exit code passes through. It has no time-out unless --timeout
     gives one.

@@ -176,7 +176,7 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
 @root.command("doctor")
 @json_option()
 def _doctor(as_json: bool) -> int:
-    """Measure what this host can enforce, and say how to get more."""
+    """Measure what this host enforces, and how to get more."""
     from cloche.audit.verify import examine_audit
     from cloche.execution.doctor import diagnose
 

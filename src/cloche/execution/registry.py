@@ -155,6 +155,13 @@ def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
     return found.programs, found.binds
 
 
+def guest_environment() -> Mapping[str, str]:
+    """Return the variables that a guest of the local backend would get on this host."""
+    from cloche.backends.layout import guest_variables, search_path
+
+    return {"PATH": search_path(), **guest_variables()}
+
+
 def build_image(name: str, packages: Sequence[str]) -> str:
     """Build the image that a backend runs in, and return a line that names it.
 

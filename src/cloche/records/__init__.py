@@ -5,7 +5,13 @@ wire's names (camelCase), and files of Cloche's own. Kept: one database (SQLite 
 and JSON files beside it. Nothing here executes what a workspace holds, follows a link out of it, or stores a secret.
 
 - `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
+- `git_state.py`: branch, HEAD and status of a repository, read without git; its parts are `git_*.py`.
+- `environment.py`: snapshots of an environment; `environment_variables.py`: what is kept of its variables, and masked;
+  `replication.py`: a script that sets them again.
 - `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+- `workspace.py`: snapshots of workspaces; `workspace_tree.py` reads the files, `workspace_restore.py` puts them back,
+  `workspace_entries.py` is what is said of one; `blobs.py`: contents that are kept.
+- `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
 
 Needs the extra `server`.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 DEFAULT_PROJECT = "default"
@@ -84,9 +84,20 @@ class EnvironmentSnapshot(Documented, Table):
 
 
 class WorkspaceSnapshot(Documented, Table):
-    """The files of a workspace with their hashes (C11); contents are blobs."""
+    """The files of a workspace with their hashes (C11). `tree` (`files`, `excluded`) is loaded when it is asked for."""
 
     __tablename__ = "workspace_snapshots"
+    tree: Mapped[dict[str, Any]] = mapped_column(JSON, deferred=True)
+
+
+class KeptContent(Table):
+    """A blob that a snapshot of a workspace names, so that it is not removed."""
+
+    __tablename__ = "kept_contents"
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    snapshot_id: Mapped[str] = mapped_column(
+        ForeignKey("workspace_snapshots.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
 
 
 class Manifest(Owned, Table):

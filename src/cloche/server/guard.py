@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .problems import answer
+from .problems import Refused, answer
 
 MOST_BODY = 32 << 20
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
@@ -29,10 +29,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-class TooLarge(Exception):
-    """Report a body that went on beyond its bound."""
 
 
 class Guard:
@@ -76,29 +72,17 @@ class Guard:
         length = headers.get("content-length", "")
         sent = _with_headers(_bounded(send))
         if length.isdigit() and int(length) > most:
-            await _too_large(most)(scope, receive, sent)
+            await _too_large(most).as_response()(scope, receive, sent)
             return
-        has_begun = False
-
-        async def note(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = has_begun or message["type"] == "http.response.start"
-            await sent(message)
-
-        try:
-            await self._app(scope, _counted(receive, most), note)
-        except TooLarge:
-            if has_begun:
-                raise
-            await _too_large(most)(scope, receive, sent)
+        await self._app(scope, _counted(receive, most), sent)
 
 
-def _too_large(most: int) -> ASGIApp:
-    return answer(413, "body-too-large", f"the body has more than {most} bytes", remedy="send less at once")
+def _too_large(most: int) -> Refused:
+    return Refused(413, "body-too-large", f"the body has more than {most} bytes", remedy="send less at once")
 
 
 def _counted(receive: Receive, most: int) -> Receive:
-    """Return a receiver that raises TooLarge where a body goes on beyond its bound."""
+    """Return a receiver that raises Refused where a body goes on beyond its bound."""
     seen = 0
 
     async def counted() -> Message:
@@ -107,7 +91,7 @@ def _counted(receive: Receive, most: int) -> Receive:
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
             if seen > most:
-                raise TooLarge
+                raise _too_large(most)
         return message
 
     return counted

@@ -56,16 +56,21 @@ class Problem(BaseModel):
     remedy: str | None = None
 
 
-class Refused(Exception):
-    """Answer with a problem."""
+class Refused(HTTPException):
+    """Answer with a problem; a framework's exception, so that it passes through the framework's own code."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):  # fmt: skip
-        super().__init__(detail)
-        self.status, self.kind, self.detail = status, kind, detail
-        self.remedy, self.field, self.headers = remedy, field, dict(headers or {})
+        super().__init__(status, detail, dict(headers or {}))
+        self.kind, self.remedy, self.field = kind, remedy, field
+
+    def as_response(self) -> JSONResponse:
+        """Return the answer."""
+        return answer(
+            self.status_code, self.kind, self.detail, remedy=self.remedy, field=self.field, headers=self.headers
+        )
 
 
 def answer(
@@ -96,9 +101,7 @@ def answer_to(error: Exception) -> JSONResponse:
 def response_to(error: Exception) -> JSONResponse:
     """Return the response to any error, the framework's own too."""
     if isinstance(error, Refused):
-        return answer(
-            error.status, error.kind, error.detail, remedy=error.remedy, field=error.field, headers=error.headers
-        )
+        return error.as_response()
     if isinstance(error, RequestValidationError):
         faults = [_fault(one) for one in error.errors()[:_MOST_FAULTS]]
         return answer(422, "invalid-request", "; ".join(f"{field}: {why}" for field, why in faults), field=faults[0][0])

@@ -31,6 +31,7 @@ from .results import event_as_wire, read_files, result_as_wire
 
 MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
+FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 SERVICE_STOPPED = "the service was stopped while this ran"
 
@@ -84,10 +85,10 @@ class EventLog:
             for event in [event for event in self._events if event.number > after]:
                 yield event
                 after = event.number
-            if self.is_over and after == self._next - 1:
+            if self.is_over and after >= self._next - 1:
                 return
             changed = self._changed
-            if after == self._next - 1:
+            if after >= self._next - 1:
                 try:
                     await asyncio.wait_for(changed.wait(), heartbeat_s)
                 except TimeoutError:
@@ -204,7 +205,7 @@ class RunQueue:
         self.running, live.is_begun = self.running + 1, True
         try:
             result = await order.start(lambda event: self._tell(live, event))
-            document, stored = await asyncio.to_thread(_encode, live.id, result, order)
+            document, stored = await _encode_apart(live.id, result, order)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
@@ -254,6 +255,14 @@ class RunQueue:
 def is_repeated(error: Exception) -> bool:
     """Tell whether a row was refused because the idempotency key has been used."""
     return isinstance(error, IntegrityError)
+
+
+async def _encode_apart(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
+    """Encode a result, in a thread where it is large: no other request waits for it."""
+    size = len(result.stdout_bytes) + len(result.stderr_bytes)
+    if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:
+        return await asyncio.to_thread(_encode, run_id, result, order)
+    return _encode(run_id, result, order)
 
 
 def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:

@@ -81,10 +81,16 @@ class Service:
 
     async def settings(self) -> Settings:
         """Return the settings that hold for runs now; another worker's change counts from the next request on."""
-        version = await asyncio.to_thread(self._read, stored_version)
+        version = await self._stored_settings_version()
         if version != self._stored_version:
             self._use(await self.read(read_stored))
         return load_settings(dict(self.options.options))
+
+    async def _stored_settings_version(self) -> int:
+        """Read it where this waits for nobody, as readers of SQLite's WAL do not; else in a thread."""
+        if self.database.is_sqlite:
+            return self._read(stored_version)
+        return await asyncio.to_thread(self._read, stored_version)
 
     async def change_settings(self, values: Mapping[str, Any], *, by: str) -> Settings:
         """Store values by keyword, None to go back to the files; return what holds then. Raises InvalidRequest.

@@ -56,7 +56,15 @@ def upgrade() -> None:
     )
     op.create_index("runs_by_status", "runs", ["project", "status", "id"])
     _owned("environment_snapshots", has_session=True)
-    _owned("workspace_snapshots", has_session=True)
+    _owned("workspace_snapshots", sa.Column("tree", sa.JSON, nullable=False), has_session=True)
+    op.create_table(
+        "kept_contents",
+        sa.Column("sha256", sa.String(64), primary_key=True),
+        sa.Column(
+            "snapshot_id", sa.String(40), sa.ForeignKey("workspace_snapshots.id", ondelete="CASCADE"), primary_key=True,
+            index=True,
+        ),
+    )  # fmt: skip
     _owned(
         "manifests",
         sa.Column("name", sa.String(128), nullable=False),
@@ -80,6 +88,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Remove them."""
+    op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
         "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
         "browser_sessions", "api_keys",

@@ -1,0 +1,204 @@
+"""Measure the service: `python -m bench.service [--rounds N] [--seconds N] [--minutes N] [--json FILE]`.
+
+Side by side, in turns: a request on a connection that is kept against `python -c` as a child process; then requests of
+32 connections against the library's own runs of 32 tasks. With --minutes, mixed load for so long, and what memory and
+descriptors the service has at the beginning and at the end. As whoever runs it; the figures say who.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.harness.service import Service, serving
+
+CODE, CLIENTS, WARM_UP = "print(1)", 32, 20
+BODY = json.dumps({"code": CODE}).encode()
+SAMPLE_S = 5.0
+# Of the mixed load: code, and what is sent beside it.
+MIXED: tuple[dict[str, Any], ...] = (
+    {"code": "print(1)"},
+    {"code": "x = list(range(100_000)); sum(x)"},
+    {"code": "raise SystemExit(3)"},
+    {"code": "print('x' * 200_000)"},
+    {"code": "open('out', 'wb').write(b'x' * 100_000)", "returnFiles": True},
+    {"code": "import json; print(json.load(open('in.json')))", "files": [{"path": "in.json", "text": "[1, 2]"}]},
+    {"code": "import time; time.sleep(60)", "timeout": "200ms"},
+    {"code": "echo shell", "language": "bash"},
+)
+
+
+def main() -> int:
+    options = _options()
+    report: dict[str, Any] = {"user": "root" if os.geteuid() == 0 else "an ordinary user", "rows": {}}
+    with tempfile.TemporaryDirectory(prefix="bench-service-") as folder, serving(Path(folder)) as service:
+        connection = _connect(service)
+        report["rows"] = {"plain subprocess": [], "service": []}
+        for turn in range(WARM_UP + options.rounds):
+            plain, served = _timed(_run_plain), _timed(lambda: _post(connection, service.key, BODY))
+            if turn >= WARM_UP:
+                report["rows"]["plain subprocess"].append(plain)
+                report["rows"]["service"].append(served)
+        connection.close()
+        report["throughput"] = {"library": _library(options.seconds), "service": _served(service, options.seconds)}
+        if options.minutes:
+            report["load"] = asyncio.run(_load(service, options.minutes * 60))
+    _show(report)
+    if options.json:
+        Path(options.json).write_text(f"{json.dumps(report)}\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.service", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300, help="turns of single requests (default 300)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of throughput, each (default 10)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of mixed load (default none)")
+    parser.add_argument("--json", help="write all figures to this file")
+    return parser.parse_args()
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _run_plain() -> None:
+    subprocess.run([os.path.realpath(sys.executable), "-c", CODE], stdout=subprocess.PIPE, check=True)
+
+
+def _connect(service: Service) -> http.client.HTTPConnection:
+    address = urlsplit(service.address)
+    return http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+
+
+def _post(connection: http.client.HTTPConnection, key: str, body: bytes) -> None:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    connection.request("POST", "/api/code/exec", body, headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    assert answer.status == 200, content
+
+
+def _library(seconds: float) -> float:
+    """Return runs a second of the library with as many tasks, in a process of its own."""
+    program = f"""
+import asyncio, time, cloche
+async def main():
+    await asyncio.gather(*(cloche.arun({CODE!r}) for _ in range({CLIENTS})))
+    ends, count = time.perf_counter() + {seconds}, 0
+    async def work():
+        nonlocal count
+        while time.perf_counter() < ends:
+            await cloche.arun({CODE!r})
+            count += 1
+    await asyncio.gather(*(work() for _ in range({CLIENTS})))
+    print(count / {seconds})
+asyncio.run(main())
+"""
+    return float(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+
+
+def _served(service: Service, seconds: float) -> float:
+    """Return runs a second of clients that keep their connections, in a process of its own."""
+    told = json.dumps([service.address, service.key, seconds])
+    done = subprocess.run([sys.executable, "-m", __spec__.name, told], stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
+
+
+async def _clients(address: str, key: str, seconds: float) -> float:
+    await asyncio.gather(*(_client(address, key, 0, [BODY]) for _ in range(CLIENTS)))
+    counts = await asyncio.gather(*(_client(address, key, seconds, [BODY]) for _ in range(CLIENTS)))
+    return sum(counts) / seconds
+
+
+async def _client(address: str, key: str, seconds: float, bodies: list[bytes]) -> int:
+    """Send requests on one connection until the time is over, one at least."""
+    where = urlsplit(address)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    heads = [
+        f"POST /api/code/exec HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+        for body in bodies
+    ]
+    ends, count = time.perf_counter() + seconds, 0
+    while count == 0 or time.perf_counter() < ends:
+        writer.write(heads[count % len(heads)])
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(int(length.partition(b":")[2]))
+        count += 1
+    writer.close()
+    return count
+
+
+async def _load(service: Service, seconds: float) -> dict[str, Any]:
+    """Run mixed load and sample the service's memory (MiB) and descriptors."""
+    bodies = [json.dumps(one).encode() for one in MIXED]
+    clients = [
+        asyncio.ensure_future(_client(service.address, service.key, seconds, bodies[n:] + bodies[:n]))
+        for n in range(len(bodies))
+    ]
+    samples: list[tuple[float, float, int]] = []
+    began = time.monotonic()
+    while not all(client.done() for client in clients):
+        await asyncio.sleep(SAMPLE_S)
+        samples.append((time.monotonic() - began, _resident_mib(service.process.pid), _descriptors(service)))
+    part = max(1, len(samples) // 5)
+    first, last = samples[part : 2 * part], samples[-part:]
+    return {
+        "runs": sum(await asyncio.gather(*clients)), "seconds": seconds,
+        **{
+            name: [statistics.median(one[at] for one in rows) for rows in (first, last)]
+            for name, at in (("mib", 1), ("descriptors", 2))
+        },
+    }  # fmt: skip
+
+
+def _resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def _descriptors(service: Service) -> int:
+    return len(os.listdir(f"/proc/{service.process.pid}/fd"))
+
+
+def _show(report: dict[str, Any]) -> None:
+    print(f"as {report['user']}, {os.cpu_count()} processors")
+    found = {}
+    for name, times in report["rows"].items():
+        cuts = statistics.quantiles(times, n=100)
+        found[name] = statistics.median(times), cuts[98]
+        print(f"{name:20} p50 {found[name][0] * 1e3:7.2f} ms   p99 {found[name][1] * 1e3:7.2f} ms")
+    (plain, plain_p99), (served, served_p99) = found["plain subprocess"], found["service"]
+    print(f"service / plain: p50 {served / plain:.2f} (1), p99 of the service / p50 of plain {served_p99 / plain:.2f}")
+    print(f"p99 / p99 {served_p99 / plain_p99:.2f} (3)")
+    rates = report["throughput"]
+    print(f"{CLIENTS} at once: library {rates['library']:.0f}/s, service {rates['service']:.0f}/s: "
+          f"{rates['service'] / rates['library']:.2f} (0.6)")  # fmt: skip
+    if "load" in report:
+        load = report["load"]
+        print(f"{load['runs']} runs in {load['seconds']:.0f} s: MiB {load['mib']}, descriptors {load['descriptors']}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("["):
+        print(asyncio.run(_clients(*json.loads(sys.argv[1]))))
+    else:
+        sys.exit(main())

@@ -1,0 +1,251 @@
+"""`cloche snapshot`: record the environment of a workspace, compare two records, write one as a script; no server.
+
+What a snapshot has are a stranger's words (names of branches, of packages, values): what is printed is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+
+from .app import root
+from .options import argument, flag, json_option, option
+from .output import say, show
+
+if TYPE_CHECKING:
+    from cloche.records.database import Database
+
+Document = Mapping[str, Any]
+
+snapshots = root.group("snapshot", help="Snapshots of an environment: compare, replicate.")(lambda: None)
+_id = argument("id_", metavar="ID", help="A snapshot's id.")
+
+
+@snapshots.command("create")
+@option("--workspace", metavar="DIR", default=".", help="The folder.")
+@option("--session", metavar="LABEL", help="A label of your own, at most 64 characters.")
+@option("--label", metavar="TEXT", help="What it is for, at most 200 characters.")
+@option("--env", "names", metavar="NAME", multiple=True, help="Record this variable of yours. Repeatable.")
+@flag("--all-env", help="Record all of your variables.")
+@json_option()
+def _create(
+    workspace: str, session: str | None, label: str | None, names: tuple[str, ...], all_env: bool, as_json: bool
+) -> int:
+    """Record variables, dependencies, git's state and settings.
+
+    Prints the id. Without --env and --all-env the variables are those that a guest gets. Secrets are masked.
+    """
+    from cloche.config.settings import load_settings
+    from cloche.records.environment import take_snapshot
+
+    env = _environment(names, is_all=all_env)
+    with _opened() as database, _folder(workspace) as at:
+        document = take_snapshot(
+            database, at, workspace_path=os.path.abspath(workspace), settings=load_settings(), env=env,
+            session_id=session, label=label,
+        )  # fmt: skip
+    if as_json:
+        return _print_json(document)
+    for note in _notes(document):
+        say(note)
+    print(document["id"])
+    return 0
+
+
+@snapshots.command("list")
+@option("--session", metavar="LABEL", help="Those with this label.")
+@option("--limit", metavar="N", type=int, default=50, help="At most so many, 200 at most.")
+@option("--cursor", metavar="ID", help="Those before this one: the nextCursor of the page before.")
+@json_option()
+def _list(session: str | None, limit: int, cursor: str | None, as_json: bool) -> int:
+    """List the snapshots, the newest first."""
+    from cloche.records.environment import list_snapshots
+
+    with _opened() as database:
+        page = list_snapshots(database, session_id=session, limit=limit, cursor=cursor)
+    if as_json:
+        return _print_json(page)
+    if not page["items"]:
+        print("there are no snapshots")
+        return 0
+    show([_row(one) for one in page["items"]], as_json=False)
+    if page["nextCursor"]:
+        say(f"there are more: --cursor {page['nextCursor']}")
+    return 0
+
+
+@snapshots.command("show")
+@_id
+@json_option()
+def _show(id_: str, as_json: bool) -> int:
+    """Show a snapshot."""
+    from cloche.records.environment import get_snapshot
+
+    with _opened() as database:
+        document = get_snapshot(database, id_)
+    if as_json:
+        return _print_json(document)
+    for name, value in {**_row(document), "head": document["git"]["head"]}.items():
+        _print_line(f"{name}: {'' if value is None else value}")
+    for name, value in document["env"].items():
+        _print_line(f"env {name}={value}")
+    for one in document["skippedEnv"]:
+        _print_line(f"left out {one['key']}: {one['reason']}")
+    for one in document["dependencies"]:
+        _print_line(f"dependency {_named(one)} ({one['source']})")
+    for line in document["git"]["status"]:
+        _print_line(f"git {line}")
+    for note in _notes(document):
+        say(note)
+    return 0
+
+
+@snapshots.command("compare")
+@argument("id1", metavar="ID1", help="The earlier one.")
+@argument("id2", metavar="ID2", help="The later one.")
+@json_option()
+def _compare(id1: str, id2: str, as_json: bool) -> int:
+    """Compare variables and dependencies of two snapshots.
+
+    A line each: + added, - removed, M changed, ? a masked value of which it is not known.
+    """
+    from cloche.records.environment import compare_snapshots
+
+    with _opened() as database:
+        found = compare_snapshots(database, id1, id2)
+    if as_json:
+        return _print_json(found)
+    env, dependencies = found["env"], found["dependencies"]
+    for sign, key in (("+", "added"), ("-", "removed")):
+        for name, value in env[key].items():
+            _print_line(f"{sign} {name}={value}")
+        for one in dependencies[key]:
+            _print_line(f"{sign} {_named(one)}")
+    for name, (before, after) in env["changed"].items():
+        _print_line(f"M {name}: {before} -> {after}")
+    for one in dependencies["changed"]:
+        _print_line(f"M {one['ecosystem']} {one['name']}: {one['from']} -> {one['to']}")
+    for name in env.get("unknown", ()):
+        _print_line(f"? {name}")
+    return 0
+
+
+@snapshots.command("replicate")
+@_id
+@option("--workspace", metavar="DIR", help="The folder, when it is not the one of the snapshot.")
+@flag("--overwrite", help="Replace a script that is there.")
+@json_option()
+def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) -> int:
+    """Write a shell script that sets the variables again.
+
+    It is .cloche-env-replication.sh in the folder. Secrets are empty in it: fill them in.
+    """
+    from cloche.records.environment import get_snapshot
+    from cloche.records.replication import render_script, write_script
+
+    with _opened() as database:
+        document = get_snapshot(database, id_)
+    script = render_script(document)
+    with _folder(workspace or str(document["workspacePath"])) as at:
+        write_script(at, script, overwrite=overwrite)
+    found = script.as_dict()
+    if as_json:
+        return _print_json(found)
+    print(f"written: {found['path']}, {found['variables']} variables")
+    if script.placeholders:
+        say(f"to be filled in: {', '.join(script.placeholders)}")
+    for name, reason in script.skipped:
+        say(f"left out: {name} ({reason})")
+    return 0
+
+
+@snapshots.command("delete")
+@_id
+@json_option()
+def _delete(id_: str, as_json: bool) -> int:
+    """Delete a snapshot, its file and its row."""
+    from cloche.records.environment import delete_snapshot
+
+    with _opened() as database:
+        delete_snapshot(database, id_)
+    if as_json:
+        return _print_json({"id": id_})
+    print(f"deleted {id_}")
+    return 0
+
+
+@contextmanager
+def _opened() -> Iterator[Database]:
+    from cloche.records import require_extra
+
+    require_extra()
+    from cloche.records.database import Database
+
+    database = Database()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def _folder(path: str) -> Iterator[int]:
+    """Hold open a folder that the user named. Raises InvalidRequest."""
+    from cloche.hostfs import open_folder
+
+    try:
+        fd = open_folder(path, follows_link=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"--workspace: {escape_name(path)} cannot be opened: {reason}") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _environment(names: Sequence[str], *, is_all: bool) -> Mapping[str, str] | None:
+    """Return the variables of this process that are asked for; None for none. Raises InvalidRequest."""
+    if is_all and names:
+        raise InvalidRequest("--all-env and --env exclude each other; give one")
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InvalidRequest(f"--env: there is no variable {escape_name(missing[0])}; leave it out, or set it")
+    if is_all:
+        return dict(os.environ)
+    return {name: os.environ[name] for name in names} or None
+
+
+def _row(document: Document) -> dict[str, object]:
+    return {
+        "snapshot": document["id"], "created": document["createdAt"], "session": document["sessionId"],
+        "label": document["label"], "workspace": document["workspacePath"], "branch": document["git"]["branch"],
+        "variables": len(document["env"]),
+    }  # fmt: skip
+
+
+def _notes(document: Document) -> Iterator[str]:
+    if document.get("fileMissing"):
+        yield f"the file {document['file']} is missing; the row is whole"
+    if document["git"]["isPartial"]:
+        yield f"git's state is not whole: {document['git']['reason']}"
+    yield from document["notes"]
+
+
+def _named(dependency: Document) -> str:
+    return f"{dependency['ecosystem']} {dependency['name']} {dependency['version'] or '(no version)'}"
+
+
+def _print_line(text: str) -> None:
+    print(escape_name(text))
+
+
+def _print_json(document: Document) -> int:
+    print(json.dumps(document, indent=2))
+    return 0

@@ -1,0 +1,207 @@
+"""`cloche workspace-snapshot`: record the files of a workspace, compare two records, restore one; without a server.
+
+Names of files are anybody's words: what is printed is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+
+from .app import root
+from .options import argument, flag, json_option, option
+from .output import say, show
+
+if TYPE_CHECKING:
+    from cloche.records.workspace import WorkspaceSnapshots
+
+MOST_SECONDS = 600.0
+Document = Mapping[str, Any]
+
+snapshots = root.group(
+    "workspace-snapshot", help="Snapshots of a folder: make, compare, restore, delete."
+)(lambda: None)  # fmt: skip
+_id = argument("id_", metavar="ID", help="A snapshot's id.")
+
+
+@snapshots.command("create")
+@option("--workspace", metavar="DIR", default=".", help="The folder.")
+@option("--session", metavar="LABEL", help="A label of your own, at most 64 characters.")
+@flag("--contents", help="Keep what the files hold, so that they can be restored.")
+@json_option()
+def _create(workspace: str, session: str | None, contents: bool, as_json: bool) -> int:
+    """Record which files there are, with their hashes, and print the id."""
+    with _opened() as records, _folder(workspace) as at:
+        document = records.create(
+            at, workspace_path=os.path.abspath(workspace), session_id=session, contents=contents,
+            deadline=monotonic() + MOST_SECONDS,
+        )  # fmt: skip
+    if as_json:
+        return _print_json(document)
+    if document["isPartial"]:
+        say(f"this is not all of the folder: {_reasons(document)}")
+    print(document["id"])
+    return 0
+
+
+@snapshots.command("list")
+@option("--session", metavar="LABEL", help="Those with this label.")
+@option("--limit", metavar="N", type=int, default=50, help="At most so many, 200 at most.")
+@option("--cursor", metavar="ID", help="Those before this one: the nextCursor of the page before.")
+@json_option()
+def _list(session: str | None, limit: int, cursor: str | None, as_json: bool) -> int:
+    """List the snapshots, the newest first."""
+    with _opened() as records:
+        page = records.list(session_id=session, limit=limit, cursor=cursor)
+    if as_json:
+        return _print_json(page)
+    if not page["items"]:
+        print("there are no snapshots")
+        return 0
+    show([_row(one) for one in page["items"]], as_json=False)
+    if page["nextCursor"]:
+        say(f"there are more: --cursor {page['nextCursor']}")
+    return 0
+
+
+@snapshots.command("show")
+@_id
+@json_option()
+def _show(id_: str, as_json: bool) -> int:
+    """Show a snapshot with its files."""
+    with _opened() as records:
+        document = records.get(id_)
+    if as_json:
+        return _print_json(document)
+    for name, value in _row(document).items():
+        print(f"{name}: {escape_name(str(value))}")
+    for one in document["files"]:
+        what = f"-> {_path(one, 'link')}" if one.keys() & {"link", "linkBase64"} else str(one["sha256"])
+        print(f"{one.get('mode', ''):4} {one.get('size', ''):>10} {_path(one)} {what}")
+    return 0
+
+
+@snapshots.command("diff")
+@argument("id1", metavar="ID1", help="The earlier one.")
+@argument("id2", metavar="ID2", help="The later one.")
+@json_option()
+def _diff(id1: str, id2: str, as_json: bool) -> int:
+    """Compare two snapshots.
+
+    A line each: + added, - removed, M modified, m another mode, ? unknown.
+    """
+    with _opened() as records:
+        found = records.diff(id1, id2)
+    if as_json:
+        return _print_json(found)
+    for sign, key in (("+", "added"), ("-", "removed"), ("M", "modified"), ("m", "modeChanged"), ("?", "unknown")):
+        for one in found[key]:
+            modes = f" {one['from']} -> {one['to']}" if key == "modeChanged" else ""
+            print(f"{sign} {_path(one)}{modes}")
+    return 0
+
+
+@snapshots.command("restore")
+@_id
+@option("--workspace", metavar="DIR", help="The folder, when it is not the one of the snapshot.")
+@flag("--prune", help="Remove files that the snapshot does not know.")
+@flag("--manifest-only", help="Change no file: write what would be restored.")
+@json_option()
+def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, as_json: bool) -> int:
+    """Restore the files whose content was kept.
+
+    What was done is in .cloche-ws-restore.json, in the folder.
+    """
+    with _opened() as records, _folder(workspace or str(records.get(id_)["workspacePath"])) as at:
+        found = records.restore(
+            id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
+        )  # fmt: skip
+    if as_json:
+        return _print_json(found)
+    counts = Counter(one["result"].partition(":")[0] for one in found["results"])
+    for one in found["results"]:
+        if one["result"] != "unchanged":
+            print(f"{one['result']} {_path(one)}")
+    print(", ".join(f"{number} {result}" for result, number in sorted(counts.items())) or "there are no files in it")
+    return 0
+
+
+@snapshots.command("delete")
+@_id
+@json_option()
+def _delete(id_: str, as_json: bool) -> int:
+    """Delete a snapshot, and contents that no other one needs."""
+    with _opened() as records:
+        removed = records.delete(id_)
+    if as_json:
+        return _print_json({"id": id_, "removedContents": removed})
+    print(f"deleted {id_}")
+    if removed is None:
+        say("its contents are removed with the next snapshot: some are being used now")
+    return 0
+
+
+@contextmanager
+def _opened() -> Iterator[WorkspaceSnapshots]:
+    """Hold the records open. Raises InvalidRequest where their packages are not installed."""
+    from cloche.records import require_extra
+
+    require_extra()
+    from cloche.records.database import Database
+    from cloche.records.workspace import WorkspaceSnapshots
+
+    database = Database()
+    try:
+        yield WorkspaceSnapshots(database)
+    finally:
+        database.close()
+
+
+@contextmanager
+def _folder(path: str) -> Iterator[int]:
+    """Hold a folder that the user named open. Raises InvalidRequest."""
+    from cloche import hostfs
+
+    try:
+        at = hostfs.open_folder(path, follows_link=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"{escape_name(path)} cannot be opened: {why}; name a folder with --workspace") from error
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def _row(one: Document) -> dict[str, object]:
+    partial = {"left out by": _reasons(one)} if "files" in one and one["isPartial"] else {}
+    return {
+        "id": one["id"], "created": one["createdAt"], "session": one["sessionId"] or "",
+        "workspace": one["workspacePath"], "files": one["totals"]["files"], "bytes": one["totals"]["bytes"],
+        "contents": "kept" if one["contents"] else "not kept", "whole": "no" if one["isPartial"] else "yes", **partial,
+    }  # fmt: skip
+
+
+def _reasons(document: Document) -> str:
+    return ", ".join(f"the bound of {reason}" for reason in document["partialReasons"])
+
+
+def _path(one: object, key: str = "path") -> str:
+    """Return a path for a terminal, in base64 where it is no text."""
+    if isinstance(one, str):
+        return escape_name(one)
+    named: Document = one if isinstance(one, Mapping) else {}
+    return escape_name(named[key]) if key in named else f"base64:{named[f'{key}Base64']}"
+
+
+def _print_json(document: Document) -> int:
+    print(json.dumps(document, indent=2))
+    return 0

@@ -1,0 +1,150 @@
+"""What a workspace depends on, found without executing anything: lock files first, then manifests.
+
+Files are read in an open folder, regular ones only and through no link. What is too large, or none of its kind, is left
+out and said.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.ceilings import normalize_package
+from cloche.core.escape import escape_line
+from cloche.hostfs import open_regular
+
+from .dependency_files import FILES, DependencyFile, mapping, read_json, read_toml
+
+MOST_DEPENDENCIES = 10_000
+# Names and versions are ASCII in every ecosystem; nothing else is stored or shown.
+_NAME = re.compile(r"[!-~]{1,256}")
+_DEFAULT_MANAGERS = {"python": "pip", "javascript": "npm"}
+_MANAGERS = {"python": ("uv", "poetry", "pipenv", "pip"), "javascript": ("npm", "yarn", "pnpm", "bun")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """Hold one package: ecosystem, manager, name, version where it is pinned, and the file that says so."""
+
+    ecosystem: str
+    manager: str
+    name: str
+    version: str | None
+    source: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the wire has it."""
+        return {
+            "ecosystem": self.ecosystem, "manager": self.manager, "name": self.name, "version": self.version,
+            "source": self.source,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedBy:
+    """Hold which file of a workspace names dependencies, and which package manager it belongs to."""
+
+    ecosystem: str
+    manager: str
+    file: str
+    is_lock: bool
+
+
+def find_dependencies(folder: int, *, notes: list[str] | None = None) -> tuple[Dependency, ...]:
+    """Return the dependencies of the workspace behind a descriptor, at most 10,000, in the order of `FILES`.
+
+    A name that an earlier file of its ecosystem has is not taken from a later one. `notes` gets a line for each thing
+    that was left out, with the reason: whoever passes none does not learn that the list is partial. Raises OSError for
+    a folder that cannot be read at all.
+    """
+    said: list[str] = [] if notes is None else notes
+    found: dict[tuple[str, str, str | None], Dependency] = {}
+    sources: dict[tuple[str, str], str] = {}
+    for row, data, managed in _present(folder, said):
+        for name, version in _checked(row, data, said):
+            key = normalize_package(name) if row.ecosystem == "python" else name
+            if sources.setdefault((row.ecosystem, key), row.name) != row.name:
+                continue
+            if (row.ecosystem, key, version) not in found and len(found) == MOST_DEPENDENCIES:
+                said.append(f"{row.name}: only the first {MOST_DEPENDENCIES} dependencies are listed")
+                return tuple(found.values())
+            found.setdefault(
+                (row.ecosystem, key, version),
+                Dependency(
+                    ecosystem=row.ecosystem, manager=managed.manager, name=name, version=version, source=row.name
+                ),
+            )
+    return tuple(found.values())
+
+
+def find_managers(folder: int, *, notes: list[str] | None = None) -> tuple[ManagedBy, ...]:
+    """Return the files of a workspace that name dependencies, with their package managers, in the order of `FILES`."""
+    return tuple(managed for _, _, managed in _present(folder, [] if notes is None else notes))
+
+
+def read_file(folder: int, name: str, most_bytes: int, notes: list[str]) -> bytes | None:
+    """Return a regular file of an open folder; None for none, and with a note for one that is not taken."""
+    try:
+        fd, facts = open_regular(name, folder)
+        with open(fd, "rb") as file:
+            data = file.read(most_bytes + 1) if facts.st_size <= most_bytes else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = "a link" if error.errno == errno.ELOOP else error.strerror
+        notes.append(f"{name}: left out: {why}")
+        return None
+    if max(facts.st_size, len(data)) > most_bytes:
+        notes.append(f"{name}: left out: it has more than {most_bytes} bytes")
+        return None
+    return data
+
+
+def _present(folder: int, notes: list[str]) -> Iterator[tuple[DependencyFile, bytes, ManagedBy]]:
+    """Yield the files that are there, one at a time; a manifest belongs to the manager whose lock file came before."""
+    locked: dict[str, str] = {}
+    for row in FILES:
+        data = read_file(folder, row.name, row.most_bytes, notes)
+        if data is None:
+            continue
+        manager = row.manager or locked.get(row.ecosystem) or _manager_of(row, data)
+        if row.is_lock:
+            locked.setdefault(row.ecosystem, manager)
+        yield row, data, ManagedBy(ecosystem=row.ecosystem, manager=manager, file=row.name, is_lock=row.is_lock)
+
+
+def _manager_of(row: DependencyFile, data: bytes) -> str:
+    """Return the manager that a manifest itself names, else the usual one."""
+    try:
+        named = _named_in_json(data) if row.ecosystem == "javascript" else _named_in_toml(data)
+    except ValueError:  # find_dependencies says what is wrong with it
+        named = ()
+    return next((name for name in named if name in _MANAGERS[row.ecosystem]), _DEFAULT_MANAGERS[row.ecosystem])
+
+
+def _named_in_json(data: bytes) -> tuple[str, ...]:
+    named = read_json(data).get("packageManager")
+    return (named.partition("@")[0],) if isinstance(named, str) else ()
+
+
+def _named_in_toml(data: bytes) -> tuple[str, ...]:
+    tools: Mapping[str, Any] = mapping(read_toml(data).get("tool"))
+    return tuple(tools)
+
+
+def _checked(row: DependencyFile, data: bytes, notes: list[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield what a file names, as far as these are names and versions at all."""
+    odd = 0
+    try:
+        for name, version in row.read(data):
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                odd += 1
+                continue
+            yield name, version if isinstance(version, str) and _NAME.fullmatch(version) else None
+    except ValueError as error:
+        notes.append(f"{row.name}: not read further: {escape_line(str(error))[:200]}")
+    if odd:
+        notes.append(f"{row.name}: {odd} entries left out, whose names are none")

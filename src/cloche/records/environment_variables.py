@@ -1,0 +1,149 @@
+"""Which variables of an environment a snapshot keeps, which values it masks, and how masked ones are compared.
+
+The value of a masked variable is nowhere in a snapshot. So that two snapshots can tell whether it changed, the row has
+a keyed hash of it, under a key that stands in a file beside the database, and neither is ever shown.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cloche.audit.redaction import Redactor, is_secret
+from cloche.core.errors import InvalidRequest, RecordsFailed
+from cloche.core.escape import utf8_safe
+from cloche.hostfs import new_file, open_folder, open_regular
+
+MASK = "***"
+MOST_VALUE_CHARS = 1_024
+MOST_VARIABLES = 2_000
+_MOST_CHARS = 256 << 10  # of all values that are not too long
+_MOST_KEY_CHARS = 1_024
+_SHOWN_KEY_CHARS = 200  # of one that is left out
+_LEAST_SECRET_CHARS = 8  # a shorter one is in many other values, too
+_KEY_FILE, _KEY_BYTES = "snapshots.key", 32
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SENSITIVE = re.compile(r"API_KEY|TOKEN|SECRET|PASSWORD|AUTH|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY", re.IGNORECASE)
+# A user and a password before the host of an address. In a page's address neither has a slash.
+_WITH_PASSWORD = re.compile(r"https?://[^\s/?#]*:[^\s/?#]*@|(?<!http)(?<!https)://[^\s/@:]*:\S*@", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variables:
+    """Hold what a snapshot has of an environment; `hashes` are those of the masked values, by variable."""
+
+    env: Mapping[str, str]
+    masked: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]  # key and reason: `name`, `length` or `encoding`
+    hashes: Mapping[str, str]
+
+
+def keep_variables(env: Mapping[str, str], key: bytes) -> Variables:
+    """Return what is kept of an environment. Raises InvalidRequest where it has too many variables."""
+    if len(env) > MOST_VARIABLES:
+        raise InvalidRequest(f"env: {len(env)} variables are more than {MOST_VARIABLES}; name those that matter")
+    if sum(len(value) for value in env.values() if len(value) <= MOST_VALUE_CHARS) > _MOST_CHARS:
+        raise InvalidRequest(f"env: the values have more than {_MOST_CHARS} characters; name the variables that matter")
+    kept: dict[str, str] = {}
+    hashes: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []
+    secrets = {name: value for name, value in env.items() if len(value) >= _LEAST_SECRET_CHARS and is_sensitive(name)}
+    redactor = Redactor(secrets, environ={})
+    for name in sorted(env):
+        value = env[name]
+        if reason := _reason_to_skip(name, value):
+            skipped.append((utf8_safe(name[:_SHOWN_KEY_CHARS]), reason))
+        elif is_sensitive(name) or _WITH_PASSWORD.search(value) or redactor.text(value) != value:
+            kept[name] = MASK
+            hashes[name] = hmac.new(key, f"{name}\0{value}".encode(), sha256).hexdigest()
+        else:
+            kept[name] = value
+    return Variables(env=kept, masked=tuple(hashes), skipped=tuple(skipped), hashes=hashes)
+
+
+def is_sensitive(name: str) -> bool:
+    """Tell whether a variable's name says that its value is a secret."""
+    return _SENSITIVE.search(name) is not None or is_secret(name)
+
+
+def _reason_to_skip(name: str, value: str) -> str | None:
+    if KEY.fullmatch(name) is None:
+        return "name"
+    if len(name) > _MOST_KEY_CHARS or len(value) > MOST_VALUE_CHARS:
+        return "length"
+    return "encoding" if "\0" in value or utf8_safe(value) != value else None
+
+
+def compare_variables(
+    before: Mapping[str, str], after: Mapping[str, str], hashes: tuple[Mapping[str, str], Mapping[str, str]]
+) -> dict[str, object]:
+    """Return what was added, removed and changed; `unknown` names masked ones without a hash, where there are any."""
+    shared = sorted(before.keys() & after.keys())
+    found: dict[str, object] = {
+        "added": {name: after[name] for name in sorted(after.keys() - before.keys())},
+        "removed": {name: before[name] for name in sorted(before.keys() - after.keys())},
+        "changed": {
+            name: [before[name], after[name]]
+            for name in shared
+            if before[name] != after[name] or len({one.get(name) for one in hashes} - {None}) == 2
+        },
+    }
+    unknown = [
+        name for name in shared if before[name] == after[name] == MASK and any(_lacks(one, name) for one in hashes)
+    ]
+    return {**found, "unknown": unknown} if unknown else found
+
+
+def _lacks(hashes: Mapping[str, str], name: str) -> bool:
+    return name not in hashes
+
+
+def mask_key(folder: str) -> bytes:
+    """Return the key of the hashes, from its file in the folder of the database; it is made when first needed.
+
+    Raises RecordsFailed for a file that cannot be used.
+    """
+    try:
+        at = open_folder(folder, follows_link=True)
+        try:
+            with suppress(FileExistsError):
+                return _read_key(at) or _make_key(at)
+            return _read_key(at) or b""
+        finally:
+            os.close(at)
+    except OSError as error:
+        raise RecordsFailed(f"{_KEY_FILE} beside the records cannot be used: {error.strerror}") from error
+
+
+def _read_key(at: int) -> bytes | None:
+    try:
+        fd, facts = open_regular(_KEY_FILE, at)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        key = file.read(_KEY_BYTES + 1)
+    if len(key) != _KEY_BYTES or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise RecordsFailed(
+            f"{_KEY_FILE} beside the records is not {_KEY_BYTES} bytes that its owner alone may read; restore it, or"
+            " remove it: then masked values of older snapshots count as changed"
+        )
+    return key
+
+
+def _make_key(at: int) -> bytes:
+    """Make the key. Raises FileExistsError where another process was faster."""
+    key = os.urandom(_KEY_BYTES)
+    with new_file(at, 0o600) as (beside, file):
+        with file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, _KEY_FILE, src_dir_fd=at, dst_dir_fd=at)
+        os.unlink(beside, dir_fd=at)
+    return key

@@ -1,0 +1,148 @@
+"""The index of a git repository (versions 2 to 4), as a tree of folders whose hash is that of git's own tree.
+
+So what is staged is found without unpacking what is not: a folder with the hash of the commit's one has no change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .git_objects import Bounds, Unknown
+
+MOST_DEPTH = 100  # of folders
+MOST_FILES = 200_000
+_MOST_PATH = 4096
+_ENTRY = struct.Struct(">10I20sH")
+_VALID, _EXTENDED, _SKIPPED, _INTENDED = 0x8000, 0x4000, 0x4000, 0x2000
+LINK, SUBMODULE = 0o120000, 0o160000
+
+
+class Entry(NamedTuple):
+    """A file as it was when it was added; `is_trusted`: git was told not to look at the file."""
+
+    mode: int
+    name: bytes
+    size: int
+    times: tuple[int, int, int, int]  # changed, modified: seconds and nanoseconds of each
+    inode: int
+    is_trusted: bool
+    is_intended: bool
+
+
+@dataclass(slots=True)
+class Folder:
+    """Hold what the index has of one folder; `unmerged` are the stages of each name, as bits."""
+
+    files: dict[bytes, Entry] = field(default_factory=dict)
+    folders: dict[bytes, Folder] = field(default_factory=dict)
+    unmerged: dict[bytes, int] = field(default_factory=dict)
+    hashed: bytes | None = None
+
+    def paths(self, prefix: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+        """Yield each file below, with its path."""
+        for name, entry in self.files.items():
+            yield prefix + name, entry
+        for name, folder in self.folders.items():
+            yield from folder.paths(prefix + name + b"/")
+
+    def unmerged_paths(self, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
+        """Yield each path that is not merged, with its stages."""
+        for name, stages in self.unmerged.items():
+            yield prefix + name, stages
+        for name, folder in self.folders.items():
+            yield from folder.unmerged_paths(prefix + name + b"/")
+
+    def tree_hash(self) -> bytes | None:
+        """Return the name of the tree that a commit would have of it; None for an empty one."""
+        if self.hashed is None:
+            rows = [(name, b"%o" % one.mode, one.name) for name, one in self.files.items() if not one.is_intended]
+            below = [(name + b"/", folder.tree_hash()) for name, folder in self.folders.items()]
+            rows += [(name, b"40000", hashed) for name, hashed in below if hashed]
+            data = b"".join(b"%s %s\0%s" % (mode, name.rstrip(b"/"), oid) for name, mode, oid in sorted(rows))
+            self.hashed = hashlib.sha1(b"tree %d\0%s" % (len(data), data), usedforsecurity=False).digest()
+            if not rows:
+                self.hashed = b""
+        return self.hashed or None
+
+
+def parse_index(data: bytes, bounds: Bounds) -> Folder:
+    """Return the files of an index. Raises Unknown for what is damaged, or of a kind that is not read here."""
+    root, at, path = Folder(), 12, b""
+    try:
+        magic, version, count = struct.unpack_from(">4sII", data)
+        if magic != b"DIRC" or version not in (2, 3, 4):
+            raise Unknown("the index is of a version that is not read here")
+        if count > MOST_FILES:
+            raise Unknown(f"the index has more than {MOST_FILES} files")
+        for _ in range(count):
+            bounds.count_name()
+            path, entry, stage, at = _parse_entry(data, at, version, path)
+            _add(root, path, entry, stage)
+    except struct.error:
+        raise Unknown("the index is damaged") from None
+    _check_extensions(data, at)
+    return root
+
+
+def _parse_entry(data: bytes, start: int, version: int, before: bytes) -> tuple[bytes, Entry, int, int]:
+    """Return path, entry, stage, and where the next one begins."""
+    *facts, name, flags = _ENTRY.unpack_from(data, start)
+    at, more = start + _ENTRY.size, 0
+    if flags & _EXTENDED:
+        (more,) = struct.unpack_from(">H", data, at)
+        at += 2
+    kept = b""
+    if version == 4:
+        cut, at = _strip_length(data, at)
+        kept = before[: max(0, len(before) - cut)]
+    end = data.find(b"\0", at, at + _MOST_PATH)
+    if end < 0:
+        raise Unknown("the index is damaged")
+    path = kept + data[at:end]
+    after = end + 1 if version == 4 else start + (end - start + 8) // 8 * 8
+    entry = Entry(
+        mode=facts[6], name=name, size=facts[9], times=(facts[0], facts[1], facts[2], facts[3]), inode=facts[5],
+        is_trusted=bool(flags & _VALID or more & _SKIPPED), is_intended=bool(more & _INTENDED),
+    )  # fmt: skip
+    return path, entry, flags >> 12 & 3, after
+
+
+def _strip_length(data: bytes, at: int) -> tuple[int, int]:
+    value = -1
+    while True:
+        (byte,) = struct.unpack_from("B", data, at)
+        value, at = (value + 1) << 7 | byte & 127, at + 1
+        if not byte & 128 or value > _MOST_PATH:
+            return value, at
+
+
+def _add(root: Folder, path: bytes, entry: Entry, stage: int) -> None:
+    if not path:
+        raise Unknown("the index is split over two files, which is not read here")
+    *folders, name = path.split(b"/")
+    # Names are opened in the folder above: none may lead out of it.
+    if len(path) > _MOST_PATH or any(
+        part in (b"", b".", b"..") or part.lower() == b".git" for part in (*folders, name)
+    ):
+        raise Unknown("the index has a path that git would refuse")
+    if len(folders) >= MOST_DEPTH:
+        raise Unknown(f"the index has folders deeper than {MOST_DEPTH}")
+    here = root
+    for part in folders:
+        here = here.folders.get(part) or here.folders.setdefault(part, Folder())
+    if stage:
+        here.unmerged[name] = here.unmerged.get(name, 0) | 1 << stage - 1
+    else:
+        here.files[name] = entry
+
+
+def _check_extensions(data: bytes, at: int) -> None:
+    """Raise Unknown for an extension that changes what the entries mean: a split index, a sparse one."""
+    while at + 8 <= len(data) - 20:
+        if not data[at : at + 1].isupper():
+            raise Unknown("the index has an extension that is not read here")
+        at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")

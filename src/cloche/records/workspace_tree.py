@@ -1,0 +1,275 @@
+"""The files of a workspace that a stranger prepared: found and hashed by descriptors, within bounds.
+
+Theory of operation: each folder is opened by the descriptor of the one above it, and each name is looked at before it
+is opened, so that no link is followed and no FIFO or device is opened at all; what takes its place between the look and
+the opening is told by its descriptor, and opening never waits. Every bound is counted before the memory is used. What
+was left out, and why, is in the result: as an entry where one name is concerned, as a reason where the walk ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from time import monotonic
+
+from cloche import hostfs
+
+from .workspace_entries import MOST_PATH_BYTES, Entry, is_excluded
+
+MIB = 1 << 20
+CHUNK_BYTES = MIB
+MOST_TRIES = 2  # to read a file that changes meanwhile
+# Why a walk ended before its end; what it did not come to is unknown. `depth` and `bytes` leave out what they name.
+ENDED_BY = frozenset({"entries", "names", "time"})
+_OTHER_KINDS = {
+    stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device",
+}  # fmt: skip
+_SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # it was something else a moment before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Say how much is looked at: names of any kind, the bytes of their paths, folders in folders, bytes hashed."""
+
+    entries: int = 50_000
+    name_bytes: int = 16 * MIB
+    depth: int = 64
+    total_bytes: int = 1024 * MIB
+    file_bytes: int = 10 * MIB
+
+
+BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Be one name below a folder; `at`, the folder above it, is open until the next one is asked for.
+
+    Without a `state` it was not looked at, or is a folder that was not entered; `skipped` says why.
+    """
+
+    path: bytes
+    name: str
+    at: int
+    state: os.stat_result | None = None
+    skipped: str = ""
+    is_excluded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Be the whole of a file at one moment."""
+
+    data: bytes
+    sha256: str
+    mode: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """Be what was found: entries by path, paths left out on purpose, bytes hashed, and why it is not all of it."""
+
+    entries: list[Entry] = field(default_factory=list)
+    excluded: list[bytes] = field(default_factory=list)
+    bytes: int = 0
+    partial: set[str] = field(default_factory=set)
+
+
+class Unread(Exception):
+    """Report a file that could not be read; `reason` is a word of a document."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class OutOfTime(Exception):
+    """Report that the deadline has passed."""
+
+
+class Walk:
+    """Iterate over what is below an open folder, by name; afterwards `partial` says which bounds were met."""
+
+    def __init__(self, root: int, bounds: Bounds, deadline: float | None):
+        self.partial: set[str] = set()
+        self._root, self._bounds, self._deadline = root, bounds, deadline
+        self._entries = self._name_bytes = 0
+        self._device = os.fstat(root).st_dev
+
+    def __iter__(self) -> Generator[Found, None, None]:
+        return self._below(self._root, b"", 1)
+
+    def _below(self, at: int, above: bytes, depth: int) -> Generator[Found, None, None]:
+        for name in self._names(at):
+            path = above + os.fsencode(name)
+            if self._is_over(path):
+                return
+            if is_excluded(path):
+                yield Found(path=path, name=name, at=at, is_excluded=True)
+                continue
+            try:
+                state = hostfs.look(name, at)
+            except OSError as error:  # a folder that may be listed and not entered
+                yield Found(path=path, name=name, at=at, skipped=_reason(error))
+                continue
+            if state is None:
+                continue  # it has gone meanwhile
+            if stat.S_ISDIR(state.st_mode):
+                yield from self._folder(name, at, path, depth, state)
+            else:
+                yield Found(path=path, name=name, at=at, state=state)
+
+    def _names(self, at: int) -> list[str]:
+        """Return the names in a folder, as many as there is room for: also those that wait take memory."""
+        names: list[str] = []
+        with os.scandir(at) as found:
+            for item in found:
+                if self._entries >= self._bounds.entries:
+                    self.partial.add("entries")
+                    break
+                if _is_late(self._deadline):
+                    self.partial.add("time")
+                    break
+                self._entries += 1
+                names.append(item.name)
+        return sorted(names, key=os.fsencode)
+
+    def _is_over(self, path: bytes) -> bool:
+        self._name_bytes += len(path)
+        met = {"names": self._name_bytes > self._bounds.name_bytes, "time": _is_late(self._deadline)}
+        self.partial |= {reason for reason, is_met in met.items() if is_met}
+        return any(met.values())
+
+    def _folder(self, name: str, at: int, path: bytes, depth: int, state: os.stat_result) -> Iterator[Found]:
+        if state.st_dev != self._device:  # a mount: it may be a stranger's, and answer never
+            yield Found(path=path, name=name, at=at, skipped="other-filesystem")
+            return
+        if depth >= self._bounds.depth or len(path) >= MOST_PATH_BYTES:
+            self.partial.add("depth")
+            yield Found(path=path, name=name, at=at, skipped="too-deep")
+            return
+        try:
+            fd = hostfs.open_folder(name, at)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            yield Found(path=path, name=name, at=at, skipped=_reason(error))
+            return
+        try:
+            yield from self._below(fd, path + b"/", depth + 1)
+        finally:
+            os.close(fd)
+
+
+def read_tree(
+    folder: int,
+    *,
+    bounds: Bounds = BOUNDS,
+    deadline: float | None = None,
+    keep: Callable[[bytes, str], object] | None = None,
+) -> Tree:
+    """Return what is below an open folder. `deadline` is of `time.monotonic`; `keep` gets bytes and SHA-256 of files.
+
+    It blocks: in a coroutine use `asyncio.to_thread`. Raises OSError where the folder itself cannot be read, and
+    whatever `keep` raises.
+    """
+    tree = Tree()
+    walk = Walk(folder, bounds, deadline)
+    with closing(iter(walk)) as names:
+        try:
+            for found in names:
+                _add(tree, found, bounds, deadline, keep)
+        except OutOfTime:
+            tree.partial.add("time")
+    tree.partial |= walk.partial
+    return tree
+
+
+def _add(
+    tree: Tree, found: Found, bounds: Bounds, deadline: float | None, keep: Callable[[bytes, str], object] | None
+) -> None:
+    if found.is_excluded:
+        tree.excluded.append(found.path)
+        return
+    entry, content = _look_into(found, bounds, deadline, room=bounds.total_bytes - tree.bytes)
+    if content is not None:
+        tree.bytes += len(content.data)
+        if keep is not None:
+            keep(content.data, content.sha256)
+    if entry.skipped == "too-many-bytes":
+        tree.partial.add("bytes")
+    tree.entries.append(entry)
+
+
+def _look_into(found: Found, bounds: Bounds, deadline: float | None, *, room: int) -> tuple[Entry, Content | None]:
+    """Return the entry of a name, and the content of a file; no more than `room` bytes are read. Raises OutOfTime."""
+    state = found.state
+    if state is None:
+        return Entry(path=found.path, skipped=found.skipped), None
+    if stat.S_ISLNK(state.st_mode):
+        return _link(found), None
+    if (kind := _OTHER_KINDS.get(stat.S_IFMT(state.st_mode))) is not None:
+        return Entry(path=found.path, skipped=kind), None
+    size = state.st_size
+    if room < size <= bounds.file_bytes:
+        return Entry(path=found.path, size=size, skipped="too-many-bytes"), None
+    try:
+        content = read_file(found.name, found.at, bounds.file_bytes, deadline)
+    except Unread as error:
+        return Entry(path=found.path, size=size, skipped=error.reason), None
+    entry = Entry(path=found.path, size=len(content.data), mode=content.mode, sha256=content.sha256)
+    return entry, content
+
+
+def _link(found: Found) -> Entry:
+    try:
+        return Entry(path=found.path, link=os.fsencode(os.readlink(found.name, dir_fd=found.at)))
+    except OSError as error:
+        return Entry(path=found.path, skipped=_reason(error))
+
+
+def read_file(name: str, at: int, most: int, deadline: float | None = None) -> Content:
+    """Return a regular file of an open folder as it was at one moment. Raises Unread, OutOfTime."""
+    for _ in range(MOST_TRIES):
+        try:
+            fd, before = hostfs.open_regular(name, at)
+            with open(fd, "rb", buffering=0) as file:
+                if before.st_size > most:
+                    raise Unread(f"too-large:{before.st_size}")
+                data = _read_all(fd, most, deadline)
+                after = os.fstat(file.fileno())
+        except OSError as error:
+            raise Unread(_reason(error)) from error
+        if len(data) == after.st_size and _version(before) == _version(after):
+            return Content(data=data, sha256=hashlib.sha256(data).hexdigest(), mode=stat.S_IMODE(after.st_mode))
+    raise Unread("changed")
+
+
+def _read_all(fd: int, most: int, deadline: float | None) -> bytes:
+    chunks, size = [], 0
+    while size <= most and (chunk := os.read(fd, CHUNK_BYTES)):
+        chunks.append(chunk)
+        size += len(chunk)
+        if _is_late(deadline):
+            raise OutOfTime
+    return b"".join(chunks)
+
+
+def _version(state: os.stat_result) -> tuple[int, ...]:
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _is_late(deadline: float | None) -> bool:
+    return deadline is not None and monotonic() >= deadline
+
+
+def _reason(error: OSError) -> str:
+    """Return the word for what cannot be opened or read."""
+    if isinstance(error, hostfs.NotRegular | FileNotFoundError) or error.errno in _SWAPPED:
+        return "changed"
+    return "unreadable"
