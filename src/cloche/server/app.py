@@ -16,7 +16,8 @@ from .guard import Guard
 from .service import Service
 
 # The modules of `routes/`, each with a `router`.
-ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health", "pages", "page_records", "page_settings")
+ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health")
+PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 
@@ -29,7 +30,7 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     )  # fmt: skip
     app.state.service = service
     problems.install(app)
-    for name in ROUTES:
+    for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
     allowed = service.options.allowed_origins
     if allowed:

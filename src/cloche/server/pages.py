@@ -32,6 +32,7 @@ MOST_FILES = MOST_ROWS = 500
 MOST_SHORT_CHARS = 80  # of an argument that stands in one line
 MOST_AUDIT_BYTES = 4 << 20  # of the log's end, in which a run's events are looked for
 MOST_AUDIT_EVENTS = 200
+_SHA256_CHARS = 64
 # The first type that an output has is shown; pictures as such, and what could be more than text in a frame.
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _FRAMES = ("text/html", "image/svg+xml")
@@ -294,6 +295,88 @@ def diff_lines(diff: str, most: int = 500) -> Sequence[tuple[str, str]]:
     kinds = {"+": "added", "-": "removed"}
     lines = [("" if line[:3] in ("+++", "---") else kinds.get(line[:1], ""), line) for line in diff.splitlines()]
     return lines if len(lines) <= most else [*lines[:most], ("", f"({len(lines) - most} more lines)")]
+
+
+# snapshots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Hold rows of one kind of difference: `added`, `removed`, `changed` or `unknown`; each name, before and after."""
+
+    title: str
+    kind: str
+    rows: Sequence[tuple[str, str, str]]
+    left_out: int
+
+
+def show_comparison(found: Mapping[str, Any], *, is_files: bool) -> list[Group]:
+    """Return the groups of a comparison of two snapshots that are not empty."""
+    groups = _groups_of_files(found) if is_files else _groups_of_environments(found)
+    return [
+        Group(title=title, kind=kind, rows=rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
+        for title, kind, rows in groups
+        if rows
+    ]
+
+
+_Rows = list[tuple[str, str, str]]
+
+
+def _groups_of_environments(found: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
+    env, dependencies = found["env"], found["dependencies"]
+
+    def named(one: Mapping[str, Any]) -> str:
+        return f"{one['name']} ({one['ecosystem']})"
+
+    return [
+        ("Variables, changed", "changed", [(name, *values) for name, values in env["changed"].items()]),
+        ("Variables, added", "added", [(name, "", value) for name, value in env["added"].items()]),
+        ("Variables, removed", "removed", [(name, value, "") for name, value in env["removed"].items()]),
+        ("Variables of which it is not known", "unknown", [(name, "", "") for name in env.get("unknown", ())]),
+        ("Dependencies, changed", "changed",
+         [(named(one), one["from"] or "any", one["to"] or "any") for one in dependencies["changed"]]),
+        ("Dependencies, added", "added",
+         [(named(one), "", one["version"] or "any") for one in dependencies["added"]]),
+        ("Dependencies, removed", "removed",
+         [(named(one), one["version"] or "any", "") for one in dependencies["removed"]]),
+    ]  # fmt: skip
+
+
+def _groups_of_files(found: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
+    def rows(key: str) -> _Rows:
+        return [(_path(one), _brief(one, "from"), _brief(one, "to")) for one in found[key]]
+
+    return [
+        ("Files, modified", "changed", rows("modified")), ("Files, added", "added", rows("added")),
+        ("Files, removed", "removed", rows("removed")), ("Modes, changed", "changed", rows("modeChanged")),
+        ("Files of which it is not known", "unknown", rows("unknown")),
+    ]  # fmt: skip
+
+
+def _brief(one: object, key: str) -> str:
+    text = str(one.get(key, "")) if isinstance(one, Mapping) else ""
+    return f"{text[:12]}…" if len(text) == _SHA256_CHARS else text
+
+
+def _path(one: object) -> str:
+    """Return the path of a file as the records have it, one that is no text with escapes."""
+    if not isinstance(one, Mapping):
+        return str(one)
+    if "pathBase64" in one:
+        return base64.b64decode(one["pathBase64"]).decode("utf-8", "backslashreplace")
+    return str(one.get("path", ""))
+
+
+def show_files(document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the first files of a snapshot, or of what a restoration did, as rows."""
+    return [
+        {
+            "path": _path(one), "size": format_size(one["size"]) if "size" in one else "", "mode": one.get("mode", ""),
+            "what": one.get("result") or (f"link to {one['link']}" if "link" in one else one.get("sha256", "link")),
+        }
+        for one in document["files"][:MOST_ROWS]
+    ]  # fmt: skip
 
 
 def read_number(text: str) -> int:
