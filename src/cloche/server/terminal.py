@@ -20,7 +20,6 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b\[|\x9b)(?P<parameters>[0-?]{0,64})[ -/]{0,8}(?P<final>[@-~])?"
     r"|\x1b[ -/]{0,8}[0-~]?"
 )
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n\r])")
 _BACKSPACE = re.compile(r"[^\n\x08]\x08")
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 # SGR parameter -> what kind of style it sets, and to which class (None: to none).
@@ -54,14 +53,17 @@ def render_terminal(text: object) -> Markup:
         if match["final"] == "m" and spans < MOST_SPANS:
             spans += 1
             _apply(style, match["parameters"])
+            if spans == MOST_SPANS:  # from here on it is plain
+                style.clear()
     _add(pieces, plain[at:], style)
     return Markup("".join(pieces))  # noqa: S704 - each piece was escaped
 
 
 def _settled(text: str) -> str:
     """Return text with each line as it was last written: a carriage return begins it anew, a backspace takes one."""
-    lines = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
-    return _BACKSPACE.sub("", lines).replace("\r", "")
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _BACKSPACE.sub("", text)
 
 
 def _add(pieces: list[str], text: str, style: dict[str, str]) -> None:

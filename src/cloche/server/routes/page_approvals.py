@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from cloche.agent.approval import Decision, Risk
+from cloche.agent.approval import Decision
 from cloche.core.errors import InvalidRequest
 
 from ..auth import Browser
@@ -45,35 +45,31 @@ async def waiting(
 
 @router.post("/approvals/{number}")
 async def decide(request: Request, number: str, caller: Browser) -> Response:
-    """Decide about a request; a critical one is approved when that was said twice."""
+    """Decide about a request; whoever made a critical one asks again then."""
     form = await request.form()
     answer = _ANSWERS.get(str(form.get("decision", "")))
     if answer is None:
         raise InvalidRequest("decision: say approve or deny")
-    note, again = await asyncio.to_thread(
-        _decide, read_number(number), answer, caller, str(form.get("reason", ""))[:MOST_REASON], form.get("sure") == "1"
-    )
-    if is_fragment(request) or again is not None or note:
-        return await render(request, "waiting.html", caller, **await _waiting(note=note, again=again))
+    reason = str(form.get("reason", ""))[:MOST_REASON]
+    note = await asyncio.to_thread(_decide, read_number(number), answer, caller, reason)
+    if is_fragment(request) or note:
+        return await render(request, "waiting.html", caller, **await _waiting(note))
     return RedirectResponse("/approvals", 303)
 
 
-def _decide(number: int, answer: bool, caller: Caller, reason: str, is_sure: bool) -> tuple[str, int | None]:
-    """Return what went wrong, and the number of a request that must be approved once more."""
-    queue = approval_queue()
+def _decide(number: int, answer: bool, caller: Caller, reason: str) -> str:
+    """Decide, and return what went wrong: a request may have ended meanwhile."""
     try:
-        entry = queue.entry(number)
-        if answer and entry.request.risk is Risk.CRITICAL and not is_sure and not entry.request.is_confirmation:
-            return "", number
-        queue.decide(number, Decision(is_approved=answer, by=f"browser at {caller.address}", reason=reason))
+        approval_queue().decide(
+            number, Decision(is_approved=answer, by=f"browser at {caller.address}", reason=reason)
+        )  # fmt: skip
     except InvalidRequest as error:
-        return str(error), None
-    return "", None
+        return str(error)
+    return ""
 
 
-async def _waiting(note: str = "", again: int | None = None) -> dict[str, Any]:
+async def _waiting(note: str = "") -> dict[str, Any]:
     entries = await asyncio.to_thread(lambda: approval_queue().waiting())
     shown = [show_approval(entry) for entry in entries[:MOST_WAITING]]
     have = ",".join(str(one["number"]) for one in shown)
-    return {"waiting": shown, "have": have, "left_out": max(0, len(entries) - MOST_WAITING), "note": note,
-            "again": again}  # fmt: skip
+    return {"waiting": shown, "have": have, "left_out": max(0, len(entries) - MOST_WAITING), "note": note}
