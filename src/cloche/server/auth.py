@@ -21,6 +21,7 @@ from .problems import Refused
 from .service import Service
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "cloche_session", "X-CSRF-Token", "csrfToken"
+MOST_FORM_FILES, MOST_FORM_FIELDS, MOST_FORM_PART = 100, 100, 8 << 20
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,15 +48,37 @@ async def _find_caller(connection: HTTPConnection) -> Caller:
         if key is None:
             raise _nobody("this key does not hold: it is wrong, revoked or expired")
         return Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
-    cookie = connection.cookies.get(COOKIE)
-    digest = await service.identities.of_cookie(cookie) if cookie else None
-    if digest is None:
+    caller = await _of_cookie(connection)
+    if caller is None:
         raise _nobody("no key was sent")
-    _check_csrf(connection, digest)
+    _check_csrf(connection, caller)
+    return caller
+
+
+async def find_browser(request: Request) -> Caller:
+    """Return whose cookie a request for the page has; a form has the token in a field of its own.
+
+    Raises Refused: 401 without a cookie that holds, 403 where the token is missing.
+    """
+    caller = await _of_cookie(request)
+    if caller is None:
+        raise _nobody("no cookie was sent that holds")
+    if request.method not in _SAFE:
+        form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
+        _check_token(caller, str(form.get(CSRF_FIELD, "")))
+    return caller
+
+
+async def _of_cookie(connection: HTTPConnection) -> Caller | None:
+    cookie = connection.cookies.get(COOKIE)
+    digest = await service_of(connection).identities.of_cookie(cookie) if cookie else None
+    if digest is None:
+        return None
+    address = connection.client.host if connection.client else ""
     return Caller(project=DEFAULT_PROJECT, scopes=SCOPES, session_hash=digest, address=address)
 
 
-def _check_csrf(connection: HTTPConnection, digest: bytes) -> None:
+def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
     """Raise Refused for a request that another site's page could have sent with this browser's cookie."""
     if isinstance(connection, WebSocket):
         # A browser sends its cookie with a web socket of any page, but names the page's origin truly.
@@ -63,11 +86,16 @@ def _check_csrf(connection: HTTPConnection, digest: bytes) -> None:
         if origin.partition("://")[2] != connection.headers.get("host", ""):
             raise Refused(403, "csrf", "the web socket comes from a page of another site")
         return
-    if connection.scope["method"] in _SAFE:
-        return
-    sent = connection.headers.get(CSRF_HEADER, "")
-    if not hmac.compare_digest(sent.encode(), csrf_token(digest).encode()):
-        raise Refused(403, "csrf", f"a browser's request needs the page's token in {CSRF_HEADER}; reload the page")
+    if connection.scope["method"] not in _SAFE:
+        _check_token(caller, connection.headers.get(CSRF_HEADER, ""))
+
+
+def _check_token(caller: Caller, sent: str) -> None:
+    if caller.session_hash is None or not hmac.compare_digest(sent.encode(), csrf_token(caller.session_hash).encode()):
+        raise Refused(
+            403, "csrf", f"a browser's request needs the page's token, in {CSRF_HEADER} or a form's {CSRF_FIELD}",
+            remedy="reload the page",
+        )  # fmt: skip
 
 
 def _nobody(why: str) -> Refused:
@@ -89,6 +117,7 @@ def needs(*scopes: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a defaul
     return Depends(find)
 
 
+Browser = Annotated[Caller, Depends(find_browser)]
 Runner = Annotated[Caller, needs("run")]
 Reader = Annotated[Caller, needs("read")]
 Approver = Annotated[Caller, needs("approve")]

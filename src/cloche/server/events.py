@@ -88,6 +88,7 @@ class LiveRun:
     size: int
     events: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[str] | None = None
+    is_begun: bool = False
     is_cancelled: bool = False
 
     async def wait(self) -> str:

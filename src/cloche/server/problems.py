@@ -99,30 +99,27 @@ def answer_to(error: Exception) -> JSONResponse:
     )  # fmt: skip
 
 
+def response_to(error: Exception) -> JSONResponse:
+    """Return the response to any error, the framework's own too."""
+    if isinstance(error, Refused):
+        return error.as_response()
+    if isinstance(error, RequestValidationError):
+        faults = [_fault(one) for one in error.errors()[:_MOST_FAULTS]]
+        return answer(422, "invalid-request", "; ".join(f"{field}: {why}" for field, why in faults), field=faults[0][0])
+    if isinstance(error, HTTPException):
+        kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+        return answer(error.status_code, kind, str(error.detail), headers=error.headers)
+    return answer_to(error)
+
+
 def install(app: FastAPI) -> None:
     """Let an application answer every error with a problem."""
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return error.as_response()
+    async def respond(_: Request, error: Exception) -> JSONResponse:
+        return response_to(error)
 
-    @app.exception_handler(errors.ClocheError)
-    async def ours(_: Request, error: errors.ClocheError) -> JSONResponse:
-        return answer_to(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        faults = [_fault(one) for one in error.errors()[:_MOST_FAULTS]]
-        return answer(422, "invalid-request", "; ".join(f"{field}: {why}" for field, why in faults), field=faults[0][0])
-
-    @app.exception_handler(HTTPException)
-    async def of_the_framework(_: Request, error: HTTPException) -> JSONResponse:
-        kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-        return answer(error.status_code, kind, str(error.detail), headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return answer_to(error)
+    for kind in (Refused, errors.ClocheError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, respond)
 
 
 def _fault(one: Mapping[str, Any]) -> tuple[str, str]:

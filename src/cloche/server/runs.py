@@ -96,6 +96,10 @@ class RunQueue:
         live = self._live.get(run_id)
         return live if live is not None and live.project == project else None
 
+    def begun(self) -> list[LiveRun]:
+        """Return the runs of this worker that have left the queue and go on."""
+        return [live for live in self._live.values() if live.is_begun and not live.events.is_over]
+
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
         if self.is_closed:
@@ -161,7 +165,7 @@ class RunQueue:
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
-        self.running += 1
+        self.running, live.is_begun = self.running + 1, True
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:

@@ -52,8 +52,12 @@ async def change_config(
 @router.get("/backends", responses=RESPONSES)
 async def backends(_: Reader, service: TheService) -> dict[str, Any]:
     """List the backends: whether each can be used here, its level, why not, and what to do."""
-    settings = await service.settings()
-    return {"backends": await asyncio.gather(*(_backend(name, settings) for name in BACKEND_ROWS))}
+    return {"backends": await list_backends(await service.settings())}
+
+
+async def list_backends(settings: Settings) -> list[dict[str, Any]]:
+    """Return each backend as the wire has it."""
+    return list(await asyncio.gather(*(_backend(name, settings) for name in BACKEND_ROWS)))
 
 
 async def _shown(settings: Settings) -> dict[str, Any]:

@@ -1,0 +1,179 @@
+"""Snapshots on the page: of environments and of workspaces; list, look, compare, replicate, restore, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.datastructures import FormData
+
+from cloche.records import environment
+from cloche.records.replication import SCRIPT, render_script, write_script
+from cloche.records.workspace import WorkspaceSnapshots
+
+from ..auth import Browser, TheService
+from ..html import PageRoute, render
+from ..identities import Caller
+from ..pages import MOST_ROWS, flat, show_comparison, show_files
+from ..service import Service
+from ..workspaces import opened_workspace
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+T = TypeVar("T")
+PER_PAGE = 25
+MOST_SECONDS = 120.0
+Label = Annotated[str, Query(max_length=64)]
+
+
+@router.get("/snapshots")
+async def snapshots(
+    request: Request, caller: Browser, service: TheService, session: Label = "", cursor: Label = "", files: Label = ""
+) -> HTMLResponse:
+    """List both kinds; `cursor` and `files` are where the lists of environments and of workspaces go on."""
+    environments, workspaces = await asyncio.gather(
+        asyncio.to_thread(
+            environment.list_snapshots,
+            service.database,
+            project=caller.project,
+            cursor=cursor or None,
+            session_id=session or None,
+            limit=PER_PAGE,
+        ),
+        asyncio.to_thread(
+            _workspaces(service, caller).list, session_id=session or None, limit=PER_PAGE, cursor=files or None
+        ),
+    )
+    roots = [{"path": root.path, "is_writable": root.is_writable} for root in service.options.roots]
+    return await render(
+        request, "snapshots.html", caller, environments=environments, workspaces=workspaces, session=session,
+        cursor=cursor, files=files, roots=roots,
+    )  # fmt: skip
+
+
+@router.post("/snapshots")
+async def take(request: Request, caller: Browser, service: TheService) -> Response:
+    """Take a snapshot of a workspace: its environment, or its files."""
+    form = await request.form()
+    session, label = _text(form, "sessionId"), _text(form, "label")
+    path, settings = str(form.get("workspacePath", "")), await service.settings()
+
+    def take_environment(at: int) -> Mapping[str, Any]:
+        return environment.take_snapshot(
+            service.database, at, workspace_path=path, settings=settings, session_id=session, label=label,
+            project=caller.project, deadline=monotonic() + MOST_SECONDS,
+        )  # fmt: skip
+
+    def take_files(at: int) -> Mapping[str, Any]:
+        return _workspaces(service, caller).create(
+            at, workspace_path=path, session_id=session, contents=form.get("contents") == "1",
+            deadline=monotonic() + MOST_SECONDS,
+        )  # fmt: skip
+
+    made = await _in_folder(service, path, take_files if form.get("kind") == "workspace" else take_environment)
+    return RedirectResponse(f"/snapshots/{made['id']}", 303)
+
+
+@router.get("/snapshots/compare")
+async def compare(
+    request: Request, caller: Browser, service: TheService, id1: Label = "", id2: Label = ""
+) -> HTMLResponse:
+    """Show what is different from one snapshot to another of the same kind."""
+    is_files = id1.startswith("ws_")
+    if is_files:
+        found = await asyncio.to_thread(_workspaces(service, caller).diff, id1, id2)
+    else:
+        found = await asyncio.to_thread(
+            environment.compare_snapshots, service.database, id1, id2, project=caller.project
+        )
+    groups = await asyncio.to_thread(show_comparison, found, is_files=is_files)
+    return await render(request, "comparison.html", caller, groups=groups, id1=id1, id2=id2)
+
+
+@router.get("/snapshots/{snapshot_id}")
+async def one(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+    """Show a snapshot, and what can be done with it."""
+    return await _one(request, snapshot_id, caller, service)
+
+
+async def _one(
+    request: Request,
+    snapshot_id: str,
+    caller: Caller,
+    service: Service,
+    **done: Any,  # noqa: ANN401 - for a template
+) -> HTMLResponse:
+    shown = {"said": "", "results": [], **done}
+    if snapshot_id.startswith("ws_"):
+        found = await asyncio.to_thread(_workspaces(service, caller).get, snapshot_id)
+        files = await asyncio.to_thread(show_files, found)
+        return await render(
+            request, "workspace_snapshot.html", caller, one=found, files=files, git=flat(found["git"]), **shown
+        )
+    found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
+    return await render(
+        request, "environment_snapshot.html", caller, one=found, git=flat(found["git"]), sandbox=flat(found["sandbox"]),
+        most=MOST_ROWS, **shown,
+    )  # fmt: skip
+
+
+@router.post("/snapshots/{snapshot_id}/replicate")
+async def replicate(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+    """Write the script that sets the variables again."""
+    form = await request.form()
+    found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
+    script = await asyncio.to_thread(render_script, found)
+    path, is_over = str(form.get("workspacePath", "")), form.get("overwrite") == "1"
+    await _in_folder(service, path, lambda at: write_script(at, script, overwrite=is_over), writes=True)
+    left = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
+    said = f"{SCRIPT} is written, with {script.variables} variables{left}"
+    return await _one(request, snapshot_id, caller, service, said=said)
+
+
+@router.post("/snapshots/{snapshot_id}/restore")
+async def restore(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+    """Restore the files whose content was kept."""
+    form = await request.form()
+    records = _workspaces(service, caller)
+
+    def work(at: int) -> Mapping[str, Any]:
+        return records.restore(
+            snapshot_id, at, prune=form.get("prune") == "1", manifest_only=form.get("manifestOnly") == "1",
+            deadline=monotonic() + MOST_SECONDS,
+        )  # fmt: skip
+
+    done = await _in_folder(service, str(form.get("workspacePath", "")), work, writes=True)
+    results = await asyncio.to_thread(show_files, {"files": done["results"]})
+    said = f"{len(done['results'])} files were looked at; {done['manifest']} says what was done"
+    return await _one(request, snapshot_id, caller, service, said=said, results=results)
+
+
+@router.post("/snapshots/{snapshot_id}/delete")
+async def delete(snapshot_id: str, caller: Browser, service: TheService) -> Response:
+    """Delete a snapshot."""
+    if snapshot_id.startswith("ws_"):
+        await asyncio.to_thread(_workspaces(service, caller).delete, snapshot_id)
+    else:
+        await asyncio.to_thread(environment.delete_snapshot, service.database, snapshot_id, project=caller.project)
+    return RedirectResponse("/snapshots", 303)
+
+
+def _workspaces(service: Service, caller: Caller) -> WorkspaceSnapshots:
+    return WorkspaceSnapshots(service.database, project=caller.project)
+
+
+async def _in_folder(service: Service, path: str, work: Callable[[int], T], *, writes: bool = False) -> T:
+    """Do some work in a folder below a root, in a thread. Raises PolicyDenied, InvalidRequest."""
+
+    def do() -> T:
+        with opened_workspace(service.options.roots, path, writes=writes) as (at, _):
+            return work(at)
+
+    return await asyncio.to_thread(do)
+
+
+def _text(form: FormData, name: str) -> str | None:
+    return str(form.get(name, "")).strip() or None

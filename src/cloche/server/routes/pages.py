@@ -1,0 +1,195 @@
+"""The page, for a browser that came by the printed link: entry, static files, running code, and what has run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import ValidationError
+
+from cloche.core.errors import InvalidRequest, NotFound
+from cloche.records import runs as run_records
+from cloche.records.lists import list_page
+from cloche.records.tables import Run
+
+from ..auth import COOKIE, Browser, TheService
+from ..exec_options import ExecRequest
+from ..html import PageRoute, assets, is_fragment, render
+from ..identities import COOKIE_S, end_cookie, use_link_code
+from ..pages import FRAME_HEADERS, audit_chain, framed, read_run_form, run_form, show_row, show_run
+from ..service import Service
+from .code import make_order
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+SHORT_RUN_S = 3.0  # a browser without scripts waits so long for the result before it is shown a page without
+END_S = 5.0
+PER_PAGE = 25
+STATUSES = (
+    "ok", "error", "timeout", "out_of_memory", "output_limit", "pids_limit", "disk_limit", "signaled", "denied",
+    "cancelled", "queued",
+)  # fmt: skip
+KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+@router.get("/")
+async def index() -> Response:
+    """Lead to the first part of the page."""
+    return RedirectResponse("/run", 303)
+
+
+@router.get("/static/{path:path}")
+async def static(path: str, v: str = "") -> Response:
+    """Return a static file of the table, and nothing else."""
+    asset = assets().get(path)
+    if asset is None:
+        raise NotFound("there is no such file")
+    return Response(asset.content, media_type=asset.media_type, headers=KEEP if v == asset.version else {})
+
+
+@router.get("/login")
+async def ask_to_log_in(request: Request, code: Annotated[str, Query(max_length=128)] = "") -> HTMLResponse:
+    """Ask before the link is used up: a program that looks at links in advance must not do that."""
+    return await render(request, "login.html", None, code=code)
+
+
+@router.post("/login")
+async def log_in(request: Request, service: TheService) -> Response:
+    """Give a cookie for a link's code, once."""
+    code = str((await request.form(max_files=0, max_fields=4)).get("code", ""))[:128]
+    cookie = await asyncio.to_thread(use_link_code, service.database, code)
+    if cookie is None:
+        return await render(request, "no_cookie.html", None, status_code=403)
+    response = RedirectResponse("/run", 303)
+    response.set_cookie(
+        COOKIE, cookie, max_age=COOKIE_S, path="/", httponly=True, samesite="strict", secure=service.options.is_secure
+    )
+    return response
+
+
+@router.post("/logout")
+async def log_out(caller: Browser, service: TheService) -> Response:
+    """End the cookie, here and in the database."""
+    if caller.session_hash is not None:
+        await asyncio.to_thread(end_cookie, service.database, caller.session_hash)
+    service.identities.forget()
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(COOKIE, path="/")
+    return response
+
+
+@router.get("/run")
+async def run_page(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
+    """Show the form for a run."""
+    return await render(request, "run.html", caller, **run_form(await service.settings()))
+
+
+@router.post("/run")
+async def run_code(request: Request, caller: Browser, service: TheService) -> Response:
+    """Run what the form says; show its output as it comes, or, without scripts, on the next page."""
+    form = await request.form()
+    try:
+        asked = ExecRequest.model_validate(await read_run_form(form))
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from error
+    size = len(asked.code or "") + sum(len(file.base64 or "") for file in asked.files)
+    live = await service.runs.submit(await make_order(service, caller, asked, size=size))
+    if is_fragment(request):
+        return await render(request, "live.html", caller, run_id=live.id)
+    if live.task is not None:
+        await asyncio.wait({live.task}, timeout=SHORT_RUN_S)
+    return RedirectResponse(f"/runs/{live.id}", 303)
+
+
+@router.get("/activity")
+async def activity(
+    request: Request,
+    caller: Browser,
+    service: TheService,
+    status: Annotated[str, Query(max_length=16)] = "",
+    session: Annotated[str, Query(max_length=64)] = "",
+    cursor: Annotated[str, Query(max_length=64)] = "",
+) -> HTMLResponse:
+    """Show what runs and waits, and what has run."""
+    found = await service.read(
+        lambda records: list_page(
+            records, Run, project=caller.project, show=lambda row: show_row(run_records.facts(row)), limit=PER_PAGE,
+            cursor=cursor or None, session_id=session or None, status=status or None,
+        )
+    )  # fmt: skip
+    items: list[dict[str, Any]] = found["items"]
+    return await render(
+        request, "activity.html", caller, history=[one for one in items if one["is_over"] or status],
+        next_cursor=found["nextCursor"], status=status, session=session, cursor=cursor, statuses=STATUSES,
+        **await _now(service, caller.project),
+    )  # fmt: skip
+
+
+@router.get("/activity/now")
+async def activity_now(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
+    """Show what runs and waits, alone: the script asks for it every few seconds."""
+    return await render(request, "now.html", caller, **await _now(service, caller.project))
+
+
+async def _now(service: Service, project: str) -> dict[str, Any]:
+    """Return what goes on, of all workers, the newest first."""
+
+    def read(status: str) -> Any:  # noqa: ANN401 - work for `read`
+        return lambda records: list_page(
+            records, Run, project=project, show=lambda row: show_row(run_records.facts(row)), status=status
+        )["items"]
+
+    rows = [row for status in run_records.UNFINISHED for row in await service.read(read(status))]
+    begun = {run.id for run in service.runs.begun()}
+    running = [{**row, "status": "running"} for row in rows if row["id"] in begun or row["status"] == "running"]
+    known = {row["id"] for row in running}
+    return {"running": running, "queued": [row for row in rows if row["id"] not in known]}
+
+
+@router.get("/runs/{run_id}")
+async def one_run(request: Request, run_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+    """Show one run in detail, with its events in the audit log."""
+    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    settings = await service.settings()
+    chain = await asyncio.to_thread(audit_chain, settings, found.document)
+    shown = await asyncio.to_thread(show_run, found)
+    return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain)
+
+
+@router.get("/runs/{run_id}/outcome")
+async def outcome(request: Request, run_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+    """Show what came of a run, once that is written down."""
+    live = service.runs.find(run_id, caller.project)
+    if live is not None and live.task is not None:
+        await asyncio.wait({live.task}, timeout=END_S)
+    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    if found.status in run_records.UNFINISHED:
+        return await render(request, "live.html", caller, run_id=run_id)
+    return await render(request, "outcome.html", caller, run=await asyncio.to_thread(show_run, found))
+
+
+@router.get("/runs/{run_id}/frame/{number}")
+async def frame(run_id: str, number: int, caller: Browser, service: TheService) -> Response:
+    """Return HTML or a drawing that a guest made, for a frame in which nothing can act."""
+    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    text = await asyncio.to_thread(framed, found.document, number)
+    if text is None:
+        raise NotFound(f"run {run_id} has no such output")
+    content = await asyncio.to_thread(text.encode, "utf-8", "replace")
+    return Response(content, media_type="text/html; charset=utf-8", headers=FRAME_HEADERS)
+
+
+@router.post("/runs/{run_id}/cancel")
+async def cancel(request: Request, run_id: str, caller: Browser, service: TheService) -> Response:
+    """Kill a run that goes on."""
+    live = service.runs.find(run_id, caller.project)
+    if live is None or live.task is None:
+        raise InvalidRequest("this run has ended, or another worker has it")
+    if not live.task.done():
+        live.cancel()
+        await asyncio.wait({live.task}, timeout=END_S)
+    if is_fragment(request):
+        return await outcome(request, run_id, caller, service)
+    return RedirectResponse(f"/runs/{run_id}", 303)

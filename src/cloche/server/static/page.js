@@ -1,0 +1,149 @@
+// What htmx cannot: a run's output as it comes, and keys. All text of a run becomes text nodes, never markup.
+"use strict";
+
+(() => {
+  const MOST_CHARS = 200000;
+  const SEQUENCE = /(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)?|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]?|\x1b[ -/]{0,8}[0-~]?/g;
+  const CONTROL = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f]/g;
+
+  const announce = (text) => {
+    const place = document.getElementById("announce");
+    if (place) place.textContent = text;
+  };
+
+  // Live output
+
+  class Output {
+    constructor(place) {
+      this.place = place;
+      this.decoders = {};
+      this.pending = [];
+      this.count = 0;
+      this.isPlanned = false;
+    }
+
+    add(piece) {
+      const decoder = (this.decoders[piece.stream] ??= new TextDecoder());
+      const bytes = piece.base64 === undefined ? null : Uint8Array.from(atob(piece.base64), (c) => c.charCodeAt(0));
+      const text = bytes ? decoder.decode(bytes, { stream: true }) : piece.text;
+      this.pending.push([piece.stream, text.slice(-MOST_CHARS)]);
+      if (this.pending.length > 2000) this.pending.splice(0, 1000);
+      if (!this.isPlanned) {
+        this.isPlanned = true;
+        requestAnimationFrame(() => this.show());
+      }
+    }
+
+    show() {
+      this.isPlanned = false;
+      const isAtEnd = this.place.scrollTop + this.place.clientHeight >= this.place.scrollHeight - 8;
+      for (const [stream, text] of this.pending.splice(0)) {
+        const piece = document.createElement("span");
+        if (stream === "stderr") piece.className = "err";
+        piece.textContent = text.replace(SEQUENCE, "").replace(CONTROL, "");
+        this.place.append(piece);
+        this.count += piece.textContent.length;
+      }
+      while (this.count > MOST_CHARS && this.place.childNodes.length > 1) {
+        this.count -= this.place.firstChild.textContent.length;
+        this.place.firstChild.remove();
+      }
+      if (isAtEnd) this.place.scrollTop = this.place.scrollHeight;
+    }
+  }
+
+  const follow = (run) => {
+    if (run.dataset.followed) return;
+    run.dataset.followed = "yes";
+    const status = run.querySelector("[data-live-status]");
+    const output = new Output(run.querySelector("[data-live-output]"));
+    const source = new EventSource(run.dataset.events);
+    const finish = () => {
+      source.close();
+      if (!run.isConnected) return;
+      const swapped = htmx.ajax("GET", run.dataset.outcome, { target: run, swap: "outerHTML" });
+      swapped.then(() => announce("The run has ended."));
+    };
+    source.addEventListener("started", () => { status.textContent = "running"; });
+    source.addEventListener("output", (event) => {
+      status.textContent = "running";
+      output.add(JSON.parse(event.data));
+    });
+    source.addEventListener("missed", () => output.add({ stream: "stderr", text: "\n[earlier output is not shown]\n" }));
+    source.addEventListener("result", finish);
+    source.addEventListener("error", (event) => {
+      // The service's own event has data; without, the connection broke, and the browser tries again by itself.
+      if (event.data !== undefined || source.readyState === EventSource.CLOSED) finish();
+    });
+    run.scrollIntoView({ block: "nearest" });
+    announce("The run has begun.");
+  };
+
+  const followAll = (below) => {
+    for (const run of below.querySelectorAll("[data-events]")) follow(run);
+    if (below.matches?.("[data-events]")) follow(below);
+  };
+
+  // Keys
+
+  const isTyping = (element) => element.closest("input, textarea, select, [contenteditable]") !== null;
+
+  const requests = () => [...document.querySelectorAll("[data-request]")];
+
+  const chosen = () => document.activeElement?.closest?.("[data-request]") ?? null;
+
+  const move = (step) => {
+    const all = requests();
+    const at = all.indexOf(chosen());
+    const next = all[at < 0 ? 0 : Math.min(Math.max(at + step, 0), all.length - 1)];
+    next?.focus();
+    next?.scrollIntoView({ block: "nearest" });
+  };
+
+  const press = (name) => chosen()?.querySelector(`[data-press="${name}"]`)?.click();
+
+  const ACTIONS = { j: () => move(1), k: () => move(-1), a: () => press("approve"), d: () => press("deny") };
+  let isGoing = false;
+
+  const onKey = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("[data-submit-key]")) {
+      event.preventDefault();
+      event.target.form.requestSubmit();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || isTyping(event.target)) return;
+    if (isGoing) {
+      isGoing = false;
+      document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`)?.click();
+    } else if (event.key === "g") {
+      isGoing = true;
+      setTimeout(() => { isGoing = false; }, 1500);
+    } else if (requests().length && Object.hasOwn(ACTIONS, event.key)) {
+      event.preventDefault();
+      ACTIONS[event.key]();
+    }
+  };
+
+  // A tab in code is a tab; Escape and then Tab goes on, so that nobody is caught.
+  let isLeaving = false;
+  const onTab = (event) => {
+    if (!event.target.matches("textarea.code")) return;
+    if (event.key === "Tab" && !event.shiftKey && !isLeaving) {
+      event.preventDefault();
+      event.target.setRangeText("    ", event.target.selectionStart, event.target.selectionEnd, "end");
+    }
+    isLeaving = event.key === "Escape";
+  };
+
+  // What a script puts in the place of the focused element gets the focus back.
+  let focused = "";
+  document.addEventListener("htmx:beforeSwap", () => { focused = chosen()?.id ?? ""; });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (focused && !chosen()) document.getElementById(focused)?.focus();
+  });
+
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("keydown", onTab);
+  document.addEventListener("htmx:load", (event) => followAll(event.detail.elt));
+  document.addEventListener("DOMContentLoaded", () => followAll(document));
+})();

@@ -1,0 +1,531 @@
+"""The page of the service, in Debian's Chromium: what a human does there, and what a guest cannot do there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, StorageState, expect
+
+from cloche.agent.approval import ApprovalRequest, Decision, Gate, Risk
+from cloche.agent.queue import ApprovalQueue
+from cloche.agent.toolbox import Toolbox
+from cloche.core.errors import ApprovalDenied
+from cloche.records import runs as run_records
+from cloche.records.database import Database
+from cloche.records.ids import new_id
+from tests.harness.browser import HOSTILE_HTML, HOSTILE_TEXT, ONLY_IN_THE_PAGE, WAIT_MS, chromium, opened, trap
+from tests.harness.service import Service, serving
+
+ROOT = Path(__file__).parents[2]
+VENDOR = ROOT / "src" / "cloche" / "server" / "static" / "vendor"
+PICTURES = ROOT / "docs" / "pictures"
+PICTURE_NAMES = ("service-run.png", "service-approvals.png", "service-compare.png")
+MOST_PICTURE_BYTES = 150_000
+expect.set_options(timeout=WAIT_MS)
+PARTS = ("run", "activity", "approvals", "snapshots", "hosts", "settings")
+PLOT = """\
+import sys
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+
+months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun"]
+frame = pd.DataFrame({"month": months, "orders": [120, 135, 160, 158, 190, 214]})
+frame["change"] = frame["orders"].diff()
+print(len(frame), "\\x1b[32mrows\\x1b[0m")
+print("the first month has no change", file=sys.stderr)
+plt.figure(figsize=(7, 2.6))
+plt.bar(frame["month"], frame["orders"], color="#0f766e")
+plt.title("Orders")
+plt.tight_layout()
+plt.show()
+frame
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Be the home of the service's user, with a workspace."""
+    found = tmp_path_factory.mktemp("home")
+    (found / "shop").mkdir()
+    (found / "shop" / "requirements.txt").write_text("httpx==0.27.0\nrich==13.9.3\n")
+    (found / "shop" / "orders.py").write_text("print(1)\n")
+    return found
+
+
+@pytest.fixture(scope="module")
+def queue(home: Path) -> ApprovalQueue:
+    """Be the queue that the service shows."""
+    return ApprovalQueue(home / "approvals.db", patience_s=120)
+
+
+@pytest.fixture(scope="module")
+def service(home: Path, queue: ApprovalQueue) -> Iterator[Service]:
+    """Serve, for all tests of this file."""
+    with serving(home, "--workspace-root", f"{home / 'shop'}:rw", CLOCHE_APPROVALS=str(home / "approvals.db")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Hold one browser, for all tests of this file."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cookies(service: Service, browser: Browser) -> StorageState:
+    """Log in by the printed link, as a human does; it has been looked at before, as messengers do."""
+    with service.client("") as client:
+        assert client.get(service.link).status_code == 200
+    with opened(browser, None) as seen:
+        seen.page.goto(service.link)
+        seen.page.get_by_role("button", name="Open the service").click()
+        seen.page.wait_for_url("**/run")
+        return seen.context.storage_state()
+
+
+@pytest.fixture
+def page(service: Service, browser: Browser, cookies: StorageState) -> Iterator[Page]:
+    """Open a page that is logged in; nothing may go wrong in it."""
+    with opened(browser, cookies, base_url=service.address) as seen:
+        yield seen.page
+        assert not seen.errors
+        assert not seen.dialogs
+
+
+@contextmanager
+def asking(queue: ApprovalQueue, *requests: ApprovalRequest) -> Iterator[list[str]]:
+    """Ask for calls as an agent's gate does, in a thread, and give what came of each."""
+    came: list[str] = []
+
+    def ask() -> None:
+        gate = Gate(queue, patience_s=120)
+        for request in requests:
+            try:
+                decision = asyncio.run(gate.approve(request))
+                came.append(f"approved by {decision.by}" if decision else "not asked")
+            except ApprovalDenied as error:
+                came.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield came
+    except BaseException:
+        for entry in queue.waiting():
+            queue.decide(entry.number, Decision(is_approved=False, by="the end of a test"))
+        raise
+    finally:
+        thread.join(120)
+
+
+def picture(page: Page, name: str) -> None:
+    """Take a picture for the documents, where that is asked for."""
+    if os.environ.get("PICTURES") == "1":
+        PICTURES.mkdir(exist_ok=True)
+        page.evaluate("document.activeElement?.blur()")
+        page.screenshot(path=PICTURES / name, full_page=True)
+
+
+def put_run(service: Service, **document: Any) -> str:
+    """Write down a run that has ended, as a worker does."""
+    database, number = Database(str(service.database)), new_id("run")
+    try:
+        with database.writing() as session:
+            run_records.begin(
+                session, id=number, project="default", worker="1-none", session_id=document.get("sessionId"),
+                api_key=None, idempotency_key=None, request_sha256=None, summary={},
+            )  # fmt: skip
+            run_records.finish(session, id=number, status="ok", document={"id": number, **document})
+    finally:
+        database.close()
+    return number
+
+
+def test_the_printed_link_works_once_and_gives_a_cookie_that_forms_prove(
+    service: Service, cookies: StorageState
+) -> None:
+    """A link is used up by its button alone; no page is shown without its cookie, and no form works without a token."""
+    (cookie,) = cookies["cookies"]
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
+    with service.client("") as client:
+        again = client.post("/login", data={"code": service.link.partition("code=")[2]})
+        assert (again.status_code, "set-cookie" in again.headers) == (403, False)
+        for part in PARTS:
+            found = client.get(f"/{part}")
+            assert found.status_code == 401
+            assert "cloche serve" in found.text
+        with service.client() as by_key:
+            assert by_key.get("/run").status_code == 401  # the page is for browsers
+        policy = client.get("/login").headers["content-security-policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert client.get("/static/../service.py").status_code == 404
+        assert client.get("/static/%2e%2e/service.py").status_code == 404
+    forms = {
+        "/run": {"code": "1"},
+        "/settings/keys": {"name": "x", "scope": "admin"},
+        "/approvals/1": {},
+        "/logout": {},
+    }
+    with service.client("", cookies={cookie["name"]: cookie["value"]}) as browser:
+        for path, data in forms.items():
+            assert browser.post(path, data=data).status_code == 403
+            assert browser.post(path, data={**data, "csrfToken": "0" * 64}).status_code == 403
+        assert browser.get("/settings").status_code == 200
+
+
+def test_code_is_run_and_its_plot_table_and_enforcement_are_seen(page: Page) -> None:
+    """What is typed runs at Ctrl and Enter; a figure, a table in a frame and each control's state follow."""
+    page.goto("/run")
+    page.get_by_label("Code").fill(PLOT)
+    page.keyboard.press("Control+Enter")
+    result = page.locator("#result")
+    expect(result.locator("[data-status=ok]")).to_be_visible()
+    image = result.get_by_role("img", name="Figure 1")
+    assert image.evaluate("one => one.complete && one.naturalWidth") > 300
+    expect(page.frame_locator("#result iframe").get_by_text("Jun")).to_be_visible()
+    expect(result.locator(".t-green")).to_have_text("rows")
+    expect(result.get_by_label("Standard error")).to_contain_text("no change")
+    expect(result.locator(".control")).to_have_count(10)
+    expect(result.locator(".control.enforced", has_text="network")).to_contain_text("network namespace")
+    picture(page, PICTURE_NAMES[0])
+    result.locator(".run-id").click()
+    expect(page.locator(".chain > li")).to_have_count(2)
+    expect(page.locator(".note.good")).to_contain_text("no fault")
+
+
+def test_output_is_seen_while_code_runs_which_can_be_cancelled(page: Page) -> None:
+    """Output comes before the end, as text; cancelling kills the run, and activity has both."""
+    page.goto("/run")
+    page.get_by_label("Code").fill("import time\nprint('<b>be\\x1b[31mgun</b>', flush=True)\ntime.sleep(60)")
+    page.get_by_label("Session").fill("agent-7")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_label("Output so far")).to_have_text("<b>begun</b>\n")
+    with page.context.expect_page() as other:
+        page.locator(".run-id").click(modifiers=["Control"])
+    other.value.goto("/activity?session=agent-7")
+    expect(other.value.locator("#now .badge.busy")).to_have_text("running")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#result [data-status=cancelled]")).to_be_visible()
+    expect(other.value.locator("#now")).to_contain_text("Nothing runs")
+    other.value.reload()
+    expect(other.value.locator(".rows tbody tr")).to_have_count(1)
+
+
+def test_without_scripts_code_runs_and_all_can_be_read(
+    service: Service, browser: Browser, cookies: StorageState
+) -> None:
+    """A plain form with a file runs code, and its result is on the next page; each part can be read."""
+    with opened(browser, cookies, base_url=service.address, java_script_enabled=False) as seen:
+        page = seen.page
+        page.goto("/run")
+        page.get_by_label("Code").fill("print(open('in.txt').read() * 2)")
+        page.get_by_label("Files").set_input_files({"name": "in.txt", "mimeType": "text/plain", "buffer": b"twice "})
+        page.get_by_role("button", name="Run").click()
+        expect(page.get_by_label("Output", exact=True)).to_have_text("twice twice \n")
+        assert "/runs/run_" in page.url
+        for part in PARTS:
+            page.goto(f"/{part}")
+            expect(page.get_by_role("heading", level=1)).to_be_attached()
+        page.goto("/run")
+        page.get_by_label("Time-out").fill("soon")
+        page.get_by_label("Code").fill("1")
+        page.get_by_role("button", name="Run").click()
+        expect(page.locator(".note.bad")).to_contain_text("timeout")
+
+
+def test_a_human_approves_a_high_call_by_a_key_while_an_agent_waits(page: Page, queue: ApprovalQueue) -> None:
+    """An agent's code runs when its request was chosen with j and approved with a, and not before."""
+    answers: list[str] = []
+
+    def be_agent() -> None:
+        with Toolbox(tier=3, approve=queue, patience_s=120) as toolbox:
+            answers.append(toolbox.call_and_wait("run_code", {"code": "print(6 * 7)"}).text)
+
+    page.goto("/approvals")
+    agent = threading.Thread(target=be_agent)
+    agent.start()
+    try:
+        request = page.locator("[data-request]")
+        expect(request).to_contain_text("print(6 * 7)")
+        expect(request.locator(".badge")).to_have_text("high")
+        assert not answers
+        page.keyboard.press("j")
+        page.keyboard.press("a")
+        expect(page.locator("#waiting")).to_contain_text("Nothing waits")
+    finally:
+        agent.join(120)
+    assert "42" in answers[0]
+
+
+def test_a_critical_call_is_asked_for_twice_and_a_denial_says_why(page: Page, queue: ApprovalQueue) -> None:
+    """A critical call takes a second yes; a changed call shows its difference, and a no carries its reason."""
+    rules = {"runs_on": "local", "policy": {"network": "off"}, "limits": {"timeout_s": 30.0}}
+    critical = ApprovalRequest(tool="os.execute", risk=Risk.CRITICAL, arguments={"command": "rm -r build"})
+    first = ApprovalRequest(
+        tool="deploy", risk=Risk.HIGH, rules=rules,
+        arguments={"code": "import shop\n\nshop.publish('orders.csv')\n", "language": "python"},
+    )  # fmt: skip
+    second = ApprovalRequest(
+        tool="deploy", risk=Risk.HIGH, rules={**rules, "policy": {"network": "allowlist", "hosts": ["a.example"]}},
+        arguments={"code": "import shop\n\nshop.publish('orders.csv', to='a.example')\n", "language": "python"},
+    )  # fmt: skip
+    page.goto("/approvals")
+    with asking(queue, critical, first, second) as came:
+        page.get_by_role("button", name="Approve").click()
+        expect(page.locator("[data-request]")).to_contain_text("asked a second time")
+        page.get_by_role("button", name="Confirm").click()
+        expect(page.locator("[data-request]")).to_contain_text("deploy")
+        page.get_by_role("button", name="Approve").click()
+        expect(page.locator(".line.added").first).to_contain_text("to='a.example'")
+        picture(page, PICTURE_NAMES[1])
+        page.get_by_label("Reason").fill("not on a Friday")
+        page.get_by_role("button", name="Deny").click()
+        expect(page.locator("#waiting")).to_contain_text("Nothing waits")
+    assert came[:2] == ["approved by browser at 127.0.0.1"] * 2
+    assert "not on a Friday" in came[2]
+    page.reload()
+    expect(page.locator(".rows tbody tr")).to_have_count(5)
+
+
+def test_two_snapshots_are_compared_and_files_restored(page: Page, home: Path) -> None:
+    """What changed in a workspace between two snapshots is shown; its files come back, and a script is written."""
+    shop = home / "shop"
+
+    def take(kind: str) -> None:
+        page.goto("/snapshots")
+        page.get_by_label("Of", exact=True).select_option(kind)
+        page.get_by_label("keep what the files hold").check()
+        page.get_by_role("button", name="Take a snapshot").click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Snapshot")
+
+    take("environment")
+    take("workspace")
+    (shop / "requirements.txt").write_text("attrs==24.2.0\nrich==13.9.4\n")
+    (shop / "orders.py").write_text("print(2)\n")
+    take("environment")
+    page.get_by_role("button", name="Replicate").click()
+    expect(page.get_by_role("status").first).to_contain_text("is written")
+    assert (shop / ".cloche-env-replication.sh").stat().st_size > 0
+    take("workspace")
+    page.goto("/snapshots")
+    page.get_by_role("button", name="Compare").first.click()
+    expect(page.locator("tr", has_text="rich")).to_contain_text(re.compile(r"13\.9\.3\s*13\.9\.4"))
+    expect(page.locator("tr", has_text="attrs").locator("ins")).to_have_text("24.2.0")
+    picture(page, PICTURE_NAMES[2])
+    page.goto("/snapshots")
+    page.get_by_role("button", name="Compare").last.click()
+    expect(page.get_by_role("region", name="Files, modified")).to_contain_text("orders.py")
+    page.get_by_role("link", name="ws_").first.click()
+    page.get_by_role("button", name="Restore").click()
+    expect(page.get_by_role("region", name="What was done")).to_contain_text("restored")
+    assert (shop / "orders.py").read_text() == "print(1)\n"
+    for path in ("/etc", str(home), f"{shop}/../..", "shop"):
+        page.goto("/snapshots")
+        page.get_by_label("Workspace", exact=True).fill(path)
+        page.get_by_role("button", name="Take a snapshot").click()
+        expect(page.get_by_role("alert")).to_contain_text("workspacePath")
+
+
+def test_keys_are_made_shown_once_rotated_and_revoked(page: Page, service: Service) -> None:
+    """A key that the page made works until the page revokes it; its text is on one page only."""
+    page.goto("/settings")
+    page.get_by_text("Make a key").click()
+    page.get_by_label("Name").fill("for <tests>")
+    page.get_by_role("button", name="Make the key").click()
+    text = page.locator(".secret").inner_text()
+    with service.client(text) as client:
+        assert client.get("/api/runs").status_code == 200
+        assert client.get("/api/keys").status_code == 403
+        page.goto("/settings")
+        assert text not in page.content()
+        page.get_by_role("button", name="Revoke for <tests>").click()
+        expect(page.locator("tr", has_text="for <tests>")).to_contain_text("revoked")
+        assert client.get("/api/runs").status_code == 401
+
+
+def test_a_hostile_output_changes_nothing(
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
+) -> None:
+    """What acts in a page that shows it as it is does nothing in ours: nothing is fetched, run, opened or renamed."""
+    with trap() as found, opened(browser, cookies, base_url=service.address) as seen:
+
+        def aimed(outputs: Mapping[str, str]) -> dict[str, str]:
+            return {name: text.replace("HIT", found.hit(name)) for name, text in outputs.items()}
+
+        html, text, own = aimed(HOSTILE_HTML), aimed(HOSTILE_TEXT), aimed(ONLY_IN_THE_PAGE)
+        found.pages = html | {name: f'<pre title="{one}">{one}</pre>' for name, one in text.items()}
+        page = seen.page
+        with opened(browser, None) as naive:
+            naive.page.goto(found.address)
+            naive.page.set_content(
+                "".join(f'<iframe src="{found.address}/naive/{name}"></iframe>' for name in found.pages)
+            )
+            found.wait_for(set(found.pages))
+        found.hits.clear()
+        words = "".join(f"\n{name}: {one[:60_000]}" for name, one in (html | text | own).items())
+        outputs = [{"data": {"text/html": one}, "metadata": {}} for one in html.values()]
+        outputs += [{"data": {"image/svg+xml": html[name]}, "metadata": {}} for name in html if "svg" in name]
+        outputs += [{"data": {"image/png": f'x" onerror="{text["attribute"]}'}, "metadata": {}}]
+        outputs += [{"data": {f"text/x-{text['attribute']}": one}, "metadata": {}} for one in text.values()]
+        measure = {"state": text["attribute"], "mechanism": text["close"], "reason": text["close-all"]}
+        number = put_run(
+            service, stdout=words, stderr=own["huge"], outputs=outputs, sessionId=text["close"][:60], value=html,
+            language=text["attribute"], error=text["close-all"], duration=0.1, exitCode=0, truncated=False,
+            files=[{"path": one, "size": 1, "sha256": text["attribute"]} for one in (html | text).values()],
+            enforcement={text["close"]: measure}, hits={text["attribute"]: 1},
+            meta={"backend": text["close"], "level": text["attribute"], "audit": {"run": text["close"]}},
+        )  # fmt: skip
+        hostile = ApprovalRequest(
+            tool=text["close"], risk=Risk.HIGH, arguments=html | text | {text["attribute"]: own["htmx"]}, rules=html,
+            changes="\n".join(f"+{one}" for one in html.values()),
+        )  # fmt: skip
+        with asking(queue, hostile) as came:
+            for path in (f"/runs/{number}", "/activity", "/approvals"):
+                page.goto(path)
+                title = page.title()
+                for frame in page.locator("iframe").all():
+                    frame.scroll_into_view_if_needed()
+                page.wait_for_load_state("networkidle") if path.startswith("/runs") else page.wait_for_load_state()
+                assert page.evaluate(
+                    "[document.scripts.length, document.querySelectorAll('pre a, pre img').length]"
+                ) == [2, 0]
+                assert (page.url, page.title()) == (service.address + path, title)
+            page.get_by_role("button", name="Deny").click()
+            expect(page.locator("#waiting")).to_contain_text("Nothing waits")
+        assert len(came) == 1
+        page.goto("/run")
+        page.get_by_label("Code").fill(f"print({words[:200_000]!r}[:60000])")
+        page.get_by_role("button", name="Run").click()
+        expect(page.locator("#result [data-status]")).to_be_visible()
+        expect(page.get_by_label("Output", exact=True)).to_contain_text("<script>")
+        assert page.evaluate("[...new Set([...document.querySelectorAll('.stream *')].map(e => e.tagName))]") in (
+            [],
+            ["SPAN"],
+        )
+        assert (found.hits, seen.errors, seen.dialogs, len(seen.context.pages)) == (set(), [], [], 1)
+
+
+def test_frames_of_outputs_hold_nothing_that_acts(service: Service, cookies: StorageState) -> None:
+    """The frame's own address, opened by itself, has a policy without scripts, forms and origin; others have none."""
+    number = put_run(service, outputs=[{"data": {"text/html": "<script>1</script>"}, "metadata": {}}])
+    (cookie,) = cookies["cookies"]
+    with service.client("", cookies={cookie["name"]: cookie["value"]}) as client:
+        frame = client.get(f"/runs/{number}/frame/0")
+        policy = frame.headers["content-security-policy"].split("; ")
+        assert {"default-src 'none'", "sandbox", "form-action 'none'", "frame-ancestors 'self'"} <= set(policy)
+        assert not any(word.startswith("script-src") for word in policy)
+        assert client.get(f"/runs/{number}/frame/1").status_code == 404
+        assert client.get(f"/runs/{number}").headers["x-frame-options"] == "DENY"
+    with service.client("") as nobody:
+        assert nobody.get(f"/runs/{number}/frame/0").status_code == 401
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds; by `evaluate`, as the page's policy refuses a script that a test would add."""
+    page.evaluate(Axe().axe_script)
+    options = {"resultTypes": ["violations"], "iframes": False}
+    found = page.evaluate("options => axe.run(document, options)", options)["violations"]
+    return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+
+
+def overflow(page: Page) -> int:
+    """Return by how many pixels a page is wider than its window."""
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def paths_with_content(service: Service, page: Page) -> list[str]:
+    """Return the parts, and one page of each other kind."""
+    number = put_run(
+        service, stdout="one\x1b[31mtwo\x1b[0m", stderr="three", error="why", duration=1.5, exitCode=1, value={"a": 1},
+        outputs=[{"data": {"text/html": "<table><tr><td>1</td></tr></table>"}}, {"data": {"text/plain": "x"}}],
+        files=[{"path": "out.csv", "size": 10, "sha256": "0" * 64}], hits={"timeout": 1}, language="python",
+        enforcement={
+            state: {"state": state, "mechanism": "how", "reason": "why"} for state in ("enforced", "partial", "absent")
+        },
+    )  # fmt: skip
+    page.goto("/snapshots")
+    found = [f"/runs/{number}", *(f"/{part}" for part in PARTS), "/runs/none", "/login", "/login?code=x"]
+    links = page.locator("main th a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    for kind in ("snap_", "ws_"):
+        ids = [link for link in links if kind in link]
+        found += ids[:1]
+        if len(ids) > 1:
+            found.append(f"/snapshots/compare?id1={ids[1].rpartition('/')[2]}&id2={ids[0].rpartition('/')[2]}")
+    return found
+
+
+def check_looks(
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, looks: list[tuple[str, int]]
+) -> None:
+    """Look at every page with axe, and whether it fits its window."""
+    request = ApprovalRequest(tool="deploy", risk=Risk.CRITICAL, arguments={"code": "1\n2", "a": "b"}, rules={"x": 1})
+    with asking(queue, request):
+        for scheme, width in looks:
+            with opened(browser, cookies, base_url=service.address, width=width, color_scheme=scheme) as seen:
+                for path in paths_with_content(service, seen.page):
+                    seen.page.goto(path)
+                    if path == "/hosts":
+                        expect(seen.page.locator("#doctor .controls")).to_be_visible()
+                    assert violations(seen.page) == [], (path, scheme, width)
+                    assert overflow(seen.page) <= 0, (path, scheme, width)
+                if (scheme, width) == looks[-1]:
+                    seen.page.goto("/approvals")
+                    seen.page.get_by_role("button", name="Deny").click()
+
+
+def test_no_page_has_a_fault_for_people_who_use_other_means(
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
+) -> None:
+    """Axe finds nothing on any page, light on a desk and dark on a phone, and each fits its window."""
+    check_looks(service, browser, cookies, queue, [("light", 1280), ("dark", 360)])
+
+
+@pytest.mark.soak
+def test_no_page_has_a_fault_in_any_look(
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
+) -> None:
+    """The same in light and dark, from a phone to a 4k screen."""
+    looks = [(scheme, width) for scheme in ("light", "dark") for width in (360, 768, 1280, 3840)]
+    check_looks(service, browser, cookies, queue, looks)
+
+
+def test_what_is_vendored_is_what_its_note_says() -> None:
+    """The one file of others has its version, its licence and the hash that stand beside it."""
+    note = (VENDOR / "README.md").read_text()
+    content = (VENDOR / "htmx.min.js").read_bytes()
+    assert f"`{hashlib.sha256(content).hexdigest()}`" in note
+    version = re.search(rb'version:"([0-9.]+)"', content)
+    assert version is not None
+    assert f"| {version[1].decode()} |" in note
+    assert "Zero-Clause BSD" in (VENDOR / "LICENSE").read_text()
+    assert sorted(one.name for one in VENDOR.iterdir()) == ["LICENSE", "README.md", "htmx.min.js"]
+
+
+def test_the_documents_show_three_pictures_of_the_page() -> None:
+    """The pictures that these tests take with PICTURES=1 are there, small, and named by the documents."""
+    documents = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    for name in PICTURE_NAMES:
+        assert 10_000 < (PICTURES / name).stat().st_size < MOST_PICTURE_BYTES
+        assert f"pictures/{name}" in documents
+
+
+def test_templates_and_scripts_say_nothing_inline() -> None:
+    """No template has an inline script, style or handler, or an address elsewhere: the policy would refuse them."""
+    folder = ROOT / "src" / "cloche" / "server" / "templates"
+    forbidden = re.compile(r"<style|\sstyle=|<script(?![^>]*\ssrc=)|\son[a-z]+=|https?://|\|\s*safe\b|javascript:")
+    for path in folder.iterdir():
+        assert not forbidden.search(path.read_text()), path.name
