@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloche.serving.http import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, most_connections
+from cloche.serving.http import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, listen, most_connections
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]
@@ -172,3 +173,11 @@ async def _read_all(
     await asyncio.sleep(1.5 if body == b"slow" else 0)
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body"})
+
+
+def test_an_answer_in_two_pieces_is_sent_at_once() -> None:
+    """A connection does not wait for the client to acknowledge the head, as one of a plain listener does."""
+    with socket.create_server(("127.0.0.1", 0)) as plain, listen("127.0.0.1", 0) as ours:
+        for listener, expected in ((plain, 0), (ours, 1)):
+            with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == expected

@@ -63,6 +63,7 @@ class Database:
         else:
             self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
+        self._reader = self.engine.execution_options(is_reading=True)
         with failures_named(self.name):
             if self.version() != NEWEST:
                 self.migrate()
@@ -110,8 +111,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Hold a session that sees one state of the data. Raises RecordsFailed."""
-        bind = self.engine.execution_options(is_reading=True)
-        with self._told(), Session(bind, expire_on_commit=False) as session:
+        with self._told(), Session(self._reader, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
@@ -124,6 +124,14 @@ class Database:
             log.debug("%s", error)
             self.on_failure()
             raise
+
+    def look(self, query: str) -> Any:  # noqa: ANN401 - one value of the database
+        """Return the first value of a constant query, for little more than the query costs. Raises RecordsFailed.
+
+        A reader of SQLite's WAL waits for nobody, so an event loop may call it.
+        """
+        with self._told(), self._reader.connect() as connection:
+            return connection.exec_driver_sql(query).scalar()
 
     def close(self) -> None:
         """Close all connections."""

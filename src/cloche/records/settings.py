@@ -18,6 +18,7 @@ from cloche.config.origins import ARGUMENT
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from .database import Database
 from .ids import now
 from .tables import Setting
 
@@ -28,6 +29,8 @@ NAMES: Mapping[str, str] = {
     "networkDeny": "network_deny", "languages": "languages", "packages": "packages", "require": "require",
     "screen": "screen", "users": "users",
 }  # fmt: skip
+
+_NEWEST = "SELECT MAX(version) FROM settings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +48,14 @@ def read_stored(session: Session) -> StoredSettings:
     return StoredSettings(version=max((row.version for row in rows), default=0), values=values)
 
 
-def stored_version(session: Session) -> int:
-    """Return the version alone."""
-    return session.scalar(select(func.max(Setting.version))) or 0
+def stored_version(database: Database) -> int:
+    """Return the version alone; little work, which waits for nobody in SQLite. Raises RecordsFailed."""
+    return database.look(_NEWEST) or 0
 
 
 def store(session: Session, values: Mapping[str, Any], *, by: str) -> None:
     """Store values by the keywords of `SandboxOptions`; None goes back to what files say."""
-    version = stored_version(session) + 1
+    version = (session.scalar(select(func.max(Setting.version))) or 0) + 1
     for name, value in values.items():
         session.merge(Setting(name=name, value=value, version=version, changed_at=now(), changed_by=by))
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
 
 from cloche.audit.recording import is_traced
 from cloche.core.errors import ClocheError
-from cloche.core.events import Event
+from cloche.core.events import Event, Sink
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
@@ -38,7 +39,7 @@ KEPT_S = 60.0  # how long the events of a run that ended can be read
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
-Start = Callable[[Callable[[Event], None]], Awaitable[Result]]
+Start = Callable[[Sink | None], Awaitable[Result]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class RunOrder:
     summary: Mapping[str, Any]
     size: int
     returns_files: bool = False
+    has_events: bool = True
     idempotency_key: str | None = None
     request_sha256: bytes | None = None
 
@@ -169,7 +171,7 @@ class RunQueue:
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
-            result = await order.start(lambda event: self._tell(live, event))
+            result = await order.start(partial(self._tell, live) if order.has_events else None)
             document, stored = await _encode_apart(live.id, result, order)
         except BaseException as error:
             await self._note_failure(live, order, error)

@@ -124,8 +124,8 @@ class Service:
     async def _stored_settings_version(self) -> int:
         """Read it where this waits for nobody, as readers of SQLite's WAL do not; else in a thread."""
         if self.database.is_sqlite:
-            return self._read(stored_version)
-        return await asyncio.to_thread(self._read, stored_version)
+            return stored_version(self.database)
+        return await asyncio.to_thread(stored_version, self.database)
 
     async def change_settings(self, values: Mapping[str, Any], *, by: str) -> Settings:
         """Store values by keyword, None to go back to the files; return what holds then. Raises InvalidRequest.

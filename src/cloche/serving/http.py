@@ -166,9 +166,13 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=backlog())
+        listener = socket.create_server((host, port), family=family, backlog=backlog())
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error
+    # Connections inherit it. asyncio leaves it out for a socket that was not made for TCP by number, and an answer in
+    # two pieces, head and body, would wait 40 ms for the client to acknowledge the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 from starlette.datastructures import UploadFile
@@ -17,7 +18,7 @@ from starlette.datastructures import UploadFile
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import NotFound
-from cloche.core.events import Event
+from cloche.core.events import Sink
 from cloche.core.result import Result
 from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.run import arun
@@ -33,6 +34,7 @@ from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import RunOrder
 from ..service import Service
+from ..streams import ClosingStream
 
 router = APIRouter(prefix="/api", tags=["code"])
 _BODY = {
@@ -81,15 +83,16 @@ async def execute(
     asked, body = await _read_request(request)
     key = run_records.check_idempotency_key(idempotency_key)
     order = await make_order(service, caller, asked, size=len(body), idempotency_key=key, body=body)
+    is_async = prefer is not None and "respond-async" in prefer.lower()
     try:
-        live = await service.runs.submit(order)
+        live = await service.runs.submit(replace(order, has_events=stream or is_async))
     except IntegrityError:
         return await _repeated(service, order)
-    if prefer is not None and "respond-async" in prefer.lower():
+    if is_async:
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
     if stream:
-        return StreamingResponse(server_sent(live.events, 0, live), media_type="text/event-stream")
+        return ClosingStream(server_sent(live.events, 0, live), media_type="text/event-stream")
     return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
@@ -106,11 +109,8 @@ async def make_order(
     options = await allowed_options(service, caller, asked.options())
     arguments = asked.run_arguments()
 
-    async def start(sink: Any) -> Result:  # noqa: ANN401 - a function of events
-        def tell(event: Event) -> None:
-            sink(event)
-
-        return await arun(**arguments, on_event=tell, **options)
+    async def start(sink: Sink | None) -> Result:
+        return await arun(**arguments, on_event=sink, **options)
 
     return RunOrder(
         project=caller.project, api_key=caller.key_id, session_id=asked.session_id, start=start, size=size,
@@ -235,7 +235,7 @@ async def events(
         found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
         text = as_json(found.as_dict())
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
-    return StreamingResponse(server_sent(live.events, last_event_id), media_type="text/event-stream")
+    return ClosingStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)
