@@ -126,8 +126,8 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         where = f"http://{bracketed(host)}:{listener.getsockname()[1]}{path}"
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, ws="none",
-            server_header=False, http=bounded(), backlog=backlog(),
+            app, proxy_headers=False, log_level="critical", access_log=False, ws="none", server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, http=bounded(), backlog=backlog(),
         )  # fmt: skip
         await serve(Unsignalled(config), listener)
     finally:

@@ -104,22 +104,20 @@ class LiveRun:
 
 
 async def wait_or_cancel(request: Request, live: LiveRun) -> str:
-    """Return the run's document; where the client goes away, kill the run."""
-    waiting, gone = asyncio.ensure_future(live.wait()), asyncio.ensure_future(_disconnected(request))
+    """Return the run's document; where the client goes away, or stops to wait, kill the run. Raises Refused."""
+    assert live.task is not None  # noqa: S101 - set by whoever made it
+    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            live.cancel()
-        return await waiting
-    except asyncio.CancelledError:
-        live.cancel()
-        this = asyncio.current_task()
-        if this is not None and not this.cancelling():  # the run was, and not this request
-            raise Refused(409, "cancelled", "the run was cancelled") from None
-        raise
+        await asyncio.wait({live.task, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()
-        waiting.cancel()
+        if not live.task.done():
+            live.cancel()
+    if not live.task.done():
+        await asyncio.wait({live.task})
+    if live.task.cancelled():
+        raise Refused(409, "cancelled", "the run was cancelled")
+    return live.task.result()
 
 
 async def _disconnected(request: Request) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from .results import event_as_wire, read_files
 
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
-KEPT_S = 60.0  # how long the events of a run that ended can be read
+KEPT_S, MOST_KEPT = 60.0, 128  # how long the events of a run that ended can be read, and of how many
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
@@ -89,6 +90,7 @@ class RunQueue:
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
         self._places = asyncio.Semaphore(default_count())
         self._live: dict[str, LiveRun] = {}
+        self._kept: deque[str] = deque()  # those that ended and whose events can be read, the oldest first
         self.waiting = self.running = self._bytes = 0
         self.is_closed = False
         self.stopped_by_us = False
@@ -124,19 +126,18 @@ class RunQueue:
             raise
         self._live[live.id] = live
         live.task = asyncio.ensure_future(self._run(live, order))
-        live.task.add_done_callback(lambda _: self._ended(live))
+        live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
         """Hold a place for other work that runs code. Raises Refused (503) where none comes free."""
         if self.is_closed or self.waiting >= self._queue_limit:
-            raise _no_room("the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already", 5)
+            why = "the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already"
+            raise self._no_room(why, 5)
         self.waiting += 1
         try:
-            await asyncio.wait_for(self._places.acquire(), self._deadline_s)
-        except TimeoutError:
-            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+            await self._place()
         finally:
             self.waiting -= 1
         try:
@@ -183,16 +184,25 @@ class RunQueue:
             lambda session: run_records.finish(session, id=live.id, status=str(result.status), document=stored)
         )
         self._note_end(live, str(result.status), time.monotonic() - begun)
-        live.events.add("result", document)
+        if order.has_events:
+            live.events.add("result", document)
         return document
 
     async def _take_place(self, order: RunOrder) -> None:
         try:
+            await self._place()
+        finally:
+            self._leave_queue(order)
+
+    async def _place(self) -> None:
+        """Take a place. Raises Refused (503) where none comes free in time."""
+        if not self._places.locked():
+            await self._places.acquire()  # at once
+            return
+        try:
             await asyncio.wait_for(self._places.acquire(), self._deadline_s)
         except TimeoutError:
             raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
-        finally:
-            self._leave_queue(order)
 
     async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
         """Note why a run did not come to an end; a cancelled one's row is written all the same."""
@@ -222,11 +232,17 @@ class RunQueue:
         if (known := event_as_wire(event)) is not None:
             live.events.add(*known)
 
-    def _ended(self, live: LiveRun) -> None:
+    def _ended(self, live: LiveRun, *, has_events: bool) -> None:
         live.events.end()
         if live.task is not None and not live.task.cancelled():
             live.task.exception()  # whoever waits gets it; nobody has to
+        if not has_events:
+            self._live.pop(live.id, None)
+            return
         asyncio.get_running_loop().call_later(KEPT_S, self._live.pop, live.id, None)
+        self._kept.append(live.id)
+        if len(self._kept) > MOST_KEPT:
+            self._live.pop(self._kept.popleft(), None)
 
 
 def is_repeated(error: Exception) -> bool:
