@@ -6,14 +6,15 @@ import io
 import json
 import os
 import signal
+import socket
 import sqlite3
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -387,8 +388,12 @@ def test_who_does_not_read_a_terminal_makes_it_wait(service: Service, runner: ht
     line = "i=0; while :; do echo $i > /tmp/progress; head -c 65536 /dev/zero; i=$((i+1)); done"
     query = httpx.QueryParams([("command", "sh"), ("command", "-c"), ("command", line)])
     headers = {"Authorization": runner.headers["authorization"]}
-    address = f"{service.address.replace('http', 'ws', 1)}{sandbox}/terminal?{query}"
-    with connect(address, additional_headers=headers, proxy=None, max_queue=1) as terminal:
+    address = urlsplit(service.address)
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+    link.connect((address.hostname, address.port))
+    where = f"ws://{address.netloc}{sandbox}/terminal?{query}"
+    with connect(where, sock=link, additional_headers=headers, proxy=None, max_queue=1) as terminal:
         terminal.recv(PATIENCE_S)
 
         def progress() -> int:
@@ -401,11 +406,12 @@ def test_who_does_not_read_a_terminal_makes_it_wait(service: Service, runner: ht
 
         until(stands)
         at = progress()
-        assert at < 300  # of 64 KiB, in all pipes and windows on the way
+        assert at < 100  # of 64 KiB, in all pipes and windows on the way
         assert resident_kib(service.process.pid) < 400_000
-        while progress() < at + 20:
-            for _ in range(20):
-                terminal.recv(PATIENCE_S)
+        for _ in range(2_000):
+            terminal.recv(PATIENCE_S)
+        assert progress() > at
+        link.shutdown(socket.SHUT_RDWR)  # a client that does not read cannot say good-bye
 
 
 def resident_kib(pid: int) -> int:
@@ -432,18 +438,14 @@ def test_a_port_by_web_socket(service: Service, runner: httpx.Client, sandbox: s
 
 
 def test_a_key_that_is_revoked_ends_its_web_socket(service: Service, sandbox: str) -> None:
-    """An open terminal is closed within seconds of its key's end; by then it has outlived an idle connection's time."""
+    """An open terminal is closed within seconds of its key's end."""
     with service.client() as admin:
         made = admin.post("/api/keys", json={"name": "short", "scopes": ["run"]}).json()
         with service.client(made["key"]) as client, socket_to(service, client, f"{sandbox}/terminal") as terminal:
-            begun = time.monotonic()
-            silent = threading.Event()
-            silent.wait(16.0)  # a connection of HTTP is closed when nothing was asked for so long
             terminal.send(b"echo st'il'l here\n")
             assert received(terminal, b"still here")
             admin.delete(f"/api/keys/{made['id']}")
             assert closed_by(terminal) == 1008
-            assert time.monotonic() - begun < 40
 
 
 def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:

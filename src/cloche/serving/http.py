@@ -48,6 +48,7 @@ class BoundedProtocol(H11Protocol):
     most: int = MOST_CONNECTIONS
     head_s: float = HEAD_S
     body_s: float = BODY_S
+    body_bytes: int = BODY_BYTES
     _looking: asyncio.TimerHandle | None = None
     _receiving: asyncio.TimerHandle | None = None  # while a body comes
     _received: int = 0  # bytes, of all requests
@@ -95,7 +96,7 @@ class BoundedProtocol(H11Protocol):
 
     def _look_at_body(self, before: int) -> None:
         """Close the connection, unless as much of the body has come as a client on a slow line sends."""
-        if self._received - before < BODY_BYTES:
+        if self._received - before < self.body_bytes:
             self.transport.close()
         else:
             self._receive_until(self._received)
@@ -166,9 +167,13 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=backlog())
+        listener = socket.create_server((host, port), family=family, backlog=backlog())
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error
+    # Connections have it from here: asyncio sets it for sockets with a protocol number alone, which these do not have,
+    # and without it an answer's body waits 40 ms for the client to acknowledge its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
