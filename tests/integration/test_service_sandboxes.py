@@ -21,24 +21,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.harness.service import Service, serving, start
+from tests.harness.service import Service, end_sandboxes, serving, start
 
 pytestmark = pytest.mark.xdist_group("test_service_sandboxes")
 PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Have a place for records, and one for the names of sandboxes."""
-    folder = tmp_path_factory.mktemp("home")
-    (folder / "run").mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def service(home: Path) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Serve for all tests of this module."""
-    with serving(home, "--drain", "2s", XDG_RUNTIME_DIR=str(home / "run")) as one:
+    with serving(tmp_path_factory.mktemp("service"), "--drain", "2s") as one:
         yield one
 
 
@@ -450,9 +442,7 @@ def test_a_key_that_is_revoked_ends_its_web_socket(service: Service, sandbox: st
 
 def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:
     """After kill -9 a service that starts again finds it with its files and processes; another's end is said."""
-    (tmp_path / "run").mkdir(mode=0o700)
-    place = {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
-    first = start(tmp_path, **place)
+    first = start(tmp_path)
     with first.client() as client:
         kept, lost = (
             f"/api/sandboxes/{client.post('/api/sandboxes', json={'labels': {'n': n}}).json()['id']}" for n in "12"
@@ -461,7 +451,7 @@ def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:
         process = client.post(f"{kept}/processes", json={"shell": "echo begun; exec sleep 1000"}).json()["id"]
         session = client.post(f"{kept}/sessions", json={}).json()["id"]
     first.end(signal.SIGKILL)
-    second = start(tmp_path, key=first.key, **place)
+    second = start(tmp_path, key=first.key)
     try:
         with second.client() as client:
             assert shell(client, kept, "cat /home/sandbox/note")["stdout"] == "text\n"
@@ -476,6 +466,7 @@ def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:
             assert client.delete(kept).json()["state"] == "ended"
     finally:
         second.end()
+        end_sandboxes(tmp_path)
 
 
 def keeper_of(place: Path, address: str) -> int:

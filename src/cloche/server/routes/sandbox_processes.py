@@ -28,7 +28,7 @@ from ..events import HEARTBEAT_S
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
 from ..results import result_as_wire
-from ..sandbox_use import HeldStream, Reading, Running, Use
+from ..sandbox_use import EVENTS, HeldStream, Reading, Running, Use
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
 MOST_INPUT = 1 << 20
@@ -115,7 +115,7 @@ async def look(process_id: str, use: Reading) -> dict[str, Any]:
     return {**_as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
 
 
-@router.get("/{process_id}/output", responses=RESPONSES)
+@router.get("/{process_id}/output", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def output(process_id: str, use: Running) -> Response:
     """Follow a process's output as server-sent events, the last one `ended`; one reader at a time.
 
@@ -217,7 +217,7 @@ async def kill(process_id: str, use: Running) -> dict[str, Any]:
     return _as_dict(await _find(use, process_id))
 
 
-@router.post("/{process_id}/wait", responses=RESPONSES)
+@router.post("/{process_id}/wait", responses={**RESPONSES, 202: {"description": "It goes on."}})
 async def wait(
     process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 30.0
 ) -> Response:
