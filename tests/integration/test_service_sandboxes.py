@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
+from cloche.records.database import Database
+from cloche.server.identities import use_link_code
 from tests.harness.service import Service, end_sandboxes, serving, start
 
 pytestmark = pytest.mark.xdist_group("test_service_sandboxes")
@@ -438,6 +441,20 @@ def test_a_key_that_is_revoked_ends_its_web_socket(service: Service, sandbox: st
             assert received(terminal, b"still here")
             admin.delete(f"/api/keys/{made['id']}")
             assert closed_by(terminal) == 1008
+
+
+def test_a_page_of_another_site_opens_no_terminal(service: Service, sandbox: str) -> None:
+    """A browser sends its cookie along with any page's web socket: one that works for our own page, and no other's."""
+    database = Database(service.database)
+    cookie = use_link_code(database, parse_qs(urlsplit(service.link).query)["code"][0])
+    database.close()
+    where = f"{service.address.replace('http', 'ws', 1)}{sandbox}/terminal"
+    headers = {"Cookie": f"cloche_session={cookie}"}
+    with connect(where, additional_headers=headers, origin=Origin(service.address), proxy=None):
+        pass
+    with pytest.raises(InvalidStatus) as refused:
+        connect(where, additional_headers=headers, origin=Origin("http://elsewhere.example"), proxy=None)
+    assert refused.value.response.status_code == 403
 
 
 def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `command.py`: the command line's side; `service.py`: what one worker holds; `app.py`: routes and bounds together.
 - `auth.py`: who asks, and for what; `guard.py`: hosts, bodies, headers; `problems.py`: errors.
 - `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `results.py`: results as the wire has them.
+- `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
+- `events.py`: what goes on, as server-sent events.
 - `routes/`: one file for each group of paths.
 
 Needs the extra `server`.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -93,11 +94,17 @@ def _as_dict(info: FileInfo) -> dict[str, Any]:
 
 
 @router.get("/files", responses=RESPONSES)
-async def entries(use: Reading, path: Path, recursive: bool = False) -> dict[str, Any]:
+async def entries(use: Reading, path: Path, recursive: bool = False) -> Response:
     """List a folder by name; `recursive` also what is below it. Of more than 10,000 entries the rest is left out."""
-    found = await use.sandbox.list_dir(path, recursive=recursive)
+    async with use.service.sandboxes.listings:
+        found = await use.sandbox.list_dir(path, recursive=recursive)
+        return Response(await asyncio.to_thread(_encode, found), media_type="application/json")
+
+
+def _encode(found: Sequence[FileInfo]) -> bytes:
     rows = [_as_dict(one) for one in found[:MOST_ROWS]]
-    return {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+    document = {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 @router.get("/files/stat", responses=RESPONSES)

@@ -23,11 +23,10 @@ from cloche.core.processes import ProcessInfo
 from cloche.core.protocols import OpenStream
 from cloche.execution.processes import SignalTarget
 
-from ..attachments import SharedProcess
+from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
-from ..results import result_as_wire
 from ..sandbox_use import EVENTS, HeldStream, Reading, Running, Use
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
@@ -226,7 +225,7 @@ async def wait(
         return JSONResponse(_as_dict(await _find(use, process_id)), 202)
     async with use.held.process(process_id) as shared:
         result = await shared.process.wait(INPUT_S)
-    return JSONResponse({"id": process_id, **result_as_wire(result)})
+    return Response(await asyncio.to_thread(encode_result, process_id, result), media_type="application/json")
 
 
 async def _end_of(use: Use, process_id: str, seconds: float) -> bool:
