@@ -167,13 +167,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=backlog())
+        return socket.create_server((host, port), family=family, backlog=backlog())
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error
-    # Connections have it from here: asyncio sets it for sockets with a protocol number alone, which these do not have,
-    # and without it an answer's body waits 40 ms for the client to acknowledge its head.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
