@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+
+from cloche.core.errors import OutcomeUnknown
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
 
 END_S = 60
 _FIRST_KEY = re.compile(r"shown once: (cloche_\S+)")
@@ -53,9 +57,10 @@ class Service:
 def environment(home: Path) -> dict[str, str]:
     """Return variables that keep the machine's own configuration out of a service."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    (home / "run").mkdir(mode=0o700, exist_ok=True)
     return {
         **kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_STATE_HOME": str(home / "state"),
-        "XDG_CACHE_HOME": str(home / "cache"), "LANG": "C.UTF-8",
+        "XDG_CACHE_HOME": str(home / "cache"), "XDG_RUNTIME_DIR": str(home / "run"), "LANG": "C.UTF-8",
     }  # fmt: skip
 
 
@@ -94,12 +99,22 @@ def _wait_for_link(process: subprocess.Popen[bytes], log: Path, begin: int) -> s
 
 @contextmanager
 def serving(home: Path, *words: str, **variables: str) -> Iterator[Service]:
-    """Serve for the body; then it must end by SIGTERM, as it should."""
+    """Serve for the body; then it must end by SIGTERM, as it should, and its sandboxes after it."""
     service = start(home, *words, **variables)
     try:
         yield service
     except BaseException:
         service.end(signal.SIGKILL)
         raise
-    if service.process.poll() is None:
-        assert service.end() == 128 + signal.SIGTERM, service.log.read_text()
+    finally:
+        if service.process.poll() is None:
+            assert service.end() == 128 + signal.SIGTERM, service.log.read_text()
+        end_sandboxes(home)
+
+
+def end_sandboxes(home: Path) -> None:
+    """End the sandboxes that a service has left, as they outlive it."""
+    place = home / "run" / "cloche"
+    for lock in place.glob(f"*{registry.LOCK}"):
+        with suppress(OutcomeUnknown):  # it has ended meanwhile
+            visit(registry.Found(name=lock.stem, path=str(place)), "end", timeout_s=END_S)

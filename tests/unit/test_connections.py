@@ -24,17 +24,24 @@ async def _answer(_scope: object, _receive: object, send: Callable[[object], Awa
 
 
 def serve(
-    work: Callable[[Connect], Awaitable[None]], *, most: int, head_s: float, body_s: float = 60, app: Any = _answer
+    work: Callable[[Connect], Awaitable[None]],
+    *,
+    most: int,
+    head_s: float,
+    body_s: float = 60,
+    body_bytes: int = 1 << 20,
+    app: Any = _answer,
 ) -> None:
     """Do something with a server of those bounds, to which one may connect."""
     import uvicorn
     from uvicorn.server import ServerState
 
     async def main() -> None:
-        bounds = {"most": most, "head_s": head_s, "body_s": body_s}
+        bounds = {"most": most, "head_s": head_s, "body_s": body_s, "body_bytes": body_bytes}
         config = uvicorn.Config(
-            app, http=type("Bounded", (BoundedProtocol,), bounds), lifespan="off", log_level="critical"
-        )
+            app, http=type("Bounded", (BoundedProtocol,), bounds), ws="websockets-sansio", lifespan="off",
+            log_level="critical",
+        )  # fmt: skip
         config.load()
         state = ServerState()
         speak: Any = config.http_protocol_class
@@ -150,6 +157,40 @@ def test_a_body_that_comes_in_time_is_answered_however_long_that_takes() -> None
             assert await client[0].readline() == b"\r\n"
 
     serve(work, most=9, head_s=60, body_s=1, app=_read_all)
+
+
+def test_a_body_that_goes_on_is_waited_for() -> None:
+    """A large one on a slow line takes several times the bound, in each of which enough of it comes."""
+
+    async def work(connect: Connect) -> None:
+        client = await connect()
+        client[1].write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30\r\n\r\n")
+        for _ in range(30):
+            client[1].write(b"x")
+            await asyncio.sleep(0.03)
+        assert b" 204 " in await client[0].readline()
+
+    serve(work, most=9, head_s=60, body_s=0.3, body_bytes=3, app=_read_all)
+
+
+def test_a_web_socket_is_no_idle_connection() -> None:
+    """Its handshake is the last request of its connection, which goes on for longer than one without requests may."""
+
+    async def app(_: object, receive: Callable[[], Awaitable[Any]], send: Callable[[object], Awaitable[None]]) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await asyncio.sleep(0.5)
+        await send({"type": "websocket.send", "bytes": b"late"})
+
+    async def work(connect: Connect) -> None:
+        client = await connect()
+        client[1].write(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        await client[0].readuntil(b"late")
+
+    serve(work, most=9, head_s=0.1, app=app)
 
 
 async def _drip(writer: asyncio.StreamWriter) -> None:

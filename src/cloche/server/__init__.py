@@ -8,6 +8,8 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `observe.py`: what each request leaves; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`: for the operator.
 - `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `results.py`: results as the wire has them.
 - `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
+- `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
+- `events.py`: what goes on, as server-sent events.
 - `routes/`: one file for each group of paths.
 
 Needs the extra `server`.

@@ -196,7 +196,7 @@ async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
 
     try:
         result = await work(tell)
-        document = await asyncio.to_thread(_encode, live.id, result)
+        document = await asyncio.to_thread(encode_result, live.id, result)
     except BaseException as error:
         is_cancelled = isinstance(error, asyncio.CancelledError)
         why = "it was cancelled" if is_cancelled else str(error) if isinstance(error, ClocheError) else "Cloche failed"
@@ -208,5 +208,6 @@ async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
     return document
 
 
-def _encode(call_id: str, result: Result) -> str:
-    return json.dumps({"id": call_id, **result_as_wire(result)}, ensure_ascii=False)
+def encode_result(number: str, result: Result) -> str:
+    """Return a result with the id of what it is of, as JSON; in a thread, as it may be large."""
+    return json.dumps({"id": number, **result_as_wire(result)}, ensure_ascii=False)

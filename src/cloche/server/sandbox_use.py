@@ -51,6 +51,15 @@ Running = Annotated[Use, _use_for("run")]
 Reading = Annotated[Use, _use_for("read")]
 
 
+# What routes answer with beside JSON, for the documentation.
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
+}
+RESULT_OR_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The whole result.", "content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
 async def answer_call(
     request: Request, use: Use, work: Callable[[Sink], Awaitable[Result]], *, stream: bool
 ) -> Response:

@@ -42,6 +42,7 @@ from .problems import Refused
 MOST_LIVING = 64  # of the service, as each has processes and memory
 MOST_ATTACHED = 48  # of one worker
 UNUSED_S = 60.0  # how long a worker stays in one that it does not use
+JUST_S = 1.0  # whoever came in so recently is about to use it
 LOOK_EVERY_S = 10.0
 INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, to end its sandbox; to let go
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free, when its sandbox has just ended
@@ -61,6 +62,7 @@ class Sandboxes:
         self._open: dict[str, asyncio.Task[Attachment]] = {}
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
+        self.listings = asyncio.Semaphore(2)  # of folders, each of which may have megabytes of names
 
     # What there is.
 
@@ -131,7 +133,7 @@ class Sandboxes:
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=status))
 
     async def compare(self) -> None:
-        """Note which have ended, by the keepers' registry, and forget those that did long ago."""
+        """Note which have ended, by the keepers' registry."""
         rows = await asyncio.to_thread(self._read, records.living)
         there = await asyncio.to_thread(lambda: {one.name for one in registry.found()})
         for facts in rows:
@@ -141,7 +143,6 @@ class Sandboxes:
                 await self._let_go(facts.id)
             elif facts.name in there and is_abandoned:
                 await self.note(facts.id, RUNNING)
-        await self._writer.write(records.forget_ended)
 
     async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
         await self._writer.write(partial(records.note, sandbox_id=facts.id, status=ENDED))
@@ -215,13 +216,14 @@ class Sandboxes:
         """Let go of the one that was not used for longest, where this worker is in too many. Raises Refused (503)."""
         if len(self._open) < MOST_ATTACHED:
             return
-        unused = sorted((one for one in self._attachments() if one.is_unused), key=lambda one: one.used_at)
+        before = time.monotonic() - JUST_S
+        unused = [one for one in self._attachments() if one.is_unused and one.used_at < before]
         if not unused:
             raise Refused(
                 503, "busy", f"this worker uses {len(self._open)} sandboxes at once", remedy="try again in 5 s",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
-        await self._let_go(unused[0].id)
+        await self._let_go(min(unused, key=lambda one: one.used_at).id)
 
     def _attachments(self) -> list[Attachment]:
         done = [task for task in self._open.values() if task.done() and not task.cancelled()]
@@ -239,11 +241,12 @@ class Sandboxes:
             log.warning("sandbox %s was not left orderly: %s", sandbox_id, error)
 
     async def tend(self) -> None:
-        """Compare rows with the registry, and let go of what is not used, every few seconds."""
+        """Compare rows with the registry, forget what ended long ago, let go of what is not used: every few seconds."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.compare()
+                await self._writer.write(records.forget_ended)
             except ClocheError as error:
                 log.warning("sandboxes that live cannot be looked at: %s", error)
             before = time.monotonic() - UNUSED_S

@@ -48,6 +48,7 @@ class BoundedProtocol(H11Protocol):
     most: int = MOST_CONNECTIONS
     head_s: float = HEAD_S
     body_s: float = BODY_S
+    body_bytes: int = BODY_BYTES
     _looking: asyncio.TimerHandle | None = None
     _receiving: asyncio.TimerHandle | None = None  # while a body comes
     _received: int = 0  # bytes, of all requests
@@ -95,7 +96,7 @@ class BoundedProtocol(H11Protocol):
 
     def _look_at_body(self, before: int) -> None:
         """Close the connection, unless as much of the body has come as a client on a slow line sends."""
-        if self._received - before < BODY_BYTES:
+        if self._received - before < self.body_bytes:
             self.transport.close()
         else:
             self._receive_until(self._received)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -26,12 +27,21 @@ from cloche.records.ids import new_id
 from ..events import LiveRun
 from ..exec_options import WireModel, decoded
 from ..problems import RESPONSES, Refused
-from ..sandbox_use import HeldStream, Reading, Running, event_stream
+from ..sandbox_use import EVENTS, HeldStream, Reading, Running, event_stream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"])
 MOST_PATH, MOST_ROWS = 4096, 10_000
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _RAW = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
+_BYTES: dict[str, Any] = {"application/octet-stream": {}}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The whole of it.", "content": _BYTES},
+    206: {"description": "The part of it that was asked for.", "content": _BYTES},
+    416: {**RESPONSES[422], "description": "It has no such part."},
+}
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A tar archive.", "content": {"application/x-tar": {}}}
+}
 
 GuestPath = Annotated[str, StringConstraints(min_length=1, max_length=MOST_PATH)]
 
@@ -83,11 +93,17 @@ def _as_dict(info: FileInfo) -> dict[str, Any]:
 
 
 @router.get("/files", responses=RESPONSES)
-async def entries(use: Reading, path: Path, recursive: bool = False) -> dict[str, Any]:
+async def entries(use: Reading, path: Path, recursive: bool = False) -> Response:
     """List a folder by name; `recursive` also what is below it. Of more than 10,000 entries the rest is left out."""
-    found = await use.sandbox.list_dir(path, recursive=recursive)
+    async with use.service.sandboxes.listings:
+        found = await use.sandbox.list_dir(path, recursive=recursive)
+        return Response(await asyncio.to_thread(_encode, found), media_type="application/json")
+
+
+def _encode(found: Sequence[FileInfo]) -> bytes:
     rows = [_as_dict(one) for one in found[:MOST_ROWS]]
-    return {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+    document = {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 @router.get("/files/stat", responses=RESPONSES)
@@ -117,7 +133,7 @@ async def move(use: Running, asked: Move) -> dict[str, Any]:
     return _as_dict(await use.sandbox.stat(asked.target))
 
 
-@router.get("/files/content", responses={**RESPONSES, 206: {"description": "A part of it."}, 416: RESPONSES[422]})
+@router.get("/files/content", responses={**RESPONSES, **_CONTENT}, response_class=Response)
 async def read(
     use: Reading, path: Path, range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None
 ) -> Response:
@@ -181,7 +197,7 @@ async def write(
     return _as_dict(await use.sandbox.stat(path))
 
 
-@router.get("/files/archive", responses=RESPONSES)
+@router.get("/files/archive", responses={**RESPONSES, **_ARCHIVE}, response_class=Response)
 async def pack(use: Reading, path: Path) -> Response:
     """Return a folder, or a file, as a tar archive."""
     disk = use.sandbox.limits.disk_bytes
@@ -212,7 +228,7 @@ def _uploading() -> Iterator[None]:
         raise Refused(400, "incomplete-body", "the body ended before it was whole; nothing was replaced") from error
 
 
-@router.get("/changes", responses=RESPONSES)
+@router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def changes(use: Reading, path: Path, recursive: bool = False) -> Response:
     """Tell what changes in a folder, or a file, as server-sent events, until the client goes."""
     watch = await use.sandbox.watch(path, recursive=recursive)

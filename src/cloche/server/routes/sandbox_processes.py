@@ -17,18 +17,17 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from cloche.core.errors import NotFound
+from cloche.core.errors import ClocheError, NotFound
 from cloche.core.escape import escape_name
 from cloche.core.processes import ProcessInfo
 from cloche.core.protocols import OpenStream
 from cloche.execution.processes import SignalTarget
-from cloche.records.results import result_as_wire
 
-from ..attachments import SharedProcess
+from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
-from ..sandbox_use import HeldStream, Reading, Running, Use
+from ..sandbox_use import EVENTS, HeldStream, Reading, Running, Use
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
 MOST_INPUT = 1 << 20
@@ -115,7 +114,7 @@ async def look(process_id: str, use: Reading) -> dict[str, Any]:
     return {**_as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
 
 
-@router.get("/{process_id}/output", responses=RESPONSES)
+@router.get("/{process_id}/output", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def output(process_id: str, use: Running) -> Response:
     """Follow a process's output as server-sent events, the last one `ended`; one reader at a time.
 
@@ -130,24 +129,30 @@ async def output(process_id: str, use: Running) -> Response:
             )
         shared.is_followed = True
         stack.callback(setattr, shared, "is_followed", False)
-        pieces: asyncio.Queue[str] = asyncio.Queue(PIECES)
+        pieces: asyncio.Queue[str | None] = asyncio.Queue(PIECES)
         task = asyncio.ensure_future(_follow(shared, pieces))
+        task.add_done_callback(lambda _: None if pieces.full() else pieces.put_nowait(None))  # so that its end is seen
         use.service.sandboxes.note_stream(task)
         stack.push_async_callback(_cancelled, task)
         return HeldStream(_sent(pieces, task), stack.pop_all(), media_type="text/event-stream")
 
 
-async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str]) -> None:
+async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str | None]) -> None:
     """Put each piece of output, and at last the end, as events."""
     process = shared.process
-    async with asyncio.TaskGroup() as group:
-        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
-            group.create_task(_pass_on(name, stream, pieces))
-    result = await process.wait()
-    await pieces.put(_event("ended", {"status": str(result.status), "exitCode": result.exit_code}))
+    errors = asyncio.ensure_future(_pass_on("stderr", process.stderr, pieces))
+    try:
+        await _pass_on("stdout", process.stdout, pieces)
+        await errors
+        result = await process.wait()
+        await pieces.put(_event("ended", {"status": str(result.status), "exitCode": result.exit_code}))
+    except ClocheError as error:  # it was taken over, or its sandbox has ended
+        await pieces.put(_event("error", {"error": str(error)}))
+    finally:
+        errors.cancel()
 
 
-async def _pass_on(name: str, stream: OpenStream, pieces: asyncio.Queue[str]) -> None:
+async def _pass_on(name: str, stream: OpenStream, pieces: asyncio.Queue[str | None]) -> None:
     async for data in stream:
         try:
             content = {"text": data.decode()}
@@ -160,17 +165,15 @@ def _event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-async def _sent(pieces: asyncio.Queue[str], task: asyncio.Task[None]) -> AsyncIterator[str]:
+async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncIterator[str]:
     """Yield what is put, until the task has ended and all of it was taken."""
     while not (task.done() and pieces.empty()):
-        taking = asyncio.ensure_future(pieces.get())
-        await asyncio.wait({taking, task}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not taking.done():
-            taking.cancel()
-        if taking.done() and not taking.cancelled():
-            yield taking.result()
-        elif not task.done():
-            yield ": still here\n\n"
+        try:
+            piece = await asyncio.wait_for(pieces.get(), HEARTBEAT_S)
+        except TimeoutError:
+            piece = ": still here\n\n"
+        if piece is not None:
+            yield piece
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
@@ -217,7 +220,7 @@ async def kill(process_id: str, use: Running) -> dict[str, Any]:
     return _as_dict(await _find(use, process_id))
 
 
-@router.post("/{process_id}/wait", responses=RESPONSES)
+@router.post("/{process_id}/wait", responses={**RESPONSES, 202: {"description": "It goes on."}})
 async def wait(
     process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 30.0
 ) -> Response:
@@ -226,7 +229,7 @@ async def wait(
         return JSONResponse(_as_dict(await _find(use, process_id)), 202)
     async with use.held.process(process_id) as shared:
         result = await shared.process.wait(INPUT_S)
-    return JSONResponse({"id": process_id, **result_as_wire(result)})
+    return Response(await asyncio.to_thread(encode_result, process_id, result), media_type="application/json")
 
 
 async def _end_of(use: Use, process_id: str, seconds: float) -> bool:

@@ -16,7 +16,7 @@ from cloche.execution.sandbox import MOST_FORKS
 
 from ..exec_options import Amount, WireModel, Word
 from ..problems import RESPONSES
-from ..sandbox_use import Reading, Running, answer_call
+from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, answer_call
 from .sandboxes import allowed_timeout
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"])
@@ -77,7 +77,7 @@ async def look(session_id: str, use: Reading) -> dict[str, Any]:
     return use.held.session(session_id).as_dict()
 
 
-@router.post("/{session_id}/run", responses=RESPONSES)
+@router.post("/{session_id}/run", responses={**RESPONSES, **RESULT_OR_EVENTS})
 async def run_cell(request: Request, session_id: str, use: Running, cell: Cell, stream: bool = False) -> Response:
     """Run a cell and answer with its whole result, or with `?stream=1` server-sent events; cells take turns.
 

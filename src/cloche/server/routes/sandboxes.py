@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.limits import parse_duration
 from cloche.core.result import Result
@@ -22,7 +23,7 @@ from ..auth import Reader, Runner, TheService
 from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, decoded
 from ..identities import Caller
 from ..problems import RESPONSES
-from ..sandbox_use import Reading, Running, Use, answer_call
+from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from .code import allowed_options
 
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"])
@@ -189,7 +190,7 @@ async def allowed_timeout(use: Use, asked: Amount | None) -> Amount | None:
     return asked
 
 
-@router.post("/{sandbox_id}/exec", responses=RESPONSES)
+@router.post("/{sandbox_id}/exec", responses={**RESPONSES, **RESULT_OR_EVENTS})
 async def execute(request: Request, use: Running, asked: SandboxExec, stream: bool = False) -> Response:
     """Run code or a command to its end, and answer with the whole result.
 
@@ -236,14 +237,16 @@ async def ports(use: Reading) -> dict[str, Any]:
 
 @router.get("/{sandbox_id}/network", responses=RESPONSES)
 async def network(use: Reading) -> dict[str, Any]:
-    """Return what it may reach, and what it reached, or was refused, as far as this worker was told."""
-    mode = use.sandbox.policy.network
-    if mode not in ("allowlist", "open"):
-        return {"mode": mode, "allow": [], "deny": [], "traffic": []}
-    rules = use.sandbox.network.rules.as_wire()
-    rows = await use.sandbox.network.traffic()
-    traffic = [{camel(name): value for name, value in row.items()} for row in rows]
-    return {"mode": mode, "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": traffic}
+    """Return what it may reach, and what it reached or was refused; `traffic` is null where nobody is told that."""
+    policy, traffic = use.sandbox.policy, None
+    if policy.network in ("allowlist", "open"):
+        with suppress(BackendUnavailable):  # its keeper has the egress process, and tells nobody
+            rows = await use.sandbox.network.traffic()
+            traffic = [{camel(name): value for name, value in row.items()} for row in rows]
+        rules = use.sandbox.network.rules.as_wire()
+    else:
+        rules = {"mode": policy.network, "allow": (), "deny": ()}
+    return {"mode": rules["mode"], "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": traffic}
 
 
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
