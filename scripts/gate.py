@@ -36,6 +36,7 @@ FOR_ONE_PYTHON = ("test_adopt.py", "test_gate.py", "test_layering.py", "backends
 # What does by the standard library's plainest parts; `make soak AREA=other-python` tries it there too.
 PLAIN = ("agent", "audit", "autofix", "config", "mcp", "skills")
 LOCAL = "soak and not container and not machine"
+SERVICE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_service*.py")))
 LONG = ("--timeout", "1800")
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
@@ -43,8 +44,9 @@ AREAS: dict[str, tuple[str, ...]] = {
     "machines": (*LONG, "-m", "soak and machine"),
     "containers": (*LONG, "-m", "soak and container and not machine"),
     "escape": (*LONG, "-m", LOCAL, "tests/escape"),
-    "sessions": (*LONG, "-m", LOCAL, "-k", "session", "--ignore=tests/escape"),
-    "local": (*LONG, "-m", LOCAL, "-k", "not session and not keeper", "--ignore=tests/escape"),
+    "sessions": (*LONG, "-m", LOCAL, "-k", "session and not service", "--ignore=tests/escape"),
+    "local": (*LONG, "-m", LOCAL, "-k", "not session and not keeper and not service", "--ignore=tests/escape"),
+    "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }

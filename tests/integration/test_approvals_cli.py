@@ -19,7 +19,8 @@ from rich.console import Console
 
 from cloche import ApprovalDenied, InvalidRequest
 from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate, Risk
-from cloche.agent.queue import ApprovalQueue, Entry, default_path
+from cloche.agent.queue import ApprovalQueue, Entry
+from cloche.agent.queue_file import default_path
 from cloche.agent.terminal import show_request
 from cloche.cli.agent import decide, list_approvals, show_approval, watch
 from tests.harness.terminals import Terminal
@@ -206,10 +207,11 @@ def test_what_has_ended_is_kept_for_a_while_only(queue: str, monkeypatch: pytest
 
 
 def test_the_usual_queue_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the state folder, which is made for its owner alone, or where CLOCHE_APPROVALS says."""
-    monkeypatch.delenv("CLOCHE_APPROVALS", raising=False)
+    """In the database of records, in a folder made for its owner alone, or where CLOCHE_APPROVALS says."""
+    for name in ("CLOCHE_APPROVALS", "CLOCHE_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert default_path() == str(tmp_path / "state/cloche/approvals.db")
+    assert default_path() == str(tmp_path / "state/cloche/records.db")
     assert list_approvals(None, is_all=False, as_json=False) == 0
     assert (tmp_path / "state/cloche").stat().st_mode & 0o777 == 0o700
     assert Path(default_path()).stat().st_mode & 0o777 == 0o600

@@ -100,7 +100,7 @@ def test_many_processes_of_a_cell_do_not_keep_the_helper(caplog: pytest.LogCaptu
     many = "import os, time\nfor _ in range(400):\n    if os.fork() == 0: time.sleep(600)"
     with cloche.Sandbox(live=False, pids=500, memory="2g") as sandbox, sandbox.session() as session:
         assert session.run(many, timeout=60).ok
-        with caplog.at_level("DEBUG", "cloche.local"):  # which tells when that took longer than a second
+        with caplog.at_level("DEBUG", "cloche.jail"):  # which tells when that took longer than a second
             files = session.run("for n in range(200): _ = open(f'f{n}', 'w').write(str(n))", timeout=10)
         assert len(files.files) == 200
         assert session.run("1 + 1", timeout=20).value == 2

@@ -121,3 +121,40 @@ def test_wrong_usage_of_workspace_snapshots_is_said(cloche: Cloche, words: tuple
     done = cloche("workspace-snapshot", *words, code=2)
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_development_environment_is_written_shown_checked_and_set_up(cloche: Cloche, tmp_path: Path) -> None:
+    """`cloche devenv`: generate writes and stores a manifest, provision says which manager is missing."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "yarn.lock").write_text("")
+    generated = json.loads(cloche("devenv", "generate", "shop", "--json").stdout)
+    assert generated == json.loads((tmp_path / "shop" / "cloche-devenv.json").read_text())
+    assert "yarn install --frozen-lockfile" in cloche("devenv", "show", "shop").stdout
+    listed = json.loads(cloche("devenv", "list", "--json").stdout)["items"]
+    assert [one["workspacePath"] for one in listed] == [str(tmp_path / "shop")]
+
+    try:
+        done = json.loads(cloche("devenv", "provision", "shop", "--name", "test-devenv", "--json", code=1).stdout)
+    finally:
+        cloche("sandbox", "kill", "test-devenv")
+    assert (done["sandbox"], done["steps"][0]["status"]) == ("test-devenv", "error")
+    assert "there is no yarn" in done["steps"][0]["error"]
+
+    asks = {**generated, "limits": {"memory": "900g"}}
+    (tmp_path / "shop" / "cloche-devenv.json").write_text(json.dumps(asks))
+    assert "limits.memory: 900g is more than" in cloche("devenv", "check", "shop").stdout
+    (tmp_path / "shop" / "cloche-devenv.json").write_text(json.dumps({**asks, "colour": "red"}))
+    assert "unknown field 'colour'" in cloche("devenv", "check", "shop", code=2).stderr
+
+
+def test_a_bug_is_reproduced(cloche: Cloche, tmp_path: Path) -> None:
+    """`cloche repro`, from create to delete: the exit code says failed or error."""
+    (tmp_path / "bug.py").write_text("print('seen'); raise SystemExit(3)\n")
+    made = cloche("repro", "create", "bug.py", "--title", "wrong \x1b[31m code", "--session", "agent-7").stdout.strip()
+    listed = cloche("repro", "list", "--session", "agent-7").stdout
+    assert (made in listed, "\x1b" in listed) == (True, False)
+    assert "exit code 3, expected 0" in cloche("repro", "run", made, code=1).stdout
+    assert json.loads(cloche("repro", "show", made, "--json").stdout)["result"]["stdout"] == "seen\n"
+    assert "level jail is required" in cloche("repro", "run", made, "--backend", "subprocess", code=125).stdout
+
+    assert cloche("repro", "delete", made).stdout == f"deleted: {made}\n"

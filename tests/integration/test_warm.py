@@ -147,7 +147,7 @@ def test_a_module_that_cannot_be_loaded_ahead_is_no_obstacle() -> None:
 
 def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
-    caplog.set_level("WARNING", logger="cloche.zygote")
+    caplog.set_level("WARNING", logger="cloche.warm")
     pool = Pool(
         {"preload": [STARTS_THREAD], "extra_paths": [PROGRAMS], "customizes": False, "home": "/", "ahead": None},
         **NO_CGROUP,

@@ -2,7 +2,10 @@
 
 Requests and decisions outlive the process that asked. A request that nobody waits for is closed at its deadline, as a
 no. Closed requests are kept for a month, at most a thousand of them, to look back at and to show what changed since
-the last request.
+the last request. The file is that of the user's records, which the service shows; `queue_file` knows it.
+
+A `Gate` asks twice about a critical call, in two rows. Who asks the service has one row (`asked_by` is set), which
+takes two decisions: it waits until the first is confirmed.
 """
 
 from __future__ import annotations
@@ -12,41 +15,70 @@ import enum
 import json
 import logging
 import os
-import secrets
 import sqlite3
-import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
 from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
+from .queue_file import check_owner, default_path, make_folder, make_table, opened, take_over_older
 
 POLL_S, MAX_POLL_S = 0.05, 0.5
 RETENTION_S, MOST_CLOSED = 30 * 86_400.0, 1_000  # of what has ended
+DEFAULT_PROJECT = "default"
+ON_THIS_MACHINE = "this machine"  # where a decision came from that came by no address
 log = logging.getLogger("cloche.agent")
-_TABLE = """
-CREATE TABLE IF NOT EXISTS approvals (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    asked_at REAL NOT NULL,
-    expires_at REAL NOT NULL,
-    request TEXT NOT NULL,
-    decision TEXT
+# In the words of `sqlite3` and of SQLAlchemy alike: `cloche.records.approvals` has the same queue. Each change has a
+# number of its own, which rises; the highest is never deleted.
+FIELDS = (
+    "id", "project", "asked_by", "asked_at", "expires_at", "request", "first_decision", "decision", "decided_at",
+    "decided_from", "version",
+)  # fmt: skip
+FORGET = """
+DELETE FROM approvals WHERE expires_at < :now AND version < (SELECT MAX(version) FROM approvals) AND (
+    asked_at < :oldest OR id <= (SELECT id FROM approvals ORDER BY id DESC LIMIT 1 OFFSET :most)
 )"""
+NEXT_VERSION = "(SELECT COALESCE(MAX(version), 0) + 1 FROM approvals)"
+DECIDE = f"""
+UPDATE approvals SET decision = :decision, first_decision = :first_decision, decided_at = :decided_at,
+    decided_from = :decided_from, version = {NEXT_VERSION} WHERE id = :id"""  # noqa: S608
+_ASK = f"""
+INSERT INTO approvals (project, asked_at, expires_at, request, version)
+VALUES (:project, :now, :ends, :request, {NEXT_VERSION})"""  # noqa: S608
+_CLOSE = f"""
+UPDATE approvals SET expires_at = MIN(expires_at, :now), version = {NEXT_VERSION}
+WHERE id = :id AND decision IS NULL"""  # noqa: S608
 _LAST_OF_TOOL = """
 WHERE id = (
     SELECT MAX(id) FROM approvals
-    WHERE CASE WHEN json_valid(request) THEN json_extract(request, '$.tool') END = ?
+    WHERE project = ? AND CASE WHEN json_valid(request) THEN json_extract(request, '$.tool') END = ?
 )"""
+
+
+class NotWaiting(InvalidRequest):
+    """Report a decision about what does not wait for one (any more)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDecision:
+    """Hold the yes that is still to be confirmed: whose, when (seconds since 1970), from which address."""
+
+    by: str
+    reason: str
+    at: float
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Hold one request of the queue: its number, when it was asked and when it ends (seconds since 1970), and what was
     decided; None where nothing was.
+
+    `asked_by` is the key that asked the service, None for a process of this machine; `decided_from` an address.
     """
 
     number: int
@@ -54,6 +86,12 @@ class Entry:
     expires_at: float
     request: ApprovalRequest
     decision: Decision | None = None
+    project: str = DEFAULT_PROJECT
+    asked_by: str | None = None
+    first_decision: FirstDecision | None = None
+    decided_at: float | None = None
+    decided_from: str | None = None
+    version: int = 0
 
     @property
     def state(self) -> str:
@@ -62,28 +100,45 @@ class Entry:
             return "approved" if self.decision.is_approved is True else "denied"
         return "waiting" if time.time() < self.expires_at else "expired"
 
+    @property
+    def takes_two(self) -> bool:
+        """Tell whether this row itself is approved and then confirmed."""
+        return self.asked_by is not None and self.request.risk is Risk.CRITICAL
 
-def default_path() -> str:
-    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder.
+    def decided(self, decision: Decision, *, is_confirming: bool, address: str = ON_THIS_MACHINE) -> dict[str, Any]:
+        """Return the parameters of DECIDE. Raises NotWaiting, also where a yes is to be confirmed and this is none."""
+        if self.state != "waiting":
+            raise not_waiting(self.number)
+        now, first = time.time(), self.first_decision
+        is_first = self.takes_two and decision.is_approved and first is None
+        if is_first and is_confirming:
+            raise NotWaiting(f"approval {self.number} was not approved yet, so there is nothing to confirm")
+        if self.takes_two and decision.is_approved and not is_first and not is_confirming:
+            by = first.by if first is not None else ""
+            raise NotWaiting(f"approval {self.number} was approved by {by}, and is to be confirmed now")
+        if is_first:
+            first = FirstDecision(by=decision.by, reason=decision.reason, at=now, address=address)
+        return {
+            "id": self.number,
+            "first_decision": None if first is None else json.dumps({name: getattr(first, name) for name in _FIRST}),
+            "decision": None if is_first else json.dumps(as_dict(decision)),
+            "decided_at": None if is_first else now,
+            "decided_from": None if is_first else address[:64],
+        }
 
-    Raises InvalidRequest where there is neither.
-    """
-    if named := os.environ.get("CLOCHE_APPROVALS"):
-        return os.path.abspath(named)
-    from platformdirs import user_state_path
 
-    with suppress(RuntimeError):  # what it says for a user without a home, or one whose HOME is empty
-        path = os.fspath(user_state_path("cloche") / "approvals.db")
-        if os.path.isabs(path):
-            return path
-    raise InvalidRequest(
-        "the queue of approvals has no place, since this user has no home folder; name a file (CLOCHE_APPROVALS=/FILE)"
-    )
+_FIRST = ("by", "reason", "at", "address")
+
+
+def not_waiting(number: int) -> NotWaiting:
+    """Return the error for a decision that comes too late, or is about nothing."""
+    return NotWaiting(f"no approval {number} waits; it was decided about, or its time is over")
 
 
 class ApprovalQueue:
-    """Keep approvals in a file, by default the user's own; pass it as `approve=`. `patience_s` is how long each waits.
+    """Keep approvals in a file, by default that of the user's records; pass it as `approve=`.
 
+    `patience_s` is how long each waits.
     Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, replace,
     or put a journal beside is refused, so that /tmp is no place for it; in one of another user's nothing is asked.
     Raises InvalidRequest for that, and for a file that is no such queue.
@@ -92,13 +147,10 @@ class ApprovalQueue:
     def __init__(self, path: str | os.PathLike[str] | None = None, *, patience_s: float = PATIENCE_S):
         self._path, self._patience_s = os.path.realpath(path or default_path()), check_patience(patience_s)
         if path is None:
-            _make_folder(os.path.dirname(self._path))
-        _make_private(self._path)
-        try:
-            with self._database() as database:
-                database.execute(_TABLE)
-        except sqlite3.Error as error:
-            raise InvalidRequest(f"{self._path} is no queue of approvals, and cannot become one: {error}") from error
+            make_folder(os.path.dirname(self._path))
+        make_table(self._path)
+        if path is None and "CLOCHE_APPROVALS" not in os.environ:
+            take_over_older(self._path)
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Ask, and wait for the decision."""
@@ -131,59 +183,43 @@ class ApprovalQueue:
         return found[0]
 
     def _entries(self, which: str, *values: object) -> list[Entry]:
-        query = f"SELECT id, asked_at, expires_at, request, decision FROM approvals {which} ORDER BY id"  # noqa: S608
-        with self._database() as database:
-            rows = database.execute(query, values).fetchall()
-        found = []
-        for number, asked, expires, text, decided in rows:
-            try:
-                entry = Entry(
-                    number=number, asked_at=float(asked), expires_at=float(expires), request=_read_request(text),
-                    decision=_read_decision(decided),
-                )  # fmt: skip
-            except (ValueError, TypeError, KeyError) as error:  # one that cannot be read shall hide no other
-                log.warning("approval %s in %s cannot be read: %s", number, self._path, error)
-                continue
-            found.append(entry)
-        return found
+        with opened(self._path) as database:
+            return self._read(database, which, *values)
 
-    def decide(self, number: int, decision: Decision) -> None:
-        """Decide about a request that waits. Raises InvalidRequest when there is none of that number (any more)."""
-        with self._database() as database:
-            done = database.execute(
-                "UPDATE approvals SET decision = ? WHERE id = ? AND decision IS NULL AND expires_at > ?",
-                (json.dumps(as_dict(decision)), number, time.time()),
-            )
-            if done.rowcount != 1:
-                raise InvalidRequest(f"no approval {number} waits; it was decided about, or its time is over")
+    def _read(self, database: sqlite3.Connection, which: str, *values: object) -> list[Entry]:
+        query = f"SELECT {', '.join(FIELDS)} FROM approvals {which} ORDER BY id"  # noqa: S608
+        return [entry for row in database.execute(query, values) if (entry := entry_of(row)) is not None]
+
+    def decide(self, number: int, decision: Decision, *, is_confirming: bool = False) -> None:
+        """Decide about a request that waits. Raises NotWaiting when there is none of that number (any more).
+
+        A critical one that was asked through the service is approved, and then approved again with `is_confirming`.
+        """
+        with opened(self._path) as database:
+            database.execute("BEGIN IMMEDIATE")
+            found = self._read(database, "WHERE id = ?", number)
+            if not found:
+                raise not_waiting(number)
+            database.execute(DECIDE, found[0].decided(decision, is_confirming=is_confirming))
 
     def _ask(self, request: ApprovalRequest) -> int:
         now = time.time()
-        for path in (self._path, os.path.dirname(self._path)):
-            if (owner := os.stat(path).st_uid) not in (0, os.geteuid()):
-                raise InvalidRequest(f"{path} belongs to user {owner}, who could approve; name a queue of your own")
+        check_owner(self._path)
         request = replace(request, changes=request.changes or self._changes(request))
-        with self._database() as database:
-            database.execute(
-                "DELETE FROM approvals WHERE expires_at < ? AND (asked_at < ? OR id <= ("
-                "SELECT id FROM approvals ORDER BY id DESC LIMIT 1 OFFSET ?))",
-                (now, now - RETENTION_S, MOST_CLOSED),
-            )
-            done = database.execute(
-                "INSERT INTO approvals (asked_at, expires_at, request) VALUES (?, ?, ?)",
-                (now, now + self._patience_s, _as_text(request)),
-            )
-            return int(done.lastrowid or 0)
+        row = {"project": DEFAULT_PROJECT, "now": now, "ends": now + self._patience_s, "request": as_text(request)}
+        with opened(self._path) as database:
+            database.execute(FORGET, forgetting(now))
+            return int(database.execute(_ASK, row).lastrowid or 0)
 
     def _changes(self, request: ApprovalRequest) -> str:
         """Compare with what this tool was asked to do last, by whichever process."""
         if request.is_confirmation:
             return ""
-        last = self._entries(_LAST_OF_TOOL, request.tool)
-        return changes_between(last[0].request, _read_request(_as_text(request))) if last else ""
+        last = self._entries(_LAST_OF_TOOL, DEFAULT_PROJECT, request.tool)
+        return changes_since(last[0].request, request) if last else ""
 
     def _decision(self, number: int) -> Decision | None:
-        with self._database() as database:
+        with opened(self._path) as database:
             text, expires_at = database.execute(
                 "SELECT decision, expires_at FROM approvals WHERE id = ?", (number,)
             ).fetchone()
@@ -195,52 +231,39 @@ class ApprovalQueue:
 
     def _close(self, number: int) -> None:
         """Expire a request that nobody waits for."""
-        with self._database() as database:
-            database.execute(
-                "UPDATE approvals SET expires_at = MIN(expires_at, ?) WHERE id = ? AND decision IS NULL",
-                (time.time(), number),
-            )
-
-    @contextmanager
-    def _database(self) -> Iterator[sqlite3.Connection]:
-        """Hold a connection for one transaction: threads share none."""
-        with closing(sqlite3.connect(self._path, timeout=10)) as database, database:
-            yield database
+        with opened(self._path) as database:
+            database.execute(_CLOSE, {"now": time.time(), "id": number})
 
 
-def _make_folder(folder: str) -> None:
+def forgetting(now: float) -> dict[str, Any]:
+    """Return the parameters of FORGET."""
+    return {"now": now, "oldest": now - RETENTION_S, "most": MOST_CLOSED}
+
+
+def changes_since(last: ApprovalRequest, request: ApprovalRequest) -> str:
+    """Return what changed since a request that went through the file."""
+    return changes_between(last, _read_request(as_text(request)))
+
+
+def entry_of(row: Sequence[Any]) -> Entry | None:
+    """Return the entry of a row (FIELDS); None for one that cannot be read, which shall hide no other."""
+    fields = dict(zip(FIELDS, row, strict=True))
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"the folder {folder} cannot be made: {error.strerror}; name a file elsewhere") from error
+        first, request = _read_first(fields["first_decision"]), _read_request(fields["request"])
+        return Entry(
+            number=fields["id"], project=str(fields["project"]), asked_by=fields["asked_by"],
+            asked_at=float(fields["asked_at"]), expires_at=float(fields["expires_at"]),
+            request=request if first is None else replace(request, is_confirmation=True), first_decision=first,
+            decision=_read_decision(fields["decision"]), decided_at=fields["decided_at"],
+            decided_from=fields["decided_from"], version=int(fields["version"]),
+        )  # fmt: skip
+    except (ValueError, TypeError, KeyError) as error:
+        log.warning("approval %s cannot be read: %s", fields["id"], error)
+        return None
 
 
-def _make_private(path: str) -> None:
-    """Make the file for its owner alone. It is never opened here: closing it would end this process's locks on it."""
-    try:
-        if not os.path.exists(path):
-            fresh = f"{path}.{secrets.token_hex(6)}"
-            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            try:
-                with suppress(FileExistsError):
-                    os.link(fresh, path)
-            finally:
-                os.unlink(fresh)
-        facts = os.stat(path)
-    except OSError as error:
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
-    if not stat.S_ISREG(facts.st_mode):
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
-    # Sticky or not: SQLite rolls back to whatever a journal says that lies beside the file, whoever put it there.
-    if os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH:
-        raise InvalidRequest(
-            f"{path}: everybody may put files beside it or in its place, and approve; name one in a folder of your own"
-        )
-    if facts.st_mode & stat.S_IWOTH:
-        raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
-
-
-def _as_text(request: ApprovalRequest) -> str:
+def as_text(request: ApprovalRequest) -> str:
+    """Return a request as the file has it."""
     return json.dumps(_with_enum_names(_request_as_dict(request)), default=str)
 
 
@@ -261,13 +284,22 @@ def _request_as_dict(request: ApprovalRequest) -> dict[str, Any]:
 
 
 def _read_request(text: str) -> ApprovalRequest:
-    data = json.loads(text)
+    data = json.loads(text, parse_constant=str)  # NaN is no JSON, for whoever reads it next
     request = ApprovalRequest(**{**data, "risk": Risk(data["risk"])})
     kinds = {"tool": str, "arguments": dict, "rules": dict, "changes": str, "is_confirmation": bool}
     for name, kind in kinds.items():
         if not isinstance(getattr(request, name), kind):
             raise TypeError(f"{name} is no {kind.__name__}")
     return request
+
+
+def _read_first(text: str | None) -> FirstDecision | None:
+    if text is None:
+        return None
+    data: Any = json.loads(text)
+    return FirstDecision(
+        by=str(data["by"]), reason=str(data["reason"]), at=float(data["at"]), address=str(data["address"])
+    )
 
 
 def _read_decision(text: str | None) -> Decision | None:

@@ -7,6 +7,7 @@ of the one before, kept code and output, spans of OpenTelemetry.
 - `redaction`: secrets are taken out of text before it is written. `chain`: one line and its hash; pure.
 - `writer`: append, lock, rotate; kept artifacts. `prune`: removes artifacts by age and by size.
 - `verify`: reads the log and finds what was changed; the state of the log for `cloche doctor`.
+- `query`: which events are wanted, a page of the newest. `export`: events as JSON Lines, JSON, CSV.
 - `telemetry`: spans and measurements, where OpenTelemetry is imported.
 
 To be kept: the format of a line and of the chain, because logs outlive versions; that nothing runs where the audit is

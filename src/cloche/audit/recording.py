@@ -73,8 +73,12 @@ def is_wanted(audit: Audit | None) -> bool:
 
 
 def is_traced() -> bool:
-    """Tell whether spans can be collected in this process."""
-    return _EXTRA in sys.modules
+    """Tell whether somebody collects spans or measurements in this process; some frameworks import the API alone."""
+    if _EXTRA not in sys.modules:
+        return False
+    from .telemetry import is_collected
+
+    return is_collected()
 
 
 async def recorded(run: Callable[[], Awaitable[Result]], audit: Audit | None, execution: Execution) -> Result:

@@ -1,27 +1,44 @@
 """Spans and measurements by OpenTelemetry's API; whoever wants them configures its SDK.
 
 Names are those of its semantic conventions where there are any: `execute_tool {name}` with `gen_ai.*` for tools,
-`process.exit.code` and `error.type` for what was run. Ours begin with `cloche.`. Never code, output or arguments.
+`process.exit.code` and `error.type` for what was run, `http.*` for requests of the service. Ours begin with `cloche.`.
+Never code, output or arguments. Phases of a run are spans that are made when it is over, from times noted meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from opentelemetry import metrics, trace
+from opentelemetry import metrics, propagate, trace
 
+from cloche.core.events import Event, PlanStep, Started
 from cloche.core.result import Result, Status
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
     Attributes = dict[str, str | int | float | bool]
 
+T = TypeVar("T")
+_STAND_INS = ("ProxyTracerProvider", "_ProxyMeterProvider")
+_NS_PER_S = 1_000_000_000
 # Seconds; those that the conventions advise for what agents do.
 _BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+def is_collected() -> bool:
+    """Tell whether this process has a provider of spans or measurements; the API's own collect nothing."""
+    return is_provided(trace.get_tracer_provider()) or is_provided(metrics.get_meter_provider())
+
+
+def is_provided(provider: object) -> bool:
+    """Tell whether a provider is somebody's, and not the stand-in that the API has until there is one."""
+    return type(provider).__name__ not in _STAND_INS
 
 
 @cache
@@ -74,6 +91,97 @@ def tool_span(name: str, description: str, call: str) -> Iterator[Callable[[str]
         yield lambda error: _fail(span, measured, error)
 
 
+@contextmanager
+def request_span(method: str, headers: Mapping[str, str]) -> Iterator[Callable[[str, int | None], None]]:
+    """Trace one request of the service, below the caller's span where `traceparent` names one.
+
+    The function that this gives is called with the route's template and the status.
+    """
+    attributes: Attributes = {"http.request.method": method}
+    kind, above = trace.SpanKind.SERVER, propagate.extract(headers)
+    with _span(method, attributes, _requests(), kind=kind, above=above) as (span, measured):
+
+        def ended(route: str, status: int | None) -> None:
+            span.update_name(f"{method} {route}")
+            known: Attributes = {"http.route": route}
+            if status is not None:
+                known["http.response.status_code"] = status
+            span.set_attributes(known)
+            measured.update(known)
+            if status is None or status >= 500:
+                _fail(span, measured, str(status or "unanswered"))
+
+        yield ended
+
+
+@contextmanager
+def queue_span(run_id: str) -> Iterator[None]:
+    """Trace how long a run of the service waits for its place."""
+    with _span("queue", {}, _waits()) as (span, _):
+        span.set_attribute("cloche.run.id", run_id)
+        yield
+
+
+@asynccontextmanager
+async def opened_in_span(opening: AbstractAsyncContextManager[T], backend: str) -> AsyncIterator[T]:
+    """Hold what is opened, a sandbox of a backend; trace how long that takes, as a part of what is traced."""
+    if trace.get_current_span().get_span_context().is_valid:
+        with _span(f"open {backend}", {"cloche.backend": backend}, _openings()):
+            opened = await opening.__aenter__()
+    else:
+        opened = await opening.__aenter__()
+    try:
+        yield opened
+    except BaseException as error:
+        if not await opening.__aexit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        await opening.__aexit__(None, None, None)
+
+
+class Phases:
+    """Note when the guest's program begins, and make spans of a run's phases once it is over."""
+
+    def __init__(self) -> None:
+        self._begun_ns = time.time_ns()
+        self._started_ns: int | None = None
+        self._plan: tuple[PlanStep, ...] = ()
+
+    def note(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, Started) and self._started_ns is None:
+            self._started_ns, self._plan = time.time_ns(), event.plan
+
+    def end(self, result: Result) -> None:
+        """Make the spans, below the one that is open: `start` with the jail's steps, `guest`, `collect`."""
+        over_ns = time.time_ns()
+        started_ns = min(self._started_ns or over_ns, over_ns)
+        ended_ns = min(started_ns + int(result.duration * _NS_PER_S), over_ns)
+        _past_span("start", self._begun_ns, started_ns, self._plan)
+        if self._started_ns is not None:
+            _past_span("guest", started_ns, ended_ns)
+            _past_span("collect", ended_ns, over_ns)
+
+
+def _past_span(name: str, begun_ns: int, ended_ns: int, steps: Iterable[PlanStep] = ()) -> None:
+    """Make a span of what is over; each step of the jail's set-up is an event of it, with the seconds that it took."""
+    span = _tracer().start_span(name, start_time=begun_ns)
+    for step in steps:
+        span.add_event("cloche.jail.step", {"cloche.jail.step": step.name, "seconds": step.seconds}, begun_ns)
+    span.end(ended_ns)
+
+
+def watch_queue(waiting: Callable[[], int], running: Callable[[], int]) -> None:
+    """Measure how many runs of the service wait, and how many go on."""
+    meter = metrics.get_meter("cloche", version("cloche"))
+    for name, count in (("cloche.runs.waiting", waiting), ("cloche.runs.running", running)):
+        meter.create_observable_gauge(name, [_counting(count)], unit="{run}")
+
+
+def _counting(count: Callable[[], int]) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
+    return lambda _: [metrics.Observation(count())]
+
+
 def decision_event(name: str, **attributes: str | bool) -> None:
     """Add an event to the span that is open, of a decision about a call."""
     trace.get_current_span().add_event(name, {f"cloche.approval.{word}": value for word, value in attributes.items()})
@@ -83,17 +191,33 @@ def _executions() -> metrics.Histogram:
     return _durations("cloche.execution.duration", "How long executions took, from their start to their result.")
 
 
+def _requests() -> metrics.Histogram:
+    return _durations("http.server.request.duration", "How long requests of the service took.")
+
+
+def _waits() -> metrics.Histogram:
+    return _durations("cloche.queue.duration", "How long runs of the service waited for a place.")
+
+
+def _openings() -> metrics.Histogram:
+    return _durations("cloche.open.duration", "How long opening a sandbox took.")
+
+
 def _tools() -> metrics.Histogram:
     return _durations("gen_ai.execute_tool.duration", "How long calls of tools took, approvals included.")
 
 
 @contextmanager
-def _span(name: str, attributes: Attributes, histogram: metrics.Histogram) -> Iterator[tuple[trace.Span, Attributes]]:
+def _span(
+    name: str, attributes: Attributes, histogram: metrics.Histogram, *,
+    kind: trace.SpanKind = trace.SpanKind.INTERNAL, above: Context | None = None,
+) -> Iterator[tuple[trace.Span, Attributes]]:  # fmt: skip
     """Trace and measure what is inside; an exception is an error of its type, without its text."""
     measured, begun = dict(attributes), time.monotonic()
     with _tracer().start_as_current_span(
         name,
-        kind=trace.SpanKind.INTERNAL,
+        context=above,
+        kind=kind,
         attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,

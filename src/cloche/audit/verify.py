@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +84,29 @@ class VerifyReport:
     def is_whole(self) -> bool:
         return self.fault_count == 0
 
+    @property
+    def is_good(self) -> bool:
+        """Tell whether there is a log, and it is whole."""
+        return self.is_whole and self.events > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as `cloche audit verify --json` prints it."""
+        return {
+            "is_whole": self.is_good,
+            "events": self.events,
+            "first": str(self.first) if self.first else None,
+            "head": str(self.last) if self.last else None,
+            "first_time": self.first_time or None,
+            "last_time": self.last_time or None,
+            "interrupted_writes": self.interrupted,
+            "is_cut_off": self.is_cut_off,
+            "dropped": self.dropped,
+            "removed": self.removed,
+            "notes": self.notes,
+            "fault_count": self.fault_count,
+            "faults": [{"file": fault.file, "line": fault.line, "what": fault.what} for fault in self.faults],
+        }
+
     def add(self, file: str, line: int | None, what: str) -> None:
         """Add a fault."""
         self.fault_count += 1
@@ -141,7 +164,7 @@ class Reading:
 
     `heads` are looked for on the way; with `checks_artifacts` what is kept beside the log is, too. `file` is one
     file to read instead of a folder, an export for example. Of more than `most_bytes` only the end is read; lines are
-    counted from there, and that some are missing before that does not show.
+    counted from there, and that some are missing before that does not show; `is_part` tells whether that is so.
     """
 
     def __init__(
@@ -157,13 +180,17 @@ class Reading:
         self._folder, self._file, self._checks_artifacts = folder, file, checks_artifacts
         self._heads = {head.hash: head for head in heads}
         self._most_bytes = most_bytes
-        self._is_part = file is not None
+        self.is_part = file is not None
         self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
         self._last: Link | None = None
         self._left: _Unparsed | None = None
         self._oldest = 1
 
     def __iter__(self) -> Iterator[Line]:
+        return self.lines()
+
+    def lines(self) -> Generator[Line]:
+        """Yield the events; closed early, it closes the files."""
         with ExitStack() as stack:
             for name, opened, start, size in self._from(self._sources(stack)):
                 yield from self._lines(name, opened, start, size)
@@ -173,7 +200,7 @@ class Reading:
     def _from(self, sources: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int, int]]:
         """Yield name, descriptor, where to begin and where to end, for what is to be read of each file."""
         skipped = max(0, sum(size for _, _, size in sources) - self._most_bytes) if self._most_bytes is not None else 0
-        self._is_part = self._is_part or skipped > 0
+        self.is_part = self.is_part or skipped > 0
         for name, opened, size in sources:
             start = min(skipped, size)
             skipped -= start
@@ -314,7 +341,7 @@ class Reading:
         for name, number, subject in (entry for entries in self._missing.values() for entry in entries):
             report.add(name, number, f"{subject} is missing, and no later event says that it was removed")
         first = report.first.seq if report.first else 1
-        if first > 1 and self._is_part:
+        if first > 1 and self.is_part:
             report.notes.append(f"it begins with event {first}")
         elif first > self._oldest:
             report.add(NAME, None, f"events 1 to {first - 1} are missing, and no event says that they were dropped")

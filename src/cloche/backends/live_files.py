@@ -73,6 +73,13 @@ class FileOperation:
         self._channel.grant(stream, len(data))
 
     async def _send(self, content: Content | None) -> None:
+        try:
+            await self._send_all(content)
+        except BaseException:
+            self._channel.close()  # half of a content is none, and nobody waits for an answer to it
+            raise
+
+    async def _send_all(self, content: Content | None) -> None:
         if isinstance(content, bytes | bytearray | memoryview):
             await self._channel.send(wire.STDIN, memoryview(content))
         elif content is not None:

@@ -264,7 +264,7 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
         request = found.entry(number).request
         if is_remembered and request.risk is not Risk.HIGH:
             raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
-        found.decide(number, decision)
+        found.decide(number, decision, is_confirming=request.is_confirmation)
     done = "approved" if is_approved else "denied"
     remembered = "; the same call is not asked for again" if is_remembered else ""
     print(f"{done} {number}: {escape(request.tool)} ({request.risk}){remembered}")
@@ -291,16 +291,18 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
 
     from cloche.agent.terminal import AskTerminal
 
-    asked: set[int] = set()
+    asked: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
-        entry = next((one for one in queue.waiting() if one.number not in asked), None)
+        waiting = queue.waiting()
+        entry = next((one for one in waiting if (one.number, one.request.is_confirmation) not in asked), None)
         if entry is None:
             await asyncio.sleep(POLL_S)
             continue
-        asked.add(entry.number)
+        asked.add((entry.number, entry.request.is_confirmation))
         try:
             decision = await asyncio.wait_for(AskTerminal()(entry.request), max(0.0, entry.expires_at - time.time()))
-            queue.decide(entry.number, replace(decision, by=_by()))
+            is_confirming = entry.request.is_confirmation
+            queue.decide(entry.number, replace(decision, by=_by()), is_confirming=is_confirming)
         except TimeoutError:
             print(f"\n{entry.number}: its time is over, which is a no")
         except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
@@ -311,7 +313,8 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
 def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
     import sqlite3
 
-    from cloche.agent.queue import ApprovalQueue, default_path
+    from cloche.agent.queue import ApprovalQueue
+    from cloche.agent.queue_file import default_path
 
     named = queue or os.environ.get("CLOCHE_APPROVALS")
     if named and not os.path.exists(named):
@@ -358,7 +361,8 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
         "tool": request.tool, "risk": str(request.risk), "arguments": dict(request.arguments),
         "rules": dict(request.rules), "rules_in_words": describe_rules(request), "changes": request.changes,
         "is_confirmation": request.is_confirmation, "fingerprint": request.fingerprint,
-        "decision": None if decision is None else as_dict(decision),
+        "decision": None if decision is None else as_dict(decision), "asked_by": entry.asked_by,
+        "decided_at": entry.decided_at, "decided_from": entry.decided_from,
     }  # fmt: skip
 
 

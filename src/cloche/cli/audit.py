@@ -11,12 +11,13 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING
 
 import click
 
+from cloche.audit.export import FORMATS, texts_of
+from cloche.audit.query import Filters, LogEvent, check_values, status_of
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape, escape_line
 
@@ -32,67 +33,7 @@ if TYPE_CHECKING:
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
 MOST_UNFINISHED = 10_000
-MOST_VALUES = 1_000
-FORMATS = ("jsonl", "json", "csv")
-_AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-# The columns of CSV; whatever else an event has is in the last one, as JSON.
-COLUMNS = (
-    "seq", "time", "kind", "status", "exit_code", "duration_s", "what", "language", "backend", "level", "code_sha256",
-    "tool", "risk", "by", "approved_by", "reason", "run", "call", "door", "uid", "pid", "prev", "hash",
-)  # fmt: skip
-
-LogEvent = Mapping[str, Any]
 audit = root.group("audit", help="Look at the audit log, and prove that it is whole.")(lambda: None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """Say which events are wanted; nothing said is all."""
-
-    since: str | None = None
-    kinds: Sequence[str] = ()
-    statuses: Sequence[str] = ()
-
-    def wanted(self) -> Callable[[LogEvent], bool]:
-        """Return what tells whether an event is wanted. Raises InvalidRequest for a time that is none."""
-        since = _instant(self.since) if self.since else ""
-
-        def is_wanted(event: LogEvent) -> bool:
-            is_kind = not self.kinds or event["kind"] in self.kinds
-            is_status = not self.statuses or _status(event) in self.statuses
-            return is_kind and is_status and str(event["time"]) >= since
-
-        return is_wanted
-
-
-# What `status` says of events that are no run's end, and of runs that have none.
-_STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinished"}
-
-
-def check_values(folder: str, filters: Filters) -> None:
-    """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
-    from cloche.audit.log import KINDS
-    from cloche.audit.verify import Reading
-    from cloche.core.result import Status
-
-    kinds: dict[str, None] = dict.fromkeys(KINDS)
-    statuses: dict[str, None] = dict.fromkeys([*Status, "failed", "cancelled", *_STATUS_OF_KIND.values()])
-    odd_kinds = [word for word in filters.kinds if word not in kinds]
-    odd_statuses = [word for word in filters.statuses if word not in statuses]
-    if not odd_kinds and not odd_statuses:
-        return
-    for line in Reading(folder):  # events that somebody's own code has added
-        event = line.fields()
-        kinds[str(event["kind"])] = None
-        statuses[_status(event)] = None
-        if len(kinds) + len(statuses) > MOST_VALUES:
-            return
-    for name, words, known in (("--kind", odd_kinds, kinds), ("--status", odd_statuses, statuses)):
-        for word in words:
-            if word not in known:
-                listed = ", ".join(one for one in known if one)
-                raise InvalidRequest(f"{name} {word}: no event is called that; use one of {listed}")
 
 
 def folder_of(folder: str | None, options: SandboxOptions) -> str:
@@ -109,11 +50,11 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
     from cloche.audit.verify import Reading
 
-    check_values(folder, filters)
+    check_values(folder, filters, prefix="--")
     reading = Reading(folder)
     events = (line.fields() for line in reading)
     has_starts = "start" in filters.kinds or as_json
-    is_wanted = filters.wanted()
+    is_wanted = filters.wanted(prefix="--")
     if as_json and not last:  # as they are read: all of a log may be more than there is memory
         for one in filter(is_wanted, events):
             print(json.dumps(one))
@@ -150,17 +91,13 @@ def _over(events: Iterator[LogEvent], is_wanted: Callable[[LogEvent], bool], las
     return every[-last:]
 
 
-def _status(event: LogEvent) -> str:
-    return str(event.get("status") or _STATUS_OF_KIND.get(str(event["kind"]), ""))
-
-
 def _row(event: LogEvent) -> dict[str, str]:
     code, duration = event.get("code_sha256"), event.get("duration_s")
     fields = {
         "event": event["seq"],
         "time": str(event["time"])[:19].replace("T", " "),
         "kind": event["kind"],
-        "status": _status(event),
+        "status": status_of(event),
         "exit": event.get("exit_code"),
         "seconds": f"{duration:.2f}" if isinstance(duration, int | float) else None,
         "what": " ".join(str(event[name]) for name in ("tool", "what", "language") if event.get(name)),
@@ -172,24 +109,6 @@ def _row(event: LogEvent) -> dict[str, str]:
     return {name: "" if value is None else escape_line(str(value))[:200] for name, value in fields.items()}
 
 
-def _instant(text: str) -> str:
-    """Return a moment as events give it: from one (2026-01-31, with a time or without), or how long ago (2h, 7d)."""
-    from datetime import UTC, datetime, timedelta
-
-    ago = _AGO.fullmatch(text.strip().lower())
-    try:
-        if ago is not None:
-            moment = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        else:
-            moment = datetime.fromisoformat(text.strip())
-            moment = moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise InvalidRequest(
-            f"--since {text}: give a date (2026-01-31, 2026-01-31T12:00), or a time ago (2h, 7d)"
-        ) from None
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str | None, as_json: bool) -> int:
     """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
     from cloche.audit.verify import read_heads, verify
@@ -198,9 +117,9 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     if head_file is not None:
         heads_given += read_heads(_read(head_file), name=head_file)
     found = verify(folder, heads=heads_given, file=file)
-    is_good = found.is_whole and found.events > 0
+    is_good = found.is_good
     if as_json:
-        print(json.dumps(_as_dict(found, is_good=is_good), indent=2))
+        print(json.dumps(found.as_dict(), indent=2))
         return 0 if is_good else EXIT_FAULTS
     log_path = file or folder
     if not found.events and found.is_whole:
@@ -235,24 +154,6 @@ def _notes(found: VerifyReport) -> Iterator[str]:
 
 def _was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
-
-
-def _as_dict(found: VerifyReport, *, is_good: bool) -> dict[str, Any]:
-    return {
-        "is_whole": is_good,
-        "events": found.events,
-        "first": str(found.first) if found.first else None,
-        "head": str(found.last) if found.last else None,
-        "first_time": found.first_time or None,
-        "last_time": found.last_time or None,
-        "interrupted_writes": found.interrupted,
-        "is_cut_off": found.is_cut_off,
-        "dropped": found.dropped,
-        "removed": found.removed,
-        "notes": found.notes,
-        "fault_count": found.fault_count,
-        "faults": [{"file": fault.file, "line": fault.line, "what": fault.what} for fault in found.faults],
-    }
 
 
 def _read(path: str) -> str:
@@ -325,9 +226,9 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     from cloche.audit.verify import Reading
     from cloche.hostfs import open_named
 
-    check_values(folder, filters)
+    check_values(folder, filters, prefix="--")
     reading = Reading(folder, checks_artifacts=True)
-    wanted = filter(filters.wanted(), (line.fields() for line in reading))
+    wanted = filter(filters.wanted(prefix="--"), (line.fields() for line in reading))
     try:
         if out is None:
             _write(wanted, form, sys.stdout)
@@ -351,34 +252,10 @@ def _is_of_log(folder: str, path: str) -> bool:
     return os.path.realpath(place) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
 
 
-def _write(events: Iterator[LogEvent], form: str, to: IO[str]) -> None:
-    if form == "csv":
-        render = escape if to.isatty() else str
-        to.write(_csv_line((*COLUMNS, "more")))
-        for event in events:
-            more = {name: value for name, value in event.items() if name not in COLUMNS and name != "v"}
-            line = _csv_line([*(event.get(name) for name in COLUMNS), json.dumps(more) if more else None])
-            to.write(render(line))
-        return
-    before, between, after = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
-    is_first = True
-    for event in events:
-        to.write((before if is_first else between) + json.dumps(event, separators=(",", ":")))
-        is_first = False
-    to.write(after if not is_first else "[]\n" if form == "json" else "")
-
-
-def _csv_line(values: Sequence[object]) -> str:
-    import csv
-
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(map(_cell, values))
-    return line.getvalue().encode("utf-8", "backslashreplace").decode()  # half of a character pair
-
-
-def _cell(value: object) -> object:
-    """Return what a spreadsheet takes for text: what begins like a formula would be one."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+def _write(events: Iterable[LogEvent], form: str, to: IO[str]) -> None:
+    render = escape if form == "csv" and to.isatty() else str
+    for text in texts_of(events, form):
+        to.write(render(text))
 
 
 def _warn(found: VerifyReport) -> None:

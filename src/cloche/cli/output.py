@@ -54,6 +54,7 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
             signal.signal(number, _exit_orderly)
     logging.getLogger("cloche.config").addHandler(_say_handler)  # what is ignored in the working directory
     try:
+        _debug_by_environment()
         code = work()
         sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
         return code
@@ -112,10 +113,25 @@ class PlainFormatter(logging.Formatter):
 
 def log_to_stderr() -> None:
     """Print the library's log, with the time since the start."""
+    _log_from(logging.INFO)
+    logging.getLogger("cloche").setLevel(logging.DEBUG)
+
+
+def _log_from(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainFormatter("%(relativeCreated)6.0f ms %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("cloche").setLevel(logging.DEBUG)
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _debug_by_environment() -> None:
+    """Print the log of the namespaces that CLOCHE_DEBUG names. Raises InvalidRequest."""
+    text = os.environ.get("CLOCHE_DEBUG")
+    if text:
+        from cloche.core.debugging import read_namespaces, switch
+
+        on = read_namespaces(text)
+        _log_from(logging.WARNING)
+        switch(on)
 
 
 def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:

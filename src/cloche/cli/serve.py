@@ -128,10 +128,9 @@ def _serve(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
         allowed_hosts=allow_host, allowed_origins=allow_origin, roots=roots, queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
-        drain_s=parse_duration(drain, name="drain"), options=cast("SandboxOptions", given_options(options)),
+        drain_s=parse_duration(drain, name="drain"), is_debugging=sandbox_debug,
+        options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
-    if sandbox_debug:
-        log_to_stderr()
     switch_on("server")
     return serve(command)
 

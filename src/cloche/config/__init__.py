@@ -7,6 +7,7 @@ In: files, environment, `.env`, arguments. Out: one frozen `Settings` in which e
 - `readers`: how a value is parsed and checked. `plain_yaml`: YAML as bounded plain data.
 - `sources`: which files exist, and what files, environment, `.env` and arguments say, as layers.
 - `resolve`: which layer wins; presets, tiers, ceilings; files that may only tighten.
+- `state`: the file of the user's records.
 - `settings`: `load_settings`, with a cache, and whether these settings let code run.
 
 Must not change: a file that came with a checkout can only tighten what its user allows; each value has its origin.

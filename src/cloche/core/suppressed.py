@@ -13,4 +13,6 @@ def suppress_logged(log: logging.Logger, what: str, *kinds: type[Exception]) -> 
     try:
         yield
     except kinds as error:
-        log.debug("%s: %s", what, str(error) or type(error).__name__)
+        # An OSError's text has a file's name, which may be a guest's.
+        why = getattr(error, "strerror", None) or str(error)
+        log.debug("%s: %s", what, why or type(error).__name__)

@@ -12,6 +12,7 @@ import atexit
 import errno
 import importlib.util
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Its end of the link is standard input, which has a number of its own whatever the caller has closed. The paths stand
 # behind those of the standard library: they hold whatever somebody has installed.
+log = logging.getLogger("cloche.egress")
 BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
 REPORT_S, END_S = 10.0, 5.0
 OnMessage = Callable[[str, dict[str, Any]], None]
@@ -115,6 +117,8 @@ class Network:
         while True:
             tag, body = await self._receive()
             if tag == "report" and body["number"] == number:
+                refused = sum(row["connections"] for row in body["rows"] if not row["is_allowed"])
+                log.debug("a network's report: %d hosts, %d connections refused", len(body["rows"]), refused)
                 return Traffic(rows=tuple(body["rows"]), unlisted=body["unlisted"])
             self._tell(tag, body)
 
@@ -199,6 +203,7 @@ class _Process:
         except BaseException:
             network.close()
             raise
+        log.debug("process %d opens a network beside %d", self.process.pid, len(self.networks))
         self.networks.add(network)
         network.on_close = self.networks.discard
         return network

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -61,15 +61,18 @@ def write_host_file(path: str, data: bytes, mode: int) -> None:
         raise InvalidRequest(f"download: cannot write {path!r}: {error.strerror}") from error
 
 
-def pack_folder(source: str, archive: BinaryIO, most: int) -> Transfer:
-    """Write an archive of a folder of this machine. Raises InvalidRequest for what cannot be read, or is too much."""
+def pack_folder(source: str, archive: BinaryIO, most: int, leave_out: Collection[str] = ()) -> Transfer:
+    """Write an archive of a folder of this machine, without what has a name of `leave_out`, at any depth.
+
+    Raises InvalidRequest for what cannot be read, or is too much.
+    """
     try:
         root = hostfs.open_folder(source, follows_link=True)
         try:
             with tarfile.open(
                 fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS
             ) as into:
-                return _Packing(into, source, most).pack(root)
+                return _Packing(into, source, most, frozenset(leave_out)).pack(root)
         finally:
             os.close(root)
     except OSError as error:
@@ -78,14 +81,14 @@ def pack_folder(source: str, archive: BinaryIO, most: int) -> Transfer:
 
 
 class _Packing:
-    def __init__(self, into: tarfile.TarFile, source: str, most: int):
-        self._into, self._source, self._most = into, source, most
+    def __init__(self, into: tarfile.TarFile, source: str, most: int, leave_out: frozenset[str]):
+        self._into, self._source, self._most, self._names_left_out = into, source, most, leave_out
         self._files = self._entries = self._size = self._left_out = 0
 
     def pack(self, root: int) -> Transfer:
         for folder, folders, names, at in os.fwalk(".", dir_fd=root, onerror=_raise):
-            folders.sort()
-            for name in sorted({*folders, *names}):
+            folders[:] = sorted(set(folders) - self._names_left_out)
+            for name in sorted({*folders, *names} - self._names_left_out):
                 self._entries += 1
                 if self._entries > MOST_ENTRIES:
                     raise InvalidRequest(f"upload: {self._source!r} has more than {MOST_ENTRIES} entries; send a part")

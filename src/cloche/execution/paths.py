@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
 from os import PathLike
 from types import TracebackType
@@ -150,11 +150,19 @@ class PathOperations(LiveOperations):
             changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
             return AsyncWatch(changes, on_failure.pop_all())
 
-    async def upload(self, host_path: str | PathLike[str], path: str, *, max_bytes: int | None = None) -> Transfer:
+    async def upload(
+        self,
+        host_path: str | PathLike[str],
+        path: str,
+        *,
+        max_bytes: int | None = None,
+        leave_out: Collection[str] = (),
+    ) -> Transfer:
         """Copy a file or a whole folder of this machine to a path inside, over what is there.
 
-        Files, folders, and links that stay inside the folder are copied; all else is left out, and counted. More than
-        `max_bytes`, else the sandbox's disk, is refused before anything is written.
+        Files, folders, and links that stay inside the folder are copied; all else is left out, and counted. Of a
+        folder, what has one of the names `leave_out` is not looked at. More than `max_bytes`, else the sandbox's disk,
+        is refused before anything is written.
         """
         live = self._require_live("upload")
         most = self._most_bytes(max_bytes)
@@ -164,7 +172,7 @@ class PathOperations(LiveOperations):
             await live.write_path(path, data, mode=mode)
             return Transfer(files=1, size=len(data))
         with tempfile.TemporaryFile() as archive:
-            transfer = await asyncio.to_thread(pack_folder, source, archive, most)
+            transfer = await asyncio.to_thread(pack_folder, source, archive, most, leave_out)
             await live.unpack_path(path, _pieces(archive))
         return transfer
 

@@ -68,6 +68,16 @@ async def prepare_in_thread(**options: Unpack[SandboxOptions]) -> Prepared:
     return _make_prepared(resolved, _find_and_screen(resolved))
 
 
+def level_kept(prepared: Prepared) -> tuple[str, ...]:
+    """Return what another backend must be required to give, so that it is no weaker than this one: level and controls.
+
+    May wait for a daemon.
+    """
+    policy = prepared.policy
+    configured = prepared.backend.capabilities().level if policy.level is None else policy.level
+    return (str(max(configured, policy.require_level or Level.NONE)), *map(str, policy.require_controls))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
     """Hold the settings of a call, the backend object that was given with it, and whether an image was."""

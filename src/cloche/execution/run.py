@@ -16,13 +16,14 @@ import functools
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
 
 from cloche.audit.log import sha256_of
-from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
+from cloche.audit.recording import Execution, is_traced, is_wanted, note_fallback, recorded, refusals
 from cloche.config.keys import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
@@ -132,10 +133,19 @@ async def run_once(
     spill: str | PathLike[str] | None = None,
 ) -> Result:
     """Run a prepared request in a sandbox of its own."""
-    async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
+    async with shared_slots().hold(), _opening(prepared) as opened:
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
         return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)
+
+
+def _opening(prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
+    opening = prepared.backend.open(prepared.policy, prepared.limits)
+    if not is_traced():
+        return opening
+    from cloche.audit.telemetry import opened_in_span
+
+    return opened_in_span(opening, prepared.backend.name)
 
 
 @functools.cache
@@ -225,7 +235,8 @@ async def run_in(
     Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
     """
     if is_wanted(prepared.audit):
-        running = functools.partial(_run_prepared, opened, prepared, prepared_request, sink, spill)
+        run = _run_in_phases if sink is not None and is_traced() else _run_prepared
+        running = functools.partial(run, opened, prepared, prepared_request, sink, spill)
         result = await recorded(running, prepared.audit, _execution(prepared, prepared_request.request))
     else:
         result = await _run_prepared(opened, prepared, prepared_request, sink, spill)
@@ -239,6 +250,28 @@ def _execution(prepared: Prepared, request: Request) -> Execution:
         kind="run", backend=prepared.backend.name, language=request.language, code=request.code, argv=request.argv,
         env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
     )  # fmt: skip
+
+
+async def _run_in_phases(
+    opened: OpenSandbox,
+    prepared: Prepared,
+    prepared_request: PreparedRequest,
+    sink: Sink | None,
+    spill: str | PathLike[str] | None,
+) -> Result:
+    """Run with a span for each phase; who gets no events has none, since to report when the program begins costs."""
+    from cloche.audit.telemetry import Phases
+
+    phases = Phases()
+
+    def note(event: Event) -> None:
+        phases.note(event)
+        if sink is not None:
+            sink(event)
+
+    result = await _run_prepared(opened, prepared, prepared_request, note, spill)
+    phases.end(result)
+    return result
 
 
 async def _run_prepared(
@@ -339,7 +372,7 @@ async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncI
         running.cancel()
         await asyncio.wait([running])
         if not running.cancelled() and (error := running.exception()) is not None:
-            log.debug("a run whose stream is over had failed: %s", error)
+            log.debug("a run whose stream is over had failed: %s", type(error).__name__)
 
 
 class Spill:

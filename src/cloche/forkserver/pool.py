@@ -78,7 +78,7 @@ RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
 PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
 
-log = logging.getLogger("cloche.zygote")
+log = logging.getLogger("cloche.warm")
 
 
 class Jail(Protocol):
@@ -148,6 +148,7 @@ class Pool:
             if slot is not None:
                 self._busy.add(slot)
                 self._note_demand()
+            log.debug("a start is %s; %d slots are idle", "cold" if slot is None else "warm", len(self._idle))
             return slot
 
     def fork(self) -> Slot | None:
@@ -225,6 +226,7 @@ class Pool:
             return None
         try:
             self._template = Template(self._settings, sys.executable, self._namespace)
+            log.debug("a fork server is started")
         except OSError as error:
             log.warning("no warm starts for %d s: cannot start a template: %s", RETRY_S, error)
             self._retry_at = now + RETRY_S

@@ -30,7 +30,7 @@ from cloche.jail.setup.launch import make_cgroup, start_template
 if TYPE_CHECKING:
     from cloche.jail.messages import Building, Spec
 
-log = logging.getLogger("cloche.zygote")
+log = logging.getLogger("cloche.warm")
 
 MOST_FORKS = 5_000
 OLDEST_S = 3600.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from cloche.jail.setup.launch import start_keeper
 
 from . import registry
 
+log = logging.getLogger("cloche.live")
 LIFETIME_S = 24 * 3600.0
 HAND_OVER_S, VISIT_S = 30.0, 5.0
 CHUNK = 1 << 16
@@ -72,6 +74,7 @@ class Keeping:
         self._claimed = await asyncio.to_thread(registry.claim, self._terms.name)
         try:
             self._process, self._link = start_keeper()
+            log.debug("keeper %d is started for sandbox %s", self._process.pid, self._terms.name)
         except OSError as error:
             self.abandon()
             raise StartFailed(f"cannot start the keeper: {error}", step="keeper", errno=error.errno) from error

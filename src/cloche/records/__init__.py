@@ -8,10 +8,13 @@ and JSON files beside it. Nothing here executes what a workspace holds, follows 
 - `git_state.py`: branch, HEAD and status of a repository, read without git; its parts are `git_*.py`.
 - `environment.py`: snapshots of an environment; `environment_variables.py`: what is kept of its variables, and masked;
   `replication.py`: a script that sets them again.
-- `ids.py`: ids that sort by time; `lists.py`: one page of a list.
+- `ids.py`: ids that sort by time; `lists.py`: one page of a list; `debugging.py`: debug namespaces switched in it.
 - `workspace.py`: snapshots of workspaces; `workspace_tree.py` reads the files, `workspace_restore.py` puts them back,
   `workspace_entries.py` is what is said of one; `blobs.py`: contents that are kept.
 - `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
+- `devenv.py`: manifests of development environments; `devenv_detection.py`: what they are made from; `devenv_store.py`:
+  those that are stored; `provision.py`: a sandbox that is set up by one.
+- `reproductions.py`: bug reproductions, and their runs; `workers.py`: which process works on a record, and is it gone.
 
 Needs the extra `server`.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import queue
 import stat
@@ -23,14 +24,15 @@ from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 from sqlalchemy.orm import Session
 
+from cloche.config.state import DATABASE, records_location
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
+log = logging.getLogger("cloche.records")
 NEWEST = "0001"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 MOST_TOGETHER = 64  # writes in one transaction
 T = TypeVar("T")
-_VARIABLE = "CLOCHE_DATABASE"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
 _REASONS = (
@@ -43,19 +45,6 @@ _REASONS = (
 )
 
 
-def default_location() -> str:
-    """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
-    if named := os.environ.get(_VARIABLE):
-        return named
-    from platformdirs import user_state_path
-
-    with suppress(RuntimeError):  # a user without a home
-        path = os.fspath(user_state_path("cloche") / "records.db")
-        if os.path.isabs(path):
-            return path
-    raise InvalidRequest(f"records have no place, since this user has no home folder; name a file ({_VARIABLE}=/FILE)")
-
-
 class Database:
     """Open the database at a file or a URL, and bring it to the newest migration. `close` it at the end.
 
@@ -63,7 +52,8 @@ class Database:
     """
 
     def __init__(self, location: str | os.PathLike[str] | None = None):
-        where = os.fspath(location) if location is not None else default_location()
+        where = os.fspath(location) if location is not None else records_location()
+        self.on_failure: Callable[[], None] = _ignore  # called for each RecordsFailed
         self.url = make_url(where) if "://" in where else make_url(f"sqlite:///{os.path.abspath(where)}")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
@@ -71,7 +61,7 @@ class Database:
             _make_private(path)
             self.folder = os.path.dirname(path)
         else:
-            self.folder = os.path.dirname(default_location()) if _VARIABLE not in os.environ else os.getcwd()
+            self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
         with failures_named(self.name):
             if self.version() != NEWEST:
@@ -114,19 +104,34 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Hold a session for one transaction that writes; an exception undoes it. Raises RecordsFailed."""
-        with failures_named(self.name), Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with self._told(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Hold a session that sees one state of the data. Raises RecordsFailed."""
         bind = self.engine.execution_options(is_reading=True)
-        with failures_named(self.name), Session(bind, expire_on_commit=False) as session:
+        with self._told(), Session(bind, expire_on_commit=False) as session:
             yield session
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what the database cannot do into RecordsFailed, and tell of it."""
+        try:
+            with failures_named(self.name):
+                yield
+        except RecordsFailed as error:
+            log.debug("%s", error)
+            self.on_failure()
+            raise
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _ignore() -> None:
+    pass
 
 
 class Encoded(str):
@@ -136,7 +141,7 @@ class Encoded(str):
 
 
 def _encode(value: Any) -> str:  # noqa: ANN401 - plain data
-    return value if isinstance(value, Encoded) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value if isinstance(value, Encoded) else json.dumps(value, separators=(",", ":"))
 
 
 Work = Callable[[Session], T]
@@ -220,9 +225,9 @@ def failures_named(name: str) -> Iterator[None]:
 
 def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
-        return create_engine(url, pool_pre_ping=True, json_serializer=_encode)
+        return create_engine(url, pool_pre_ping=True, json_serializer=_encode, hide_parameters=True)
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
-    engine = create_engine(url, connect_args=arguments, json_serializer=_encode)
+    engine = create_engine(url, connect_args=arguments, json_serializer=_encode, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's

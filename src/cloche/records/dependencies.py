@@ -95,12 +95,14 @@ def read_file(folder: int, name: str, most_bytes: int, notes: list[str]) -> byte
         return None
     except OSError as error:
         why = "a link" if error.errno == errno.ELOOP else error.strerror
-        notes.append(f"{name}: left out: {why}")
-        return None
-    if max(facts.st_size, len(data)) > most_bytes:
-        notes.append(f"{name}: left out: it has more than {most_bytes} bytes")
-        return None
-    return data
+    else:
+        if max(facts.st_size, len(data)) <= most_bytes:
+            return data
+        why = f"it has more than {most_bytes} bytes"
+    line = f"{name}: left out: {why}"
+    if line not in notes:  # it may be looked at twice
+        notes.append(line)
+    return None
 
 
 def _present(folder: int, notes: list[str]) -> Iterator[tuple[DependencyFile, bytes, ManagedBy]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 MOST_LOCK_BYTES = 16 << 20
 MOST_MANIFEST_BYTES = 256 << 10
-MOST_LINE = 4096  # bytes of a line that are looked at
+MOST_LINE, MOST_LINES = 4096, 1_000_000  # bytes of a line that are looked at, and lines of a file
 MOST_VALUES = 1_000_000  # of a JSON or YAML document
 MOST_DEPTH = 50
 MOST_DOTS = 200  # in a line of TOML
@@ -28,7 +28,7 @@ Found = tuple[object, object]  # name, and the version where it is pinned to one
 Reader = Callable[[bytes], Iterator[Found]]
 
 _REQUIREMENT = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*(?:===?\s*([A-Za-z0-9][A-Za-z0-9.!+_-]*)\s*(?=[;#\\]|--|$))?"
+    r"([A-Za-z0-9][A-Za-z0-9._-]*)(?=\s*(?:[\[<>=!~;@#(\\]|$))\s*(?:\[[^\]]*\])?\s*(?:===?\s*([A-Za-z0-9][A-Za-z0-9.!+_-]*)\s*(?=[;#\\]|--|$))?"
 )
 _EXACT = re.compile(r"=?=?\s*v?([0-9]+(?:\.[0-9]+){1,3}(?:[-+.][0-9A-Za-z.+-]*)?)")
 _TOML_PAIR = re.compile(r'(name|version)\s*=\s*"([^"\\]*)"\s*$')
@@ -38,7 +38,7 @@ _YARN_PAIR = re.compile(r'  (version|resolution):?\s+"?([^"\s]+)"?\s*$')
 # name@1.2.3, /name@1.2.3(peer@4.5.6), and /name/1.2.3_peer@4.5.6 of lock file version 5
 _PNPM_KEY = re.compile(r"/?((?:@[^/@]+/)?[^/@]+)[@/]([0-9][^_(]*)")
 _GEM = re.compile(r"    ([A-Za-z0-9._-]+) \(([^()\s]+)\)$")
-_GEMFILE = re.compile(r"""\s*gem\s*\(?\s*["']([A-Za-z0-9._-]+)["'](?:\s*,\s*["']([^"']*)["'])?""")
+_GEMFILE = re.compile(r"""\s*+gem\s*+\(?\s*+["']([A-Za-z0-9._-]+)["'](?:\s*,\s*["']([^"']*)["'])?""")
 _GO_MODULE = re.compile(r"(?:require\s+)?([A-Za-z0-9][^\s()]*)\s+(v[0-9][^\s]*)(?:\s|$)")
 # Strings as they are, an unclosed one to the end; else a comment, or a comma before a closing bracket.
 _BEYOND_JSON = re.compile(
@@ -91,7 +91,9 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def _lines(data: bytes) -> Iterator[str]:
-    for line in io.BytesIO(data):  # one at a time: a list of them could be ten times as large as the file
+    for number, line in enumerate(io.BytesIO(data)):  # a list of them could be ten times as large as the file
+        if number == MOST_LINES:
+            raise ValueError(f"it has more than {MOST_LINES} lines")
         yield line[:MOST_LINE].decode("utf-8", "replace").rstrip()
 
 

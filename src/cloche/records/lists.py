@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest
@@ -24,20 +24,22 @@ def list_page(
     show: Callable[[T], dict[str, Any]],
     limit: int = FEW_ITEMS,
     cursor: str | None = None,
+    where: Sequence[ColumnElement[bool]] = (),
     **equal: object,
 ) -> dict[str, Any]:
-    """Return `{"items": […], "nextCursor": id or None}`; `equal` names columns and values, None for any.
+    """Return `{"items": […], "nextCursor": id or None}`; `equal` names columns and values, None for any;
+    `where` says what else must hold.
 
     Raises InvalidRequest for a limit that is none.
     """
     if not 1 <= limit <= MOST_ITEMS:
         raise InvalidRequest(f"limit: {limit} is not between 1 and {MOST_ITEMS}")
-    query = select(table).where(table.project == project).order_by(table.id.desc()).limit(limit + 1)
+    query = select(table).where(table.project == project).where(*where)
     for column, value in equal.items():
         if value is not None:
             query = query.where(getattr(table, column) == value)
     if cursor is not None:
         query = query.where(table.id < cursor)
-    rows = list(session.scalars(query))
+    rows = list(session.scalars(query.order_by(table.id.desc()).limit(limit + 1)))
     more = len(rows) > limit
     return {"items": [show(row) for row in rows[:limit]], "nextCursor": rows[limit - 1].id if more else None}

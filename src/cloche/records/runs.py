@@ -1,16 +1,11 @@
 """Runs of a service: a row before the code starts, and its result afterwards, so that none is lost.
 
-Who runs it is the row's `worker`. A worker holds a lock on a file of its name for as long as it lives, whatever ends
-it; `recover` closes the runs of those whose lock is free.
+Who runs it is the row's `worker` (`workers.py`); `recover` closes the runs of those that have ended.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +18,10 @@ from cloche.core.escape import escape_name
 from .database import Database, Encoded
 from .ids import check_id, now
 from .tables import Run
+from .workers import is_gone
 
 UNFINISHED = ("queued", "running")
 LOST = "the service ended while this ran; what it did until then is not known"
-_FOLDER = "workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,55 +87,15 @@ def facts(row: Run) -> RunFacts:
     )  # fmt: skip
 
 
-class Worker:
-    """Be a worker of this database, by a lock that ends with the process. `close` it at the end."""
-
-    def __init__(self, database: Database):
-        self._folder = os.path.join(database.folder, _FOLDER)
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        self.name = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._lock = os.open(self._path(self.name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def close(self) -> None:
-        """Give the name up."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(self.name))
-        os.close(self._lock)
-
-    def is_gone(self, name: str) -> bool:
-        """Tell whether another worker has ended, and remove what is left of it."""
-        if not name or "/" in name or name == self.name:
-            return name != self.name
-        try:
-            lock = os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path(name))
-            return True
-        finally:
-            os.close(lock)
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self._folder, name)
-
-
-def recover(database: Database, worker: Worker) -> int:
+def recover(database: Database) -> int:
     """Close the runs of workers that have ended, as `error` with the reason; return how many."""
     with database.reading() as session:
-        names = set(session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()))
-    gone = [name for name in names if worker.is_gone(name)]
+        names = session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()).all()
+    gone = [name for name in names if is_gone(name)]
     if not gone:
         return 0
     with database.writing() as session:
-        query = select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(gone))
-        rows = session.scalars(query).all()
+        rows = session.scalars(select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(gone))).all()
         for row in rows:
             row.status, row.ended_at, row.document = "error", now(), {**row.document, "error": LOST}
         return len(rows)

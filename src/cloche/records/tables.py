@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, Float, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 DEFAULT_PROJECT = "default"
@@ -60,6 +60,16 @@ class Setting(Table):
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[Any] = mapped_column(JSON)
     version: Mapped[int] = mapped_column(index=True)
+    changed_at: Mapped[str] = mapped_column(String(32))
+    changed_by: Mapped[str] = mapped_column(String(64))
+
+
+class DebugNamespace(Table):
+    """Whether a debug namespace is on, where somebody stored that."""
+
+    __tablename__ = "debug_namespaces"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    is_on: Mapped[bool]
     changed_at: Mapped[str] = mapped_column(String(32))
     changed_by: Mapped[str] = mapped_column(String(64))
 
@@ -119,12 +129,39 @@ class Reproduction(Documented, Table):
 
 
 class LiveSandbox(Owned, Table):
-    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels."""
+    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels.
+
+    `starting` while its `worker` opens it, then `running` or `paused`, at last `ended`.
+    """
 
     __tablename__ = "sandboxes"
     name: Mapped[str] = mapped_column(String(64), unique=True)
+    status: Mapped[str] = mapped_column(String(16), default="running", index=True)
     api_key: Mapped[str | None] = mapped_column(String(40))
+    worker: Mapped[str] = mapped_column(String(64), default="")
+    ended_at: Mapped[str | None] = mapped_column(String(32))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class Approval(Table):
+    """A request for approval: the queue of `cloche.agent.queue`, which makes this table, too, where it comes first.
+
+    Times are seconds since 1970; `version` rises with each change of any row.
+    """
+
+    __tablename__ = "approvals"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(String(64), server_default=DEFAULT_PROJECT, index=True)
+    asked_by: Mapped[str | None] = mapped_column(String(40))
+    asked_at: Mapped[float] = mapped_column(Float)
+    expires_at: Mapped[float] = mapped_column(Float)
+    request: Mapped[str] = mapped_column(Text)
+    first_decision: Mapped[str | None] = mapped_column(Text)
+    decision: Mapped[str | None] = mapped_column(Text)
+    decided_at: Mapped[float | None] = mapped_column(Float)
+    decided_from: Mapped[str | None] = mapped_column(String(64))
+    version: Mapped[int] = mapped_column(server_default="0", index=True)
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
 
 Index("runs_by_status", Run.project, Run.status, Run.id)

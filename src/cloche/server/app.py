@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -13,12 +14,20 @@ from cloche import __version__
 
 from . import problems
 from .guard import Guard
+from .observe import Observed
 from .service import Service
 
 # The modules of `routes/`, each with a `router`.
-ROUTES: Sequence[str] = ("code", "sandbox", "keys", "health")
-PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")
+ROUTES: Sequence[str] = (
+    "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files",
+    "sandbox_streams", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
+    "pages", "page_approvals", "page_snapshots", "page_settings",
+)  # fmt: skip
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+# FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.
+_NO_TELEMETRY: Any = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
+}  # fmt: skip
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 
 
@@ -26,11 +35,11 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for."""
     app = FastAPI(
         title="Cloche", version=__version__, description=_ABOUT, openapi_url="/api/openapi.json", docs_url=None,
-        redoc_url=None,
+        redoc_url=None, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.service = service
     problems.install(app)
-    for name in (*ROUTES, *PAGE_ROUTES):
+    for name in ROUTES:
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
     allowed = service.options.allowed_origins
     if allowed:
@@ -38,4 +47,5 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
             CORSMiddleware, allow_origins=list(allowed), allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
-    return Guard(app, names=[name.lower() for name in (*LOOPBACK_NAMES, *names)], is_any_host=is_any_host)
+    known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
+    return Observed(Guard(app, names=known, is_any_host=is_any_host), service.metrics)

@@ -16,6 +16,7 @@ from cloche.records.keys import SCOPES
 from cloche.records.tables import DEFAULT_PROJECT
 
 from .identities import Caller, csrf_token
+from .observe import CALLER
 from .problems import Refused
 from .service import Service
 
@@ -32,6 +33,12 @@ def service_of(connection: HTTPConnection) -> Service:
 
 async def find_caller(connection: HTTPConnection) -> Caller:
     """Return who asks. Raises Refused (401) for nobody, and (403) where the CSRF token is missing."""
+    caller = await _find_caller(connection)
+    connection.scope[CALLER] = caller.name
+    return caller
+
+
+async def _find_caller(connection: HTTPConnection) -> Caller:
     service = service_of(connection)
     address = connection.client.host if connection.client else ""
     header = connection.headers.get("authorization")
@@ -56,6 +63,7 @@ async def find_browser(request: Request) -> Caller:
     caller = await _of_cookie(request)
     if caller is None:
         raise _nobody("no cookie was sent that holds")
+    request.scope[CALLER] = caller.name
     if request.method not in _SAFE:
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
         _check_token(caller, str(form.get(CSRF_FIELD, "")))
@@ -98,12 +106,13 @@ def _nobody(why: str) -> Refused:
     )  # fmt: skip
 
 
-def needs(scope: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
-    """Return the dependency that gives a route its caller, who has this scope."""
+def needs(*scopes: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
+    """Return the dependency that gives a route its caller, who has one of these scopes."""
 
     async def find(request: Request) -> Caller:
         caller = await find_caller(request)
-        caller.require(scope)
+        if not any(map(caller.has, scopes)):
+            caller.require(scopes[0])
         return caller
 
     return Depends(find)

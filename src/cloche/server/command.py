@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cloche.config.keys import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
-from cloche.serving.process import log_plainly, until_signal
+from cloche.serving.process import until_signal
 
 from . import require_extra
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .service import Service, WorkspaceRoot
 
 FORCED_EXIT_S = 10.0  # after the drain
+MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,16 @@ class ServeCommand:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = 30.0
+    is_debugging: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
 def serve(command: ServeCommand) -> int:
     """Serve, and return the exit code. Raises InvalidRequest, BackendUnavailable."""
     require_extra()
-    log_plainly()
+    from .log import configure_log
+
+    configure_log()
     return until_signal(_serve(command), exit_timeout_s=command.drain_s + FORCED_EXIT_S)
 
 
@@ -58,6 +62,7 @@ async def _serve(command: ServeCommand) -> None:
 
     from .app import create_app
     from .service import ServiceOptions, opened
+    from .telemetry import configure_telemetry
 
     is_secure = _check_tls(command)
     if not (is_secure or command.allows_public or http.is_loopback(command.host)):
@@ -68,24 +73,39 @@ async def _serve(command: ServeCommand) -> None:
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
-        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
+        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s, is_debugging=command.is_debugging,
     )  # fmt: skip
     listener = http.listen(command.host, command.port)
+    end_telemetry = configure_telemetry()
     try:
         async with opened(command.database, options) as service:
+            _watch(service)
             names = (*command.allowed_hosts, *([] if http.is_wildcard(command.host) else [command.host]))
             app = create_app(service, names=names)
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}")
             config = uvicorn.Config(
-                app, log_level="critical", access_log=False, server_header=False, http=http.bounded(), lifespan="off",
-                ws="websockets-sansio", timeout_graceful_shutdown=max(1, round(command.drain_s)),
-                backlog=http.backlog(), ssl_certfile=command.certificate, ssl_keyfile=command.key,
+                app, log_config=None, log_level="critical", access_log=False, server_header=False,
+                http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
+                ws_ping_timeout=None, ws_per_message_deflate=False,
+                timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),
+                ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
-            await http.serve(http.Unsignalled(config), listener)
+            await http.serve(http.Unsignalled(config), listener, on_stop=service.begin_draining)
     finally:
         listener.close()
+        end_telemetry()
+
+
+def _watch(service: Service) -> None:
+    """Measure the queue, where anybody traces."""
+    from cloche.audit.recording import is_traced
+
+    if is_traced():
+        from cloche.audit.telemetry import watch_queue
+
+        watch_queue(lambda: service.runs.waiting, lambda: service.runs.running)
 
 
 async def _greet(service: Service, address: str) -> None:

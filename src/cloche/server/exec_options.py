@@ -72,22 +72,9 @@ class InFile(WireModel):
         return decoded(self.base64 or "", "files: base64")
 
 
-class ExecRequest(WireModel):
-    """A run. `code`, or `argv` alone as a command; limits as text such as "30s" and "256m", or seconds and bytes."""
+class OptionFields(WireModel):
+    """What may be asked of a sandbox, whether it lives or is for one run."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"code": "print(1)", "language": "python", "timeout": "30s"}]},
-    )
-
-    code: str | None = None
-    language: Word = "python"
-    argv: list[str] = Field(default_factory=list, max_length=10_000)
-    stdin: str | None = None
-    stdin_base64: str | None = None
-    env: dict[Word, str] | None = None
-    files: list[InFile] = Field(default_factory=list, max_length=32_768)
-    return_files: bool = False
-    session_id: Annotated[str, StringConstraints(max_length=64)] | None = None
     timeout: Amount | None = None
     memory_limit: Amount | None = None
     cpu_limit: Amount | None = None
@@ -114,6 +101,29 @@ class ExecRequest(WireModel):
     runtime: Word | None = None
     prefer: Literal["strongest", "fastest"] | None = None
 
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of `SandboxOptions` that were given."""
+        names = {**_REQUEST_NAMES, **{name: name for name in _KEYWORDS}}
+        return {known: value for name, known in names.items() if (value := getattr(self, name)) is not None}
+
+
+class ExecRequest(OptionFields):
+    """A run. `code`, or `argv` alone as a command; limits as text such as "30s" and "256m", or seconds and bytes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"code": "print(1)", "language": "python", "timeout": "30s"}]},
+    )
+
+    code: str | None = None
+    language: Word = "python"
+    argv: list[str] = Field(default_factory=list, max_length=10_000)
+    stdin: str | None = None
+    stdin_base64: str | None = None
+    env: dict[Word, str] | None = None
+    files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    return_files: bool = False
+    session_id: Annotated[str, StringConstraints(max_length=64)] | None = None
+
     @model_validator(mode="after")
     def _runs_something(self) -> Self:
         if self.code is None and not self.argv:
@@ -121,11 +131,6 @@ class ExecRequest(WireModel):
         if self.stdin is not None and self.stdin_base64 is not None:
             raise ValueError("give stdin or stdinBase64, not both")
         return self
-
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of `SandboxOptions` that were given."""
-        names = {**_REQUEST_NAMES, **{name: name for name in _KEYWORDS}}
-        return {known: value for name, known in names.items() if (value := getattr(self, name)) is not None}
 
     def run_arguments(self) -> dict[str, Any]:
         """Return the other keywords of `cloche.arun`. Raises InvalidRequest."""

@@ -6,6 +6,7 @@ A plain ASGI layer: it sees each message, and costs little.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .problems import Refused, answer
 
 MOST_BODY = 32 << 20
+MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
-UPLOADS = ("/api/sandboxes/",)
+UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
 SEND_S = 30.0  # a client that reads nothing for so long is dropped
 _HEADERS = {
     "Content-Security-Policy": (
@@ -36,6 +38,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, names: Sequence[str], is_any_host: bool = False):
         self._app, self._names, self._is_any_host = app, frozenset(names), is_any_host
+        self._held = 0  # bytes of bodies that are being received or worked on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
@@ -68,33 +71,51 @@ class Guard:
         await response(scope, receive, _with_headers(send))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        most = MOST_UPLOAD if scope["path"].startswith(UPLOADS) else MOST_BODY
+        most = MOST_UPLOAD if UPLOADS.fullmatch(scope["path"]) else MOST_BODY
         length = headers.get("content-length", "")
         sent = _with_headers(_bounded(send))
         if length.isdigit() and int(length) > most:
             await _too_large(most).as_response()(scope, receive, sent)
             return
-        await self._app(scope, _counted(receive, most), sent)
+        is_held = most == MOST_BODY  # an upload is passed on piece by piece
+        body = _Body(self, receive, most, is_held=is_held)
+        try:
+            await self._app(scope, body.receive, sent)
+        finally:
+            self._held -= body.held
+
+    def hold(self, size: int) -> None:
+        """Count bytes that a request holds. Raises Refused (503) where all requests together hold too many."""
+        if self._held + size > MOST_HELD:
+            raise Refused(
+                503, "busy", "other requests hold all memory there is for bodies", headers={"Retry-After": "2"}
+            )
+        self._held += size
 
 
 def _too_large(most: int) -> Refused:
     return Refused(413, "body-too-large", f"the body has more than {most} bytes", remedy="send less at once")
 
 
-def _counted(receive: Receive, most: int) -> Receive:
-    """Return a receiver that raises Refused where a body goes on beyond its bound."""
-    seen = 0
+class _Body:
+    """Receive a body that may not go on beyond its bound, counted among those of all requests."""
 
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
+    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool):
+        self._guard, self._receive, self._most, self._is_held = guard, receive, most, is_held
+        self.held = self._seen = 0
+
+    async def receive(self) -> Message:
+        """Return the next message. Raises Refused."""
+        message = await self._receive()
         if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > most:
-                raise _too_large(most)
+            size = len(message.get("body", b""))
+            self._seen += size
+            if self._seen > self._most:
+                raise _too_large(self._most)
+            if self._is_held:
+                self._guard.hold(size)
+                self.held += size
         return message
-
-    return counted
 
 
 def _bounded(send: Send) -> Send:

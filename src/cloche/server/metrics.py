@@ -1,4 +1,7 @@
-"""What Prometheus reads: how many runs ended how, how long they took, how many wait. No code, no output, no name."""
+"""What Prometheus reads: how runs ended and how long they took, how many wait; requests; failures of the database.
+
+Labels are words of a small set: statuses, methods, route templates. No code, no output, no name, no id.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,43 @@ class Metrics:
     """Hold the counters of one worker."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.runs = Counter("cloche_runs", "Runs that ended", ["status"], registry=self._registry)
-        self.seconds = Histogram("cloche_run_seconds", "Wall clock of runs", buckets=_SECONDS, registry=self._registry)
-        self.refused = Counter("cloche_runs_refused", "Runs for which there was no room", registry=self._registry)
-        self._waiting = Gauge("cloche_runs_waiting", "Runs that wait for a place", registry=self._registry)
-        self._running = Gauge("cloche_runs_running", "Runs that go on", registry=self._registry)
+        registry = self._registry = CollectorRegistry()
+        self._runs = Counter("cloche_runs", "Runs that ended", ["status"], registry=registry)
+        self._seconds = Histogram("cloche_run_seconds", "Wall clock of runs", buckets=_SECONDS, registry=registry)
+        self._refused = Counter("cloche_runs_refused", "Runs for which there was no room", registry=registry)
+        self._waiting = Gauge("cloche_runs_waiting", "Runs that wait for a place", registry=registry)
+        self._running = Gauge("cloche_runs_running", "Runs that go on", registry=registry)
+        self._sandboxes = Gauge("cloche_sandboxes_open", "Sandboxes that live", registry=registry)
+        labels = ["method", "route", "status"]
+        self._requests = Counter("cloche_http_requests", "Requests that were answered", labels, registry=registry)
+        self._request_seconds = Histogram(
+            "cloche_http_request_seconds", "Time to the end of an answer", ["route"], buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self._failures = Counter("cloche_database_errors", "What the database could not do", registry=registry)
 
-    def render(self, runs: RunQueue) -> tuple[bytes, str]:
-        """Return the text, and its media type."""
+    def run_ended(self, status: str, seconds: float | None) -> None:
+        """Count a run; `seconds` where it got a place and came to its end."""
+        self._runs.labels(status).inc()
+        if seconds is not None:
+            self._seconds.observe(seconds)
+
+    def run_refused(self) -> None:
+        """Count a run for which there was no room."""
+        self._refused.inc()
+
+    def request_ended(self, method: str, route: str, status: int | None, seconds: float) -> None:
+        """Count a request by its route's template and the class of its status (`none`: nobody was answered)."""
+        self._requests.labels(method, route, "none" if status is None else f"{status // 100}xx").inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def database_failed(self) -> None:
+        """Count something that the database could not do."""
+        self._failures.inc()
+
+    def render(self, runs: RunQueue, *, sandboxes: int | None = None) -> tuple[bytes, str]:
+        """Return the text, and its media type; `sandboxes` is how many live, None where that is not known."""
         self._waiting.set(runs.waiting)
         self._running.set(runs.running)
+        self._sandboxes.set(float("nan") if sandboxes is None else sandboxes)
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

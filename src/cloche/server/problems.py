@@ -79,7 +79,8 @@ def answer(
 ) -> JSONResponse:  # fmt: skip
     """Return a problem as a response."""
     content: dict[str, Any] = {"type": TYPE + kind, "title": kind.replace("-", " ").capitalize(), "status": status}
-    content |= {"detail": detail, "field": field, "remedy": remedy}
+    shown = detail.encode("utf-8", "backslashreplace").decode()  # a guest's path may be no UTF-8
+    content |= {"detail": shown, "field": field, "remedy": remedy}
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 

@@ -1,11 +1,10 @@
-"""Results as the wire has them: the fields of `Result.as_dict` in camelCase, keys of mappings as they are."""
+"""What a run sends beside its result: contents of files, and events while it goes on."""
 
 from __future__ import annotations
 
 import base64
 import os
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -14,32 +13,6 @@ from cloche.core.limits import format_size
 from cloche.core.result import Result, output_as_dict
 
 MOST_FILE_BYTES = 16 << 20  # of all files of a result together, where their contents are asked for
-
-
-def camel(name: str) -> str:
-    """Return a name of Python's as the wire has it."""
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def result_as_wire(result: Result) -> dict[str, Any]:
-    """Return a whole result; `enforcement` is by control, and the level in `meta`.
-
-    The keys inside `meta` and `value` are a backend's and a guest's own.
-    """
-    plain = result.as_dict()
-    document = {camel(name): value for name, value in plain.items()}
-    document["usage"] = {camel(name): value for name, value in plain["usage"].items()}
-    document["enforcement"], document["hits"] = plain["enforcement"]["controls"], plain["enforcement"]["hits"]
-    if "fix" in plain:
-        document["fix"] = _with_camel_keys(plain["fix"])
-    return document
-
-
-def _with_camel_keys(value: Any) -> Any:  # noqa: ANN401 - plain data
-    if isinstance(value, Mapping):
-        return {camel(str(name)): _with_camel_keys(one) for name, one in value.items()}
-    return [_with_camel_keys(one) for one in value] if isinstance(value, list) else value
 
 
 def read_files(result: Result) -> list[dict[str, Any]]:

@@ -9,15 +9,16 @@ whose row cannot be written does not start; one that ended is answered when its 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import deque
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
 
+from cloche.audit.recording import is_traced
 from cloche.core.errors import ClocheError
 from cloche.core.events import Event
 from cloche.core.result import Result
@@ -25,98 +26,19 @@ from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
 from cloche.records.database import Encoded, Writer
 from cloche.records.ids import new_id
+from cloche.records.results import as_json, result_as_wire
 
+from .events import LiveRun
 from .problems import Refused
-from .results import event_as_wire, read_files, result_as_wire
+from .results import event_as_wire, read_files
 
-MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 SERVICE_STOPPED = "the service was stopped while this ran"
+log = logging.getLogger("cloche.service")
 
 Start = Callable[[Callable[[Event], None]], Awaitable[Result]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentEvent:
-    """Hold one event of a run: its number, its name, and its data as JSON."""
-
-    number: int
-    name: str
-    data: str
-
-
-class EventLog:
-    """Keep the last events of a run, up to a bound, and let readers wait for the next."""
-
-    def __init__(self) -> None:
-        self._events: deque[SentEvent] = deque()
-        self._bytes, self._next = 0, 1
-        self._changed = asyncio.Event()
-        self.is_over = False
-
-    def add(self, name: str, data: Mapping[str, Any] | str) -> None:
-        """Add an event, and drop the oldest where there are too many."""
-        text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-        self._events.append(SentEvent(number=self._next, name=name, data=text))
-        self._next += 1
-        self._bytes += len(text)
-        while self._bytes > MOST_EVENT_BYTES and len(self._events) > 1:
-            self._bytes -= len(self._events.popleft().data)
-        self._wake()
-
-    def end(self) -> None:
-        """Say that no further one comes."""
-        self.is_over = True
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
-        """Yield the events after a number, None where nothing came for a while, until the end."""
-        while True:
-            first = self._events[0].number if self._events else self._next
-            if first > after + 1:
-                yield SentEvent(number=first - 1, name="missed", data=json.dumps({"events": first - 1 - after}))
-                after = first - 1
-            for event in [event for event in self._events if event.number > after]:
-                yield event
-                after = event.number
-            if self.is_over and after >= self._next - 1:
-                return
-            changed = self._changed
-            if after >= self._next - 1:
-                try:
-                    await asyncio.wait_for(changed.wait(), heartbeat_s)
-                except TimeoutError:
-                    yield None
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class LiveRun:
-    """Hold a run of this worker: its events, and the task whose result is its document as JSON text."""
-
-    id: str
-    project: str
-    size: int
-    events: EventLog = field(default_factory=EventLog)
-    task: asyncio.Task[str] | None = None
-    is_begun: bool = False
-    is_cancelled: bool = False
-
-    async def wait(self) -> str:
-        """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
-        assert self.task is not None  # noqa: S101 - set by whoever made it
-        return await asyncio.shield(self.task)
-
-    def cancel(self) -> None:
-        """Kill it."""
-        self.is_cancelled = True
-        if self.task is not None:
-            self.task.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +56,34 @@ class RunOrder:
     request_sha256: bytes | None = None
 
 
+class RunObserver(Protocol):
+    """Be told of runs."""
+
+    def run_ended(self, status: str, seconds: float | None) -> None:
+        """Take note of how a run ended; `seconds` where it got a place and came to its end."""
+
+    def run_refused(self) -> None:
+        """Take note of a run for which there was no room."""
+
+
+class Unobserved:
+    """Take note of nothing."""
+
+    def run_ended(self, status: str, seconds: float | None) -> None:
+        pass
+
+    def run_refused(self) -> None:
+        pass
+
+
 class RunQueue:
     """Run what is submitted, so many at once as the library does."""
 
-    def __init__(self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float):
+    def __init__(
+        self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None
+    ):
         self._writer, self._worker = writer, worker
+        self._observer: RunObserver = observer or Unobserved()
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
         self._places = asyncio.Semaphore(default_count())
         self._live: dict[str, LiveRun] = {}
@@ -158,9 +103,9 @@ class RunQueue:
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
         if self.is_closed:
-            raise _no_room("the service is being stopped", 5)
+            raise self._no_room("the service is being stopped", 5)
         if self.waiting >= self._queue_limit or self._bytes + order.size > MOST_QUEUED_BYTES:
-            raise _no_room(f"{self.waiting} runs wait already", 2)
+            raise self._no_room(f"{self.waiting} runs wait already", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
         self.waiting += 1
         self._bytes += order.size
@@ -180,6 +125,23 @@ class RunQueue:
         live.task.add_done_callback(lambda _: self._ended(live))
         return live
 
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold a place for other work that runs code. Raises Refused (503) where none comes free."""
+        if self.is_closed or self.waiting >= self._queue_limit:
+            raise _no_room("the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already", 5)
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._places.acquire(), self._deadline_s)
+        except TimeoutError:
+            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, let what runs end for so long, then kill it."""
         self.is_closed = True
@@ -198,11 +160,14 @@ class RunQueue:
 
     async def _run(self, live: LiveRun, order: RunOrder) -> str:
         try:
-            await self._take_place(order)
+            with _queue_span(live.id):
+                await self._take_place(order)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
         self.running, live.is_begun = self.running + 1, True
+        begun = time.monotonic()
+        log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
             result = await order.start(lambda event: self._tell(live, event))
             document, stored = await _encode_apart(live.id, result, order)
@@ -215,6 +180,7 @@ class RunQueue:
         await self._writer.write(
             lambda session: run_records.finish(session, id=live.id, status=str(result.status), document=stored)
         )
+        self._note_end(live, str(result.status), time.monotonic() - begun)
         live.events.add("result", document)
         return document
 
@@ -222,7 +188,7 @@ class RunQueue:
         try:
             await asyncio.wait_for(self._places.acquire(), self._deadline_s)
         except TimeoutError:
-            raise _no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+            raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
         finally:
             self._leave_queue(order)
 
@@ -237,9 +203,18 @@ class RunQueue:
         writing = self._writer.write(
             lambda session: run_records.finish(session, id=live.id, status=status, document=document)
         )
+        self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
         with suppress(ClocheError):  # the first error is the one to tell
             await writing
+
+    def _note_end(self, live: LiveRun, status: str, seconds: float | None) -> None:
+        log.debug("%s ended: %s", live.id, status)
+        self._observer.run_ended(status, seconds)
+
+    def _no_room(self, why: str, seconds: int) -> Refused:
+        self._observer.run_refused()
+        return _no_room(why, seconds)
 
     def _tell(self, live: LiveRun, event: Event) -> None:
         if (known := event_as_wire(event)) is not None:
@@ -268,10 +243,19 @@ async def _encode_apart(run_id: str, result: Result, order: RunOrder) -> tuple[s
 def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
     """Return the document for the caller, and that for the row, in which the files have no content."""
     document = {"id": run_id, **order.summary, **result_as_wire(result)}
-    stored = Encoded(json.dumps(document, ensure_ascii=False))
+    stored = Encoded(as_json(document))
     if not order.returns_files:
         return stored, stored
-    return json.dumps({**document, "files": read_files(result)}, ensure_ascii=False), stored
+    return as_json({**document, "files": read_files(result)}), stored
+
+
+def _queue_span(run_id: str) -> AbstractContextManager[None]:
+    """Trace how long a run waits for its place, where anybody traces."""
+    if not is_traced():
+        return nullcontext()
+    from cloche.audit.telemetry import queue_span
+
+    return queue_span(run_id)
 
 
 def _no_room(why: str, seconds: int) -> Refused:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,22 +16,36 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
+from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
 from cloche.config.keys import SandboxOptions, Settings
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
+from cloche.records.debugging import read_switches
+from cloche.records.ids import now
 from cloche.records.keys import note_use
+from cloche.records.reproductions import Reproductions
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
+from cloche.records.tables import LiveSandbox
+from cloche.records.workers import own_worker
 
-from .identities import Identities
+from .approvals import ApprovalWatch
+from .debugging import Debugging
+from .identities import Caller, Identities
 from .metrics import Metrics
+from .problems import Refused
 from .runs import RunQueue
+from .sandboxes import Sandboxes, sandbox_name
 
 T = TypeVar("T")
 DRAIN_S = 30.0
 NOTE_USE_EVERY_S = 30.0
+THREADS = 48  # for reading the database and other short work
+FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
+MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
 
 
@@ -54,6 +69,7 @@ class ServiceOptions:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = DRAIN_S
+    is_debugging: bool = False
 
 
 class Service:
@@ -61,19 +77,38 @@ class Service:
 
     def __init__(self, database: Database, options: ServiceOptions):
         self.database, self.options = database, options
+        self.debugging, self.metrics = Debugging(is_all=options.is_debugging), Metrics()
+        database.on_failure = self.metrics.database_failed
         self.identities = Identities(database)
         self.writer = Writer(database)
-        self.worker = run_records.Worker(database)
+        self.worker = own_worker()
         self.runs = RunQueue(
-            self.writer, self.worker.name, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s
-        )
-        self.metrics = Metrics()
+            self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
+            observer=self.metrics,
+        )  # fmt: skip
+        self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
+        self.approvals = ApprovalWatch(self.read)
+        self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.is_draining = False
+        self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
 
     async def read(self, work: Callable[[Session], T]) -> T:
         """Do some reading in a thread. Raises RecordsFailed."""
         return await asyncio.to_thread(self._read, work)
+
+    async def with_files(self, work: Callable[[], T]) -> T:
+        """Do long work with host folders, a few at once, in threads that nothing else waits for.
+
+        Raises Refused (503) where many wait already.
+        """
+        if self._files_waiting >= MOST_FILES_WAITING:
+            raise Refused(503, "busy", "others walk through folders already", headers={"Retry-After": "5"})
+        self._files_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._files, work)
+        finally:
+            self._files_waiting -= 1
 
     async def write(self, work: Callable[[Session], T]) -> T:
         """Do some writing in the thread that writes; return once it is committed. Raises RecordsFailed."""
@@ -108,6 +143,46 @@ class Service:
         await self.write(partial(store, values=values, by=by))
         return await self.settings()
 
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do some work that nobody waits for; it is cancelled when the service is stopped."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._note_background)
+
+    def _note_background(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work in the background failed", exc_info=error)
+
+    async def end_background(self, timeout_s: float) -> None:
+        """Let what goes on end for so long, then cancel it."""
+        if self._background:
+            _, left = await asyncio.wait(set(self._background), timeout=timeout_s)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+
+    async def adopt(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> None:
+        """Note whose a sandbox is that was opened elsewhere, under the name of its id."""
+        row = LiveSandbox(
+            id=sandbox_id, project=caller.project, created_at=now(), name=sandbox_name(sandbox_id), status="running",
+            api_key=caller.key_id, worker=self.worker, document=dict(document),
+        )  # fmt: skip
+        await self.write(lambda session: session.add(row))
+
+    async def tool_state(self, project: str) -> dict[str, Any]:
+        """Return the tools on offer with their risks, and what waits for approval."""
+        settings = await self.settings()
+        tools = tools_of(settings.tier or DEFAULT_TIER)
+        offered = [{"name": tool.name, "risk": str(risk_of(tool, is_on_host=False))} for tool in tools]
+        waiting = await self.read(partial(approvals.waiting, limit=MOST_PENDING, project=project))
+        return {"offered": offered, "pendingApprovals": [approvals.as_wire(one) for one in waiting], "remembered": []}
+
+    def close_files(self) -> None:
+        """Wait for no work with folders any more; each has a deadline of its own."""
+        self._files.shutdown(wait=False, cancel_futures=True)
+
     def _use(self, stored: StoredSettings) -> None:
         try:
             use_stored_settings(stored.values)
@@ -124,6 +199,12 @@ class Service:
         with self.database.reading() as session:
             return work(session)
 
+    def begin_draining(self) -> None:
+        """Take nothing more, and end what only waits: the service is being stopped."""
+        self.is_draining = True
+        self.approvals.close()
+        self.sandboxes.end_streams()
+
     async def note_use_of_keys(self) -> None:
         """Note from time to time which keys were used; an interruption costs the last times."""
         while True:
@@ -137,19 +218,28 @@ class Service:
 @asynccontextmanager
 async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator[Service]:
     """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "cloche-service"))
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)
-    noting = asyncio.ensure_future(service.note_use_of_keys())
+    beside = [
+        asyncio.ensure_future(service.note_use_of_keys()),
+        asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
+        asyncio.ensure_future(service.sandboxes.tend()),
+    ]
     try:
-        lost = await asyncio.to_thread(run_records.recover, database, service.worker)
+        await asyncio.to_thread(approvals.take_over_older, database)
+        lost = await asyncio.to_thread(run_records.recover, database)
+        lost += await asyncio.to_thread(Reproductions(database).recover)
         if lost:
             log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
         yield service
     finally:
-        noting.cancel()
-        await asyncio.wait([noting])
-        service.is_draining = True
-        await service.runs.drain(options.drain_s)
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
+        service.begin_draining()
+        await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
+        await service.sandboxes.close()
+        service.close_files()
         await asyncio.to_thread(service.writer.close)
-        service.worker.close()
         await asyncio.to_thread(database.close)

@@ -1,4 +1,4 @@
-"""Host folders that the service may touch: those below its workspace roots, opened by descriptors, through no link."""
+"""Host folders that the API may touch: below `workspace_roots` alone, opened by descriptors, no link followed out."""
 
 from __future__ import annotations
 
@@ -8,50 +8,63 @@ from contextlib import contextmanager
 
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.escape import escape_name
-from cloche.hostfs import descend, open_folder
+from cloche.hostfs import descended, open_folder
 
 from .service import WorkspaceRoot
 
-
-def root_of(path: str, roots: Sequence[WorkspaceRoot], *, writes: bool) -> tuple[WorkspaceRoot, list[str]]:
-    """Return the root that a path is below, the innermost one, and the names from there. Raises PolicyDenied."""
-    names = path.split("/")
-    if not path.startswith("/") or "\0" in path or ".." in names:
-        raise PolicyDenied('workspacePath: give an absolute path without ".."')
-    wanted = [name for name in names if name not in ("", ".")]
-    found = [root for root in roots if wanted[: len(_names(root))] == _names(root)]
-    if not found:
-        raise PolicyDenied(
-            f"workspacePath: {escape_name(path[:200])} is below no workspace root; the operator names them with "
-            "--workspace-root DIR"
-        )
-    root = max(found, key=lambda one: len(_names(one)))
-    if writes and not root.is_writable:
-        raise PolicyDenied(
-            f"workspacePath: {escape_name(root.path)} may be read and not written to; --workspace-root DIR:rw allows it"
-        )
-    return root, wanted[len(_names(root)) :]
+MOST_PATH = 4_096
 
 
 @contextmanager
-def opened_workspace(path: str, roots: Sequence[WorkspaceRoot], *, writes: bool = False) -> Iterator[int]:
-    """Hold a folder below a root open; blocks. Raises PolicyDenied, InvalidRequest for what is no folder there."""
-    root, names = root_of(path, roots, writes=writes)
+def opened_workspace(roots: Sequence[WorkspaceRoot], path: str, *, writes: bool) -> Iterator[tuple[int, str]]:
+    """Hold open a folder that a request names by its absolute path; yield a descriptor and that path.
+
+    Raises PolicyDenied for one that is not below a root, or of a root that may not be written to, InvalidRequest for
+    one that is not there or lies behind a link.
+    """
+    named = _checked(path)
+    root, names = _root_of(roots, named)
+    if writes and not root.is_writable:
+        raise PolicyDenied(f"workspacePath: {escape_name(root.path)} may be read alone; the operator's roots decide")
     try:
-        above = open_folder(root.path)
-        try:
-            at = descend(above, names)
-        finally:
-            os.close(above)
+        top = open_folder(root.path)
     except OSError as error:
-        raise InvalidRequest(
-            f"workspacePath: {escape_name(path[:200])} cannot be opened: {error.strerror}; no link is followed"
-        ) from error
+        raise InvalidRequest(f"workspacePath: the root {escape_name(root.path)}: {error.strerror}") from error
     try:
-        yield at
+        with _below(top, names, named) as folder:
+            yield folder, named
     finally:
-        os.close(at)
+        os.close(top)
 
 
-def _names(root: WorkspaceRoot) -> list[str]:
-    return [name for name in root.path.split("/") if name]
+@contextmanager
+def _below(top: int, names: Sequence[str], named: str) -> Iterator[int]:
+    try:
+        holding = descended(top, names)
+        folder = holding.__enter__()
+    except OSError as error:
+        why = "it is a link, or behind one" if isinstance(error, NotADirectoryError) else error.strerror
+        raise InvalidRequest(f"workspacePath: {escape_name(named)}: {why}") from error
+    try:
+        yield folder
+    finally:
+        holding.__exit__(None, None, None)
+
+
+def _checked(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or len(path) > MOST_PATH or ".." in path.split("/"):
+        raise InvalidRequest("workspacePath: give the absolute path of a folder, without .. in it")
+    return os.path.normpath(path)
+
+
+def _root_of(roots: Sequence[WorkspaceRoot], path: str) -> tuple[WorkspaceRoot, list[str]]:
+    """Return the innermost root around a path, and the names that lead from there."""
+    for root in sorted(roots, key=lambda one: len(one.path), reverse=True):
+        below = path.removeprefix(root.path.rstrip("/") + "/") if path != root.path else ""
+        if below != path:
+            return root, [name for name in below.split("/") if name]
+    known = ", ".join(escape_name(root.path) for root in roots) or "there is none"
+    raise PolicyDenied(
+        f"workspacePath: {escape_name(path)} is not below a folder that the operator opened ({known}); "
+        "cloche serve --workspace-root names them"
+    )

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import resource
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
-BODY_S = 60.0  # nor the rest of it by then: 4 MiB at most, which is 70 kB a second
+BODY_S, BODY_BYTES = 60.0, 4 << 20  # nor the rest of it, where less than this came by then: 70 kB a second
 MOST_PORT = 65_535
 
 
@@ -50,6 +50,7 @@ class BoundedProtocol(H11Protocol):
     body_s: float = BODY_S
     _looking: asyncio.TimerHandle | None = None
     _receiving: asyncio.TimerHandle | None = None  # while a body comes
+    _received: int = 0  # bytes, of all requests
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_one_too_many = len(self.connections) >= self.most
@@ -60,10 +61,18 @@ class BoundedProtocol(H11Protocol):
             self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end_timers()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over: it is no longer ours to close."""
+        self._end_timers()
+        super().handle_websocket_upgrade(event)
+
+    def _end_timers(self) -> None:
         for timer in (self._looking, self._receiving):
             if timer is not None:
                 timer.cancel()
-        super().connection_lost(exc)
 
     def handle_events(self) -> None:
         """Take what came, and bound the time between the head of a request and its end, however it trickles in."""
@@ -74,7 +83,22 @@ class BoundedProtocol(H11Protocol):
             self._receiving.cancel()
             self._receiving = None
         if is_receiving and self._receiving is None:
-            self._receiving = self.loop.call_later(self.body_s, self.transport.close)
+            self._receive_until(self._received)
+
+    def data_received(self, data: bytes) -> None:
+        """Take some bytes, and count them."""
+        self._received += len(data)
+        super().data_received(data)
+
+    def _receive_until(self, before: int) -> None:
+        self._receiving = self.loop.call_later(self.body_s, self._look_at_body, before)
+
+    def _look_at_body(self, before: int) -> None:
+        """Close the connection, unless as much of the body has come as a client on a slow line sends."""
+        if self._received - before < BODY_BYTES:
+            self.transport.close()
+        else:
+            self._receive_until(self._received)
 
     def _look_later(self) -> None:
         self._looking = self.loop.call_later(self.head_s, self._look, self._idle_after())
@@ -105,12 +129,13 @@ class Unsignalled(uvicorn.Server):
         yield
 
 
-async def serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve; cancelled, let it end orderly first."""
+async def serve(server: uvicorn.Server, listener: socket.socket, *, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Serve; cancelled, let it end orderly first. `on_stop` is called then, to end what else would go on."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
+        on_stop()
         server.should_exit = True
         await asyncio.wait({serving})
         raise

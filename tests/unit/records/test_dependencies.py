@@ -50,6 +50,9 @@ rich==13.9.4 \\
 httpx[http2]>=0.27,<1 ; python_version > '3'
 -r more.txt
 a==1.*
+git+https://x/b.git
+https://x/c.whl
+d @ https://x/d.whl
 """,
     "pyproject.toml": """\
 [project]
@@ -181,7 +184,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
     "uv.lock": ("uv", {"rich": "13.9.4"}),
     "poetry.lock": ("poetry", {"six": "1.16.0"}),
     "Pipfile.lock": ("pipenv", {"attrs": "23.1.0", "local": None}),
-    "requirements.txt": ("pip", {"rich": "13.9.4", "httpx": None, "a": None}),
+    "requirements.txt": ("pip", {"rich": "13.9.4", "httpx": None, "a": None, "d": None}),
     "pyproject.toml": ("poetry", {"Rich": None, "six": "1.16.0", "numpy": None, "pytest": None, "attrs": "23.1.0"}),
     "Pipfile": ("pipenv", {"requests": None, "six": "1.16.0"}),
     "package-lock.json": ("npm", {"@a/b": "1.0.0", "y": "2.0.0", "real": "3.0.0"}),
@@ -257,8 +260,9 @@ HOSTILE = {
     "invalid UTF-8": ("package.json", b'{"dependencies": {"\xff": "1"}}', "codec can't decode"),
     "lone surrogate": ("package.json", b'{"dependencies": {"\\ud800": "1.0.0"}}', "1 entries left out"),
     "no mapping": ("package.json", b"[1]", "no mapping"),
+    "blanks": ("Gemfile", (b"gem" + b" " * 4000 + b"x\n") * 60, ""),
     "giant line": ("yarn.lock", b'"a' * 8_000_000, ""),
-    "empty lines": ("uv.lock", b"\n" * 2_000_000, ""),
+    "empty lines": ("uv.lock", b"\n" * 2_000_000, "more than 1000000 lines"),
 }  # fmt: skip
 
 

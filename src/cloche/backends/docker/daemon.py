@@ -96,9 +96,11 @@ class Daemon:
     def create(self, body: Mapping[str, Any]) -> str:
         """Create a container and return its id. Raises StartFailed."""
         try:
-            return str(self.api.create_container_from_config(dict(body))["Id"])
+            made = str(self.api.create_container_from_config(dict(body))["Id"])
         except Exception as error:
             raise StartFailed(f"docker cannot create a container: {explained(error)}", step="create") from error
+        log.debug("container %.12s is created", made)
+        return made
 
     def attach(self, container: str) -> Any:  # noqa: ANN401 - the SDK's idea of a socket
         """Attach to a container's streams before it starts. Raises StartFailed."""

@@ -38,7 +38,7 @@ from .plan import Plan, Shown
 
 OPEN_S, SHIM_S = 30.0, 10.0
 KIND = "gvisor"  # of control groups
-log = logging.getLogger("cloche.runsc")
+log = logging.getLogger("cloche.gvisor")
 _background = Background("cloche-runsc-end", 2 * SHIM_S)
 wait_for_all = _background.wait_for_all
 KILLED = {"number": 0, "status": 9, "cause": ""}
@@ -327,7 +327,7 @@ class RunscContainer(Container[Shown]):
             raise
 
     def _reason_in(self, errors: str) -> str:
-        log.debug("what runsc wrote: %s", errors)
+        log.debug("runsc wrote %d characters", len(errors))  # its command lines have the guest's own words
         return reason_in(errors)
 
     def end(self) -> None:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
     from cloche.jail.steps import Call
 
-log = logging.getLogger("cloche.runsc")
+log = logging.getLogger("cloche.gvisor")
 RUNSC = "runsc"
 PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
 # What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.

@@ -34,7 +34,7 @@ ORIGIN = 0
 NO_CLONE = 0  # in place of a clone that needs no namespaces of its own yet
 CLONE_TIMEOUT_S = 30.0
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 
 
 class Kind(enum.Enum):

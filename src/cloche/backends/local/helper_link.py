@@ -41,7 +41,7 @@ from .run_report import Conclusion, RunEnd, Source
 if TYPE_CHECKING:
     from cloche.forkserver.slot import HandoffSocket, Slot
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 CLOSE_TIMEOUT_S = 10.0
 LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
 EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002

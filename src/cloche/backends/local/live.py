@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from ..live_session import LiveSession
     from .session import LocalSession
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 HOME = "/home/sandbox"
 ROOT, SANDBOX = 0, 1000
 # What can be written to, all of it bounded together: permission bits, and the owner where there are several users.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .plan import SessionProgram
     from .session import LocalSession
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
 
 
@@ -454,6 +454,8 @@ class LocalOpenSandbox:
                 plan.extend(_timed(building.build, body["seconds"]))
             elif tag == "started" and (run.commands or run.python):
                 plan.extend(_timed(building.steps_of_guest(), body.get("seconds", ()), whose="the program: "))
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("steps: %s", ", ".join(f"{step.name} {step.seconds * 1000:.2f} ms" for step in plan))
                 sink(Started(plan=tuple(plan)))
 
         def wait(seconds: float) -> None:

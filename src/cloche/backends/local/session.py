@@ -39,7 +39,7 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from cloche.jail.messages import Spec
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 END_TIMEOUT_S = 0.3

@@ -29,7 +29,7 @@ from cloche.jail.syscalls import FORK_FLAGS
 from ..session import Printed, SessionLink
 from ..session_languages import Codec
 
-log = logging.getLogger("cloche.local")
+log = logging.getLogger("cloche.jail")
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 CHUNK_BYTES = 65_536
 DRAIN_S = 0.3

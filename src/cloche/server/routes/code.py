@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,23 +15,26 @@ from sqlalchemy.exc import IntegrityError
 from starlette.datastructures import UploadFile
 
 from cloche.config.settings import load_settings
+from cloche.core.enforcement import Level
 from cloche.core.errors import NotFound
 from cloche.core.events import Event
 from cloche.core.result import Result
+from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.run import arun
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
+from cloche.records.results import as_json
 from cloche.records.tables import Run
 
 from ..auth import Reader, Runner, TheService
+from ..events import server_sent, wait_or_cancel
 from ..exec_options import ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
-from ..problems import RESPONSES, Refused
-from ..runs import EventLog, LiveRun, RunOrder
+from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
+from ..runs import RunOrder
 from ..service import Service
 
 router = APIRouter(prefix="/api", tags=["code"])
-HEARTBEAT_S = 15.0
 _BODY = {
     "requestBody": {
         "required": True,
@@ -53,8 +55,15 @@ _BODY = {
     }
 }
 
+_EVENTS: dict[str, Any] = {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The whole result.", "content": {"application/json": {}, "text/event-stream": {}}},
+    202: {"description": "It was queued.", "content": {"application/json": {"example": {"id": "run_…"}}}},
+    415: {"model": Problem, "description": "Neither JSON nor a form.", "content": {MEDIA_TYPE: {}}},
+}
 
-@router.post("/code/exec", responses=RESPONSES, openapi_extra=_BODY)
+
+@router.post("/code/exec", responses={**RESPONSES, **_ANSWERS}, openapi_extra=_BODY)
 async def execute(
     request: Request,
     caller: Runner,
@@ -80,8 +89,8 @@ async def execute(
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
     if stream:
-        return StreamingResponse(_events(live.events, 0, live), media_type="text/event-stream")
-    return Response(await _wait_or_cancel(request, live), media_type="application/json")
+        return StreamingResponse(server_sent(live.events, 0, live), media_type="text/event-stream")
+    return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
 async def make_order(
@@ -94,12 +103,7 @@ async def make_order(
     body: bytes = b"",
 ) -> RunOrder:
     """Return what to run, checked against what this caller may. Raises PolicyDenied, InvalidRequest."""
-    own, base = asked.options(), await service.settings()
-    check_fields(own, caller)
-    options = service.run_options(own)
-    if not caller.has("admin"):
-        check_not_looser(load_settings(options), base)
-        options = await keep_level(service, own, options)
+    options = await allowed_options(service, caller, asked.options())
     arguments = asked.run_arguments()
 
     async def start(sink: Any) -> Result:  # noqa: ANN401 - a function of events
@@ -116,22 +120,26 @@ async def make_order(
     )  # fmt: skip
 
 
+async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a sandbox, where this caller may have them. Raises PolicyDenied, InvalidRequest."""
+    base = await service.settings()
+    check_fields(own, caller)
+    options = service.run_options(own)
+    if caller.has("admin"):
+        return options
+    check_not_looser(load_settings(options), base)
+    return await keep_level(service, own, options)
+
+
 async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the keywords with a `require` that keeps another backend from being weaker than the configured one."""
     if "backend" not in own and "require" not in own:
         return options
-    from cloche.execution.prepare import prepare_in_thread
-
     base = await prepare_in_thread(**service.options.options)
-    found = await asyncio.to_thread(base.backend.capabilities)
-    least = max(level for level in (base.policy.require_level, found.level) if level is not None)
-    words = own.get("require") or ()
-    asked = [words] if isinstance(words, str) else list(words)
-    controls = [str(control) for control in base.policy.require_controls]
-    settings = load_settings({**options, "require": [*asked, *controls]} if asked or controls else options)
-    level = max(one for one in (least, settings.policy.require_level) if one is not None)
-    wanted = [str(control) for control in settings.policy.require_controls]
-    return {**options, "require": [str(level), *wanted]}
+    least, *controls = await asyncio.to_thread(level_kept, base)
+    asked = load_settings(options).policy  # of which check_not_looser holds: it requires no less than is configured
+    level = max(Level.parse(least), asked.require_level or Level.NONE)
+    return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, asked.require_controls)])]}
 
 
 async def _read_request(request: Request) -> tuple[ExecRequest, bytes]:
@@ -177,42 +185,6 @@ def _validated(data: Mapping[str, Any]) -> ExecRequest:
         raise RequestValidationError(error.errors(include_url=False)) from error
 
 
-async def _wait_or_cancel(request: Request, live: LiveRun) -> str:
-    """Return the run's document; where the client goes away, kill the run."""
-    waiting, gone = asyncio.ensure_future(live.wait()), asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            live.cancel()
-        return await waiting
-    except asyncio.CancelledError:
-        live.cancel()
-        if live.is_cancelled:
-            raise Refused(409, "cancelled", "the run was cancelled") from None
-        raise
-    finally:
-        gone.cancel()
-        waiting.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _events(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncIterator[str]:
-    """Yield server-sent events; with a run, kill it when nobody reads any more."""
-    try:
-        async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
-            if event is None:
-                yield ": still here\n\n"
-            else:
-                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
-    finally:
-        if live is not None and not events.is_over:
-            live.cancel()
-
-
 async def _repeated(service: Service, order: RunOrder) -> Response:
     """Answer with the run of the same idempotency key. Raises Refused (409) where that was for something else."""
     found = await service.read(
@@ -225,7 +197,7 @@ async def _repeated(service: Service, order: RunOrder) -> Response:
     live = service.runs.find(found.id, order.project)
     if live is not None:
         return Response(await live.wait(), media_type="application/json")
-    return JSONResponse(found.as_dict())
+    return Response(as_json(found.as_dict()), media_type="application/json")
 
 
 @router.get("/runs", responses=RESPONSES)
@@ -253,7 +225,7 @@ async def run(run_id: str, caller: Reader, service: TheService) -> dict[str, Any
     return found.as_dict()
 
 
-@router.get("/runs/{run_id}/events", responses=RESPONSES)
+@router.get("/runs/{run_id}/events", responses={**RESPONSES, 200: _EVENTS})
 async def events(
     run_id: str, caller: Reader, service: TheService, last_event_id: Annotated[int, Header(ge=0)] = 0
 ) -> Response:
@@ -261,9 +233,9 @@ async def events(
     live = service.runs.find(run_id, caller.project)
     if live is None:
         found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
-        text = json.dumps(found.as_dict(), ensure_ascii=False)
+        text = as_json(found.as_dict())
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
-    return StreamingResponse(_events(live.events, last_event_id), media_type="text/event-stream")
+    return StreamingResponse(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)

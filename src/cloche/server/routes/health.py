@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from sqlalchemy import text
+from fastapi.responses import PlainTextResponse
+from sqlalchemy import func, select, text
+
+from cloche.core.errors import RecordsFailed
+from cloche.records.tables import LiveSandbox
 
 from ..auth import Reader, TheService
 from ..problems import RESPONSES, Refused
@@ -26,8 +30,12 @@ async def ready(service: TheService) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", responses=RESPONSES)
+@router.get("/metrics", responses=RESPONSES, response_class=PlainTextResponse)
 async def metrics(_: Reader, service: TheService) -> Response:
     """Return counters and gauges in Prometheus' text format."""
-    content, kind = service.metrics.render(service.runs)
+    try:
+        sandboxes = await service.read(lambda session: session.scalar(select(func.count()).select_from(LiveSandbox)))
+    except RecordsFailed:  # which is counted, and must not hide the other figures
+        sandboxes = None
+    content, kind = service.metrics.render(service.runs, sandboxes=sandboxes)
     return Response(content, media_type=kind)

@@ -43,6 +43,13 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.String(32), nullable=False),
         sa.Column("changed_by", sa.String(64), nullable=False),
     )
+    op.create_table(
+        "debug_namespaces",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("is_on", sa.Boolean, nullable=False),
+        sa.Column("changed_at", sa.String(32), nullable=False),
+        sa.Column("changed_by", sa.String(64), nullable=False),
+    )
     _owned(
         "runs",
         sa.Column("status", sa.String(16), nullable=False, index=True),
@@ -81,16 +88,50 @@ def upgrade() -> None:
     _owned(
         "sandboxes",
         sa.Column("name", sa.String(64), nullable=False, unique=True),
+        sa.Column("status", sa.String(16), nullable=False, index=True),
         sa.Column("api_key", sa.String(40)),
+        sa.Column("worker", sa.String(64), nullable=False),
+        sa.Column("ended_at", sa.String(32)),
         sa.Column("document", sa.JSON, nullable=False),
     )
+
+    _approvals()
+
+
+def _approvals() -> None:
+    """Make the queue of approvals, where no agent came first (`cloche.agent.queue_file`); renew one of before that."""
+    columns = "id, asked_at, expires_at, request, decision"
+    inspector = sa.inspect(op.get_bind())
+    has_older = inspector.has_table("approvals")
+    if has_older and any(column["name"] == "version" for column in inspector.get_columns("approvals")):
+        return
+    if has_older:
+        op.rename_table("approvals", "approvals_older")
+    op.create_table(
+        "approvals",
+        sa.Column("id", sa.Integer, nullable=False, primary_key=True),
+        sa.Column("project", sa.String(64), nullable=False, server_default="default", index=True),
+        sa.Column("asked_by", sa.String(40)),
+        sa.Column("asked_at", sa.Float, nullable=False),
+        sa.Column("expires_at", sa.Float, nullable=False),
+        sa.Column("request", sa.Text, nullable=False),
+        sa.Column("first_decision", sa.Text),
+        sa.Column("decision", sa.Text),
+        sa.Column("decided_at", sa.Float),
+        sa.Column("decided_from", sa.String(64)),
+        sa.Column("version", sa.Integer, nullable=False, server_default="0", index=True),
+        sqlite_autoincrement=True,
+    )
+    if has_older:
+        op.execute(f"INSERT INTO approvals ({columns}) SELECT {columns} FROM approvals_older")  # noqa: S608
+        op.drop_table("approvals_older")
 
 
 def downgrade() -> None:
     """Remove them."""
     op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
-        "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs", "settings",
-        "browser_sessions", "api_keys",
+        "approvals", "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",
+        "debug_namespaces", "settings", "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)

@@ -1,0 +1,60 @@
+"""`cloche debug`: which debug namespaces the service has on; switched in the database, which its workers follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .app import root
+from .options import argument, json_option, option
+from .output import READ_COLUMNS, show
+
+if TYPE_CHECKING:
+    from cloche.core.debugging import DebugState
+
+
+@root.command("debug")
+@argument("action", metavar="ACTION", help="show, on or off.", type=click.Choice(["show", "on", "off"]), default="show")
+@argument("namespaces", metavar="NAMESPACE...", help="Which ones; none: all.", nargs=-1, required=False)
+@option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
+@json_option()
+def _debug(action: str, namespaces: tuple[str, ...], database: str | None, as_json: bool) -> int:
+    """Show or switch debug namespaces of the service.
+
+    What is switched here is stored: workers of `cloche serve` follow within a second. CLOCHE_DEBUG=jail,warm (or *)
+    switches them on for one process, also for any other command.
+    """
+    from cloche.core.debugging import VARIABLE, DebugState, check_namespaces, read_namespaces
+    from cloche.records.debugging import read_switches, store_switches
+
+    from .keys import open_database
+
+    names = check_namespaces(namespaces or ["*"], where="NAMESPACE")
+    opened = open_database(database)
+    try:
+        if action != "show":
+            with opened.writing() as session:
+                store_switches(session, dict.fromkeys(sorted(names), action == "on"), by="cli")
+        with opened.reading() as session:
+            stored = read_switches(session)
+    finally:
+        opened.close()
+    state = DebugState(environment=read_namespaces(os.environ.get(VARIABLE, "")), stored=stored)
+    _print(state, as_json=as_json)
+    return 0
+
+
+def _print(state: DebugState, *, as_json: bool) -> None:
+    from cloche.core.debugging import NAMESPACES
+
+    if as_json:
+        print(json.dumps(state.as_dict(), indent=2))
+        return
+    on = state.on
+    rows = [{"namespace": name, "on": name in on, "what": what} for name, what in NAMESPACES.items()]
+    show(rows, as_json=False, piped_columns=READ_COLUMNS)
+    print("helpers, egress processes and keepers follow at their next start", file=sys.stderr)

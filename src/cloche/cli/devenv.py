@@ -1,0 +1,218 @@
+"""`cloche devenv`: the manifest of a workspace's development environment, and a sandbox that is set up by it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.escape import escape, escape_line
+
+from .app import root
+from .options import argument, flag, json_option, option, sandbox_options
+from .output import say, show, showing_progress
+
+if TYPE_CHECKING:
+    from cloche.config.keys import SandboxOptions
+    from cloche.records.devenv import DevEnvManifest
+
+EXIT_FAILED_STEP = 1
+
+devenv = root.group("devenv", help="What workspaces need: manifests, sandboxes.")(lambda: None)
+_folder = argument("folder", metavar="[FOLDER]", default=".", required=False, help="The workspace. Default: this one.")
+
+
+@devenv.command("generate")
+@_folder
+@flag("--print", "is_printed", help="Print it, and write and store nothing.")
+@json_option()
+def _generate(folder: str, is_printed: bool, as_json: bool) -> int:
+    """Write cloche-devenv.json, from the files of the workspace.
+
+    Nothing of the workspace is executed. The manifest is stored, too, for `cloche devenv list`.
+    """
+    from cloche.records.devenv import FILE, generate, write_manifest
+
+    path = os.path.realpath(folder)
+    notes: list[str] = []
+    with _opened(folder) as at:
+        manifest = generate(at, path, notes=notes)
+        _say_all(notes)
+        if not is_printed:
+            write_manifest(at, manifest)
+            _store(manifest, path)
+    if as_json or is_printed:
+        _print_json(manifest)
+    else:
+        print(escape_line(f"written: {os.path.join(path, FILE)}"))
+        _print_manifest(manifest)
+    return 0
+
+
+@devenv.command("show")
+@_folder
+@json_option()
+def _show(folder: str, as_json: bool) -> int:
+    """Show the manifest of a workspace."""
+    manifest = _read(folder)
+    if as_json:
+        _print_json(manifest)
+    else:
+        _print_manifest(manifest)
+    return 0
+
+
+@devenv.command("check")
+@_folder
+@sandbox_options("config")
+@json_option()
+def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
+    """Check a manifest, and say what it would not get."""
+    from cloche.config.settings import given_options, load_settings
+    from cloche.records.provision import tighten
+
+    manifest = _read(folder)
+    notes = tighten(manifest, load_settings(given_options(options))).notes
+    if as_json:
+        print(json.dumps({"name": manifest.name, "isValid": True, "notes": list(notes)}, indent=2))
+        return 0
+    for note in notes:
+        print(escape_line(note))
+    print(f"{manifest.name}: valid")
+    return 0
+
+
+@devenv.command("list")
+@option("--limit", type=int, default=50, metavar="N", help="So many at most, up to 200.")
+@option("--cursor", metavar="ID", help="Go on behind this one.")
+@json_option()
+def _list(limit: int, cursor: str | None, as_json: bool) -> int:
+    """List the stored manifests."""
+    from cloche.records import require_extra
+
+    require_extra()
+    from cloche.records.database import Database
+    from cloche.records.devenv_store import list_manifests
+
+    database = Database()
+    try:
+        page = list_manifests(database, limit=limit, cursor=cursor)
+    finally:
+        database.close()
+    if as_json:
+        print(json.dumps(page, indent=2))
+        return 0
+    rows = [
+        {"name": one["name"], "created": one["createdAt"], "workspace": one["workspacePath"]} for one in page["items"]
+    ]
+    if rows:
+        show(rows, as_json=False, below=("workspace",))
+    else:
+        print("no manifest is stored")
+    if page["nextCursor"]:
+        print(f"there are more: --cursor {page['nextCursor']}")
+    return 0
+
+
+@devenv.command("provision")
+@_folder
+@option("--name", metavar="NAME", help="The sandbox's name. Default: one after the manifest's.")
+@option("--keep", metavar="TIME", default="1h", help="How long it is kept while nobody is in it.")
+@option("--lifetime", metavar="TIME", help="How long it lives in all. Default: 24h.")
+@option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
+@sandbox_options()
+@json_option()
+def _provision(
+    folder: str, name: str | None, keep: str, lifetime: str | None, idle: str | None, as_json: bool,
+    options: SandboxOptions,
+) -> int:  # fmt: skip
+    """Open a sandbox with the workspace's files, and set it up.
+
+    It does what the manifest says, or one that would be generated where there is none. A step that fails is said, and
+    the exit code is 1; the sandbox lives on in any case.
+    """
+    from cloche.records.devenv import generate, read_manifest
+    from cloche.records.provision import provision
+    from cloche.sync import blocking
+
+    notes: list[str] = []
+    with _opened(folder) as at, showing_progress():
+        try:
+            manifest = read_manifest(at)
+        except NotFound:
+            manifest = generate(at, os.path.realpath(folder), notes=notes)
+        _say_all(notes)
+        made = blocking(provision, name="provision")(
+            manifest, folder=at, name=name, keep=keep, lifetime=lifetime, idle=idle, **options
+        )
+    if as_json:
+        print(json.dumps(made.as_dict(), indent=2))
+    else:
+        _say_all(made.notes)
+        print(made.sandbox)
+        rows = [
+            {"step": " ".join(step.run), "status": "error" if step.error else "ok", "seconds": f"{step.seconds:.1f}",
+             "error": step.error}
+            for step in made.steps
+        ]  # fmt: skip
+        if rows:
+            show(rows, as_json=False, below=("error",))
+    return 0 if made.ok else EXIT_FAILED_STEP
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    from cloche import hostfs
+
+    try:
+        at = hostfs.open_folder(folder, follows_link=True)
+    except OSError as error:
+        raise InvalidRequest(f"{folder!r} is no folder that can be read: {error.strerror}") from error
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def _read(folder: str) -> DevEnvManifest:
+    from cloche.records.devenv import read_manifest
+
+    with _opened(folder) as at:
+        return read_manifest(at)
+
+
+def _store(manifest: DevEnvManifest, path: str) -> None:
+    from cloche.records import require_extra
+
+    require_extra()
+    from cloche.records.database import Database
+    from cloche.records.devenv_store import save_manifest
+
+    database = Database()
+    try:
+        save_manifest(database, manifest, path)
+    finally:
+        database.close()
+
+
+def _say_all(notes: Sequence[str]) -> None:
+    for note in notes:
+        say(note)
+
+
+def _print_json(manifest: DevEnvManifest) -> None:
+    print(json.dumps(manifest.as_dict(), indent=2))
+
+
+def _print_manifest(manifest: DevEnvManifest) -> None:
+    rows = [("name", manifest.name)]
+    rows += [("language", f"{one.name} {one.version or ''} ({one.evidence})") for one in manifest.languages]
+    rows += [("dependencies", f"{one.file} ({one.manager})") for one in manifest.dependencies]
+    rows += [("setup", " ".join(one.run)) for one in manifest.setup]
+    rows += [("env", name) for name in manifest.env]
+    rows += [("limit", f"{name} {amount}") for name, amount in manifest.limits.items()]
+    for what, text in rows:
+        print(escape(f"{what + ':':14}{' '.join(text.split())}"))

@@ -1,0 +1,43 @@
+"""Where a user's records are kept: one database, which the service, the command line and agents share."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from cloche.core.errors import InvalidRequest
+
+DATABASE = "CLOCHE_DATABASE"
+_SQLITE = "sqlite:///"  # of a URL; a file's path follows
+
+
+def state_file(name: str) -> str | None:
+    """Return the path of a file in the user's state folder, None for a user without a home."""
+    from platformdirs import user_state_path
+
+    with suppress(RuntimeError):  # what it says for a user without a home, or one whose HOME is empty
+        path = os.fspath(user_state_path("cloche") / name)
+        if os.path.isabs(path):
+            return path
+    return None
+
+
+def records_location() -> str:
+    """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
+    found = os.environ.get(DATABASE) or state_file("records.db")
+    if found is None:
+        raise InvalidRequest(
+            f"records have no place, since this user has no home folder; name a file ({DATABASE}=/FILE)"
+        )
+    return found
+
+
+def records_file() -> str:
+    """Return the same as an absolute path. Raises InvalidRequest where it is none, or a server's."""
+    found = records_location()
+    if "://" not in found:
+        return os.path.abspath(found)
+    path = found.removeprefix(_SQLITE).partition("?")[0]
+    if not found.startswith(_SQLITE) or path in ("", ":memory:"):
+        raise InvalidRequest(f"{DATABASE} names no file; name one for approvals (CLOCHE_APPROVALS=/FILE)")
+    return os.path.abspath(path)

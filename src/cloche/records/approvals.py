@@ -1,0 +1,221 @@
+"""Approvals in the database of records: asked for through the service, listed, decided about, followed by version.
+
+It is the queue of `cloche.agent.queue`, whose rules about decisions hold here; that module needs no extra.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, func, insert, select, text
+from sqlalchemy.orm import Session
+
+from cloche.agent import queue_file
+from cloche.agent.approval import ApprovalRequest, Decision
+from cloche.agent.queue import DECIDE, FIELDS, FORGET, Entry, as_text, entry_of, forgetting
+from cloche.agent.terminal import describe_rules
+from cloche.config.state import records_file
+from cloche.core.errors import InvalidRequest, NotFound
+
+from .database import Database
+from .lists import FEW_ITEMS, MOST_ITEMS
+from .tables import Approval
+
+STATUSES = ("waiting", "approved", "denied", "expired")
+MOST_CALL_CHARS = 200  # of a call, in a list
+MOST_LOOKED_AT = 100  # requests, for the last one of the same tool
+_YES = '{"is_approved": true%'  # how a decision begins that `agent.queue` wrote
+_COLUMNS = [getattr(Approval, name) for name in FIELDS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """Hold what a client asks for: `text` is the request as the queue has it."""
+
+    project: str
+    asked_by: str
+    text: str
+    patience_s: float
+
+
+def take_over_older(database: Database) -> None:
+    """Move what the queue's own file of an older Cloche holds into the user's own database; into no other.
+
+    Raises InvalidRequest.
+    """
+    if not database.is_sqlite:
+        return
+    try:
+        usual = records_file()
+    except InvalidRequest:  # there is none
+        return
+    path = str(database.url.database)
+    if os.path.realpath(path) == os.path.realpath(usual):
+        queue_file.take_over_older(path)
+
+
+def ask(session: Session, new: NewRequest) -> Entry:
+    """Add a request, and forget what has ended long ago."""
+    now = time.time()
+    session.execute(text(FORGET), forgetting(now))
+    row = insert(Approval).values(
+        project=new.project, asked_by=new.asked_by, asked_at=now, expires_at=now + new.patience_s, request=new.text,
+        version=select(func.coalesce(func.max(Approval.version), 0) + 1).scalar_subquery(),
+    )  # fmt: skip
+    number = cast("Any", session.execute(row)).inserted_primary_key[0]
+    return find(session, number, project=new.project)
+
+
+def count_waiting(session: Session, *, asked_by: str) -> int:
+    """Return how many requests of one caller wait."""
+    query = select(func.count()).select_from(Approval).where(Approval.asked_by == asked_by, _condition("waiting"))
+    return session.scalar(query) or 0
+
+
+def last_of_tool(session: Session, tool: str, *, project: str) -> ApprovalRequest | None:
+    """Return what a tool was asked to do last, of the latest requests."""
+    query = select(*_COLUMNS).where(Approval.project == project).order_by(Approval.id.desc()).limit(MOST_LOOKED_AT)
+    found = (entry_of(tuple(row)) for row in session.execute(query))
+    return next((entry.request for entry in found if entry is not None and entry.request.tool == tool), None)
+
+
+def find(session: Session, number: int, *, project: str) -> Entry:
+    """Return one request. Raises NotFound, also for another project's."""
+    query = select(*_COLUMNS).where(Approval.id == number, Approval.project == project)
+    row = session.execute(query).first()
+    entry = None if row is None else entry_of(tuple(row))
+    if entry is None:
+        raise NotFound(f"there is no approval {number}; GET /api/approvals lists them")
+    return entry
+
+
+def decide(session: Session, entry: Entry, decision: Decision, *, is_confirming: bool, address: str) -> None:
+    """Note a decision about an entry that was read in this transaction, which writes. Raises NotWaiting."""
+    session.execute(text(DECIDE), entry.decided(decision, is_confirming=is_confirming, address=address))
+
+
+def list_approvals(
+    session: Session, *, project: str, status: str | None = None, limit: int = FEW_ITEMS, cursor: str | None = None
+) -> dict[str, Any]:
+    """Return a page, the newest first, as every list has it. Raises InvalidRequest."""
+    if not 1 <= limit <= MOST_ITEMS:
+        raise InvalidRequest(f"limit: {limit} is not between 1 and {MOST_ITEMS}")
+    query = select(*_COLUMNS).where(Approval.project == project).order_by(Approval.id.desc()).limit(limit + 1)
+    if status is not None:
+        query = query.where(_condition(status))
+    if cursor is not None:
+        query = query.where(Approval.id < _number(cursor))
+    rows = [tuple(row) for row in session.execute(query)]
+    entries = [entry for row in rows[:limit] if (entry := entry_of(row)) is not None]
+    return {
+        "items": [as_wire(entry) for entry in entries],
+        "nextCursor": str(rows[limit - 1][0]) if rows[limit:] else None,
+    }
+
+
+def _condition(status: str) -> ColumnElement[bool]:
+    """Return what tells the rows of a status. Raises InvalidRequest for a word that is none."""
+    if status not in STATUSES:
+        raise InvalidRequest(f"status: use one of {', '.join(STATUSES)}")
+    is_open = Approval.decision.is_(None)
+    now = time.time()
+    conditions: Mapping[str, ColumnElement[bool]] = {
+        "waiting": is_open & (Approval.expires_at > now),
+        "expired": is_open & (Approval.expires_at <= now),
+        "approved": Approval.decision.like(_YES),
+        "denied": ~is_open & ~Approval.decision.like(_YES),
+    }
+    return conditions[status]
+
+
+def _number(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise InvalidRequest("cursor: give the nextCursor of the page before")
+    return int(cursor)
+
+
+def newest_version(session: Session) -> int:
+    """Return the number of the last change."""
+    return session.scalar(select(func.max(Approval.version))) or 0
+
+
+def changed_after(
+    session: Session, version: int, *, limit: int, project: str | None = None
+) -> tuple[int, Sequence[Entry]]:
+    """Return what has changed since a version, of all projects or of one, each row once, as it is now.
+
+    The number before it is the version of the last of them.
+    """
+    query = select(*_COLUMNS).where(Approval.version > version).order_by(Approval.version).limit(limit)
+    if project is not None:
+        query = query.where(Approval.project == project)
+    rows = [tuple(row) for row in session.execute(query)]
+    return rows[-1][-1] if rows else version, [entry for row in rows if (entry := entry_of(row)) is not None]
+
+
+def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequence[Entry]:
+    """Return what waits, of all projects or of one, in the order of its last change."""
+    query = select(*_COLUMNS).where(_condition("waiting")).order_by(Approval.version).limit(limit)
+    if project is not None:
+        query = query.where(Approval.project == project)
+    return [entry for row in session.execute(query) if (entry := entry_of(tuple(row))) is not None]
+
+
+def request_text(request: ApprovalRequest) -> str:
+    """Return a request as the queue has it."""
+    return as_text(request)
+
+
+def as_wire(entry: Entry, *, is_whole: bool = False) -> dict[str, Any]:
+    """Return an entry as the wire has it; `is_whole` with all arguments, rules and changes."""
+    request, decision, first = entry.request, entry.decision, entry.first_decision
+    runs_on = request.rules.get("runs_on")
+    shown: dict[str, Any] = {
+        "id": entry.number,
+        "status": entry.state,
+        "tool": request.tool,
+        "risk": str(request.risk),
+        "isConfirmation": request.is_confirmation,
+        "runsOn": None if runs_on is None else str(runs_on),
+        "call": _call(request),
+        "askedBy": entry.asked_by,
+        "askedAt": _moment(entry.asked_at),
+        "expiresAt": _moment(entry.expires_at),
+        "firstDecision": None,
+        "decision": None,
+    }
+    if first is not None:
+        shown["firstDecision"] = {
+            "by": first.by, "reason": first.reason, "at": _moment(first.at), "from": first.address,
+        }  # fmt: skip
+    if decision is not None:
+        shown["decision"] = {
+            "isApproved": decision.is_approved is True, "by": decision.by, "reason": decision.reason,
+            "isRemembered": decision.is_remembered is True, "at": _moment(entry.decided_at), "from": entry.decided_from,
+        }  # fmt: skip
+    if is_whole:
+        shown |= {
+            "arguments": dict(request.arguments), "rules": dict(request.rules), "rulesInWords": describe_rules(request),
+            "changes": request.changes, "fingerprint": request.fingerprint,
+        }  # fmt: skip
+    return shown
+
+
+def _call(request: ApprovalRequest) -> str:
+    found = str(request.arguments.get("code", request.arguments.get("command", "")))
+    return found if len(found) <= MOST_CALL_CHARS else f"{found[: MOST_CALL_CHARS - 1]}…"
+
+
+def _moment(seconds: float | None) -> str | None:
+    """Return a time as records have it; None for none, and for a number that is no time."""
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return None

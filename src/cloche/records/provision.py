@@ -1,0 +1,291 @@
+"""Set up a workspace's development environment: a sandbox that lives, the workspace's files, its set-up commands.
+
+Theory of operation: `tighten` is pure. What a manifest says of limits and of hosts is taken where it is less than what
+the operator has set; what is more is left as the operator has it, and said. `pip` and `npm` never run: what they would
+install comes through layers of packages, by the operator's index and rules. All other commands run in the sandbox, with
+its network. A step that fails ends nothing else: the sandbox is there, and the steps say what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from cloche.config.keys import LIMIT_FIELDS, YAML_READERS, SandboxOptions, Settings, format_limit
+from cloche.config.settings import given_options, load_settings
+from cloche.core.ceilings import covers, mode_rank
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.escape import escape
+from cloche.core.network import parse_rule
+from cloche.core.result import Result
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.packages.requirements import read_requirements_file
+
+from .dependencies import read_file
+from .dependency_files import MOST_LOCK_BYTES, MOST_MANIFEST_BYTES, mapping, read_json, read_toml
+from .devenv import INDEX, LIMITS, DevEnvManifest, Setup
+
+if TYPE_CHECKING:
+    from cloche.execution.naming import Duration
+
+KEEP = "1h"
+LEFT_OUT = (".git", "node_modules", "__pycache__", ".DS_Store")
+MOST_ERROR_CHARS = 600
+NO_SUCH_PROGRAM = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Hold one set-up command and what came of it."""
+
+    run: tuple[str, ...]
+    seconds: float
+    error: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the wire has it; `error` only where there is one."""
+        found = {"run": list(self.run), "status": "error" if self.error else "ok", "seconds": round(self.seconds, 3)}
+        return {**found, "error": self.error} if self.error else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provisioned:
+    """Hold the name of the sandbox, which lives on, the steps, and notes about what a manifest did not get."""
+
+    sandbox: str
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether every step went well."""
+        return not any(step.error for step in self.steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as the wire has it."""
+        return {
+            "sandbox": self.sandbox, "steps": [step.as_dict() for step in self.steps], "notes": list(self.notes),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Hold the keywords of the sandbox that a manifest lowers, and what it asked for and does not get."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def tighten(manifest: DevEnvManifest, settings: Settings) -> Terms:
+    """Return what a manifest lowers of the operator's settings. Pure."""
+    options: dict[str, Any] = {}
+    notes: list[str] = []
+    for spelled, written in manifest.limits.items():
+        key = LIMITS[spelled]
+        asked = YAML_READERS[key](written, name=f"limits.{spelled}")[key]
+        held = getattr(settings.limits, LIMIT_FIELDS[key])
+        if asked < held:
+            options[key] = asked
+        elif asked > held:
+            notes.append(f"limits.{spelled}: {written} is more than {format_limit(key, held)}, which holds")
+    commands = [step for step in manifest.setup if _layered(step) is None]
+    wanted = [step.network for step in commands]
+    if commands and all(hosts is not None and INDEX not in hosts for hosts in wanted):
+        _tighten_network([host for hosts in wanted for host in hosts or ()], settings, options, notes)
+    return Terms(options=options, notes=tuple(notes))
+
+
+def _tighten_network(hosts: Sequence[str], settings: Settings, options: dict[str, Any], notes: list[str]) -> None:
+    """Leave those of the hosts that a manifest names which the operator's rules reach."""
+    own = settings.policy.network_rules()
+    kept = []
+    for host in dict.fromkeys(hosts):
+        if covers(own, parse_rule(host)):
+            kept.append(host)
+        else:
+            notes.append(f"network: {host} is not in what the operator allows, and is not reached")
+    if kept:
+        options |= {"network": "allowlist", "network_allow": tuple(kept)}
+    elif mode_rank(own.mode):
+        options["network"] = "off"
+
+
+async def provision(
+    manifest: DevEnvManifest,
+    *,
+    folder: int,
+    name: str | None = None,
+    keep: Duration = KEEP,
+    lifetime: Duration | None = None,
+    idle: Duration | None = None,
+    **options: Unpack[SandboxOptions],
+) -> Provisioned:
+    """Open a sandbox that is kept under a name, with the files of the workspace behind a descriptor, and set it up.
+
+    `options` are the operator's own, as `Sandbox` takes them. `.git`, `node_modules`, `__pycache__` and `.DS_Store`
+    are not copied. Variables of the manifest are those of its set-up commands. Where no sandbox comes about, nothing is
+    left. Raises what opening a sandbox raises, and InvalidRequest for a workspace that is too large for it.
+    """
+    settings = await asyncio.to_thread(load_settings, given_options(options))
+    terms = tighten(manifest, settings)
+    named = name or _sandbox_name(manifest.name)
+    given: dict[str, Any] = {**options, **terms.options}
+    if "network" in terms.options:
+        given.pop("network_ports", None)
+    kept = {"name": named, "keep": keep, "lifetime": lifetime, "idle": idle, "env": manifest.env}
+    async with AsyncExitStack() as stack:
+        opening = _Opening(folder=folder, options={**given, **kept}, own_packages=settings.policy.packages)
+        sandbox = await opening.open(manifest.setup, stack)
+        try:
+            left_out = await _upload(sandbox, folder)
+            steps = [await _done(step, sandbox, folder, opening.done) for step in manifest.setup]
+        except BaseException:
+            await sandbox.kill()
+            raise
+    return Provisioned(sandbox=named, steps=tuple(steps), notes=(*terms.notes, *left_out))
+
+
+def _sandbox_name(name: str) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:48].rstrip("-")
+    return f"{slug or 'workspace'}-{secrets.token_hex(4)}"
+
+
+class _Opening:
+    """Open the sandbox, with the packages of npm, which only a new one can get; without them where that fails."""
+
+    def __init__(self, *, folder: int, options: Mapping[str, Any], own_packages: Sequence[str] | str) -> None:
+        self._folder, self._options, self._own = folder, options, own_packages
+        self.done: dict[tuple[str, ...], Step] = {}
+
+    async def open(self, setup: Sequence[Setup], stack: AsyncExitStack) -> AsyncSandbox:
+        """Return the open sandbox; `done` has the steps that were done with it."""
+        steps = [step for step in setup if _layered(step) is _npm_requirements]
+        if steps and self._own != "auto":  # which no sandbox that lives can be opened with
+            started = time.monotonic()
+            try:
+                wanted = [line for step in steps for line in _npm_requirements(step, self._folder)]
+                sandbox = await self._enter(stack, packages=(*self._own, *wanted))
+            except ClocheError as error:
+                self._note(steps, started, escape(str(error)))
+            else:
+                self._note(steps, started, "")
+                return sandbox
+        return await self._enter(stack)
+
+    async def _enter(self, stack: AsyncExitStack, **more: object) -> AsyncSandbox:
+        made = await asyncio.to_thread(partial(AsyncSandbox, **cast("Any", {**self._options, **more})))
+        return await stack.enter_async_context(made)
+
+    def _note(self, steps: Sequence[Setup], started: float, error: str) -> None:
+        seconds = time.monotonic() - started
+        self.done.update({step.run: Step(run=step.run, seconds=seconds, error=error) for step in steps})
+
+
+async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
+    """Copy the workspace, and say what was left out."""
+    path = f"/proc/self/fd/{folder}"  # the folder that was opened, whatever has its name now
+    try:
+        count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error).replace(path, "the workspace").replace("upload: ", "workspace: ")) from error
+    return (f"workspace: {count} entries are not copied: links that lead out, and what is no file",) if count else ()
+
+
+async def _done(step: Setup, sandbox: AsyncSandbox, folder: int, done: Mapping[tuple[str, ...], Step]) -> Step:
+    if step.run in done:
+        return done[step.run]
+    started = time.monotonic()
+    try:
+        find = _layered(step)
+        error = await (_command_error(step, sandbox) if find is None else _install(find, step, sandbox, folder))
+    except ClocheError as failure:
+        error = escape(str(failure))
+    return Step(run=step.run, seconds=time.monotonic() - started, error=error[:MOST_ERROR_CHARS])
+
+
+async def _install(find: Find, step: Setup, sandbox: AsyncSandbox, folder: int) -> str:
+    lines = await asyncio.to_thread(find, step, folder)
+    if lines:
+        await sandbox.install(*lines)
+    return ""
+
+
+async def _command_error(step: Setup, sandbox: AsyncSandbox) -> str:
+    """Run a command, and say what went wrong, empty for nothing."""
+    result = await sandbox.exec(step.run)
+    if result.ok:
+        return ""
+    if result.exit_code == NO_SUCH_PROGRAM and not (await sandbox.exec(["sh", "-c", _IS_THERE, "sh", step.run[0]])).ok:
+        return (
+            f"there is no {escape(step.run[0])} in this sandbox; install it on this host where the sandbox shows it "
+            "(/usr/local/bin), or choose a backend with an image that has it, or take the step out of the manifest"
+        )
+    return _what_failed(result)
+
+
+def _what_failed(result: Result) -> str:
+    said = (result.stderr or result.stdout).strip()[-MOST_ERROR_CHARS // 2 :]
+    return escape(f"{result.status}, exit code {result.exit_code}{f': {said}' if said else ''}")
+
+
+_IS_THERE = 'command -v -- "$1" >/dev/null'
+
+
+# What pip and npm would install, as requirements of layers.
+
+Find = Callable[[Setup, int], Sequence[str]]
+
+
+def _layered(step: Setup) -> Find | None:
+    """Return what finds the requirements of a step that is not to run, None for one that is."""
+    words = step.run
+    if words[:2] == ("pip", "install"):
+        return _pip_requirements
+    return _npm_requirements if words[0] == "npm" and words[1:] in (("ci",), ("install",)) else None
+
+
+def _pip_requirements(step: Setup, folder: int) -> Sequence[str]:
+    words = step.run[2:]
+    if words == (".",):
+        project = mapping(_parsed(folder, "pyproject.toml", read_toml, MOST_MANIFEST_BYTES).get("project"))
+        listed = project.get("dependencies", [])
+        return [line for line in listed if isinstance(line, str)] if isinstance(listed, list) else []
+    if len(words) == 2 and words[0] in ("-r", "--requirement") and "/" not in words[1]:
+        data = _read(folder, words[1], MOST_MANIFEST_BYTES)
+        return read_requirements_file(data.decode("utf-8", "replace"), file=words[1])
+    return words  # names; an option is refused as none
+
+
+def _npm_requirements(step: Setup, folder: int) -> Sequence[str]:
+    """Return the direct dependencies, in the version that the lock file has where the step is to keep to it."""
+    manifest = _parsed(folder, "package.json", read_json, MOST_MANIFEST_BYTES)
+    wanted = {**mapping(manifest.get("dependencies")), **mapping(manifest.get("devDependencies"))}
+    if step.run[1] == "ci":
+        locked = mapping(_parsed(folder, "package-lock.json", read_json, MOST_LOCK_BYTES).get("packages"))
+        versions = {name: mapping(locked.get(f"node_modules/{name}")).get("version") for name in wanted}
+        wanted |= {name: version for name, version in versions.items() if isinstance(version, str)}
+    return [f"npm:{name}@{text}" if text not in ("", "*") else f"npm:{name}" for name, text in wanted.items()]
+
+
+def _read(folder: int, name: str, most: int) -> bytes:
+    notes: list[str] = []
+    data = read_file(folder, name, most, notes)
+    if data is None:
+        raise InvalidRequest(notes[0] if notes else f"{escape(name)}: there is no such file in the workspace")
+    return data
+
+
+def _parsed(folder: int, name: str, parse: Callable[[bytes], Mapping[str, Any]], most: int) -> Mapping[str, Any]:
+    try:
+        return parse(_read(folder, name, most))
+    except InvalidRequest:
+        raise
+    except ValueError as error:
+        raise InvalidRequest(f"{name}: {error}") from None

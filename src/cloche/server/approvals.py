@@ -1,0 +1,194 @@
+"""Waiting for approvals: one poller of the database for a worker, however many clients wait.
+
+Theory of operation: each change of a row has a number that rises with each commit (`version`). While anybody follows,
+a task looks for higher ones, in a thread, and tells all who follow that project or that row. What expires is told by
+its time. A follower has a bounded buffer; one that falls behind is told so and dropped, and can begin again after the
+last number it has seen. Whoever follows reads the state after the first look was done, so that nothing is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy.orm import Session
+
+from cloche.agent.queue import Entry
+from cloche.core.errors import ClocheError
+from cloche.records import approvals as records
+
+from .problems import Refused
+
+POLL_S, POLL_AFTER_FAILURE_S = 0.2, 2.0
+MOST_FOLLOWERS, MOST_BUFFERED = 1_000, 256
+MOST_AT_ONCE = 100  # rows of one look
+MOST_OPEN = 10_000  # whose expiry is told
+log = logging.getLogger("cloche.service")
+T = TypeVar("T")
+Read = Callable[[Callable[[Session], Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Hold one change: its number (None for what expired by itself), the row's, what happened, the row as JSON."""
+
+    version: int | None
+    number: int
+    project: str
+    name: str
+    data: str
+
+
+def change_of(entry: Entry) -> Change:
+    """Return what happened last to a row: asked, confirm (it takes one more yes), decided, or expired."""
+    name = {"waiting": "asked", "expired": "expired"}.get(entry.state, "decided")
+    if name == "asked" and entry.first_decision is not None:
+        name = "confirm"
+    data = json.dumps(records.as_wire(entry))
+    return Change(version=entry.version, number=entry.number, project=entry.project, name=name, data=data)
+
+
+class Follower:
+    """Wait for changes of a project, or of one row of it."""
+
+    def __init__(self, project: str, number: int | None):
+        self.project, self.number = project, number
+        self.is_behind = self.is_over = False
+        self._changes: deque[Change] = deque()
+        self._woken = asyncio.Event()
+
+    def tell(self, change: Change) -> None:
+        """Give it a change, if it is one of those that it waits for."""
+        if change.project != self.project or self.number not in (None, change.number):
+            return
+        if len(self._changes) >= MOST_BUFFERED:
+            self.is_behind = True
+        else:
+            self._changes.append(change)
+        self._woken.set()
+
+    def end(self) -> None:
+        """Say that no further one comes."""
+        self.is_over = True
+        self._woken.set()
+
+    async def next(self, timeout_s: float) -> Change | None:
+        """Return the next change; None where none came in time, or none comes any more (`is_behind`, `is_over`)."""
+        if self.is_behind:
+            return None
+        if not self._changes and not self.is_over:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), max(0.0, timeout_s))
+        return self._changes.popleft() if self._changes else None
+
+
+class ApprovalWatch:
+    """Look for changes while anybody follows."""
+
+    def __init__(self, read: Read):
+        self._read = read
+        self._followers: set[Follower] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._nudged = asyncio.Event()
+        self._version = 0
+        self._open: dict[int, tuple[float, str]] = {}
+        self.is_closed = False
+        self.looks = 0
+
+    @asynccontextmanager
+    async def follow(self, project: str, number: int | None = None) -> AsyncIterator[Follower]:
+        """Hold a follower, which misses nothing from now on. Raises Refused (503) for too many, RecordsFailed."""
+        if len(self._followers) >= MOST_FOLLOWERS:
+            raise Refused(
+                503, "busy", f"{MOST_FOLLOWERS} clients wait for approvals already", headers={"Retry-After": "5"}
+            )
+        follower = Follower(project, number)
+        if self.is_closed:
+            follower.end()
+        self._followers.add(follower)
+        try:
+            await self._begin()
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    def nudge(self) -> None:
+        """Look at once: this worker has changed something."""
+        self._nudged.set()
+
+    def close(self) -> None:
+        """End all that wait: the service is being stopped."""
+        self.is_closed = True
+        for follower in self._followers:
+            follower.end()
+        self._nudged.set()
+
+    async def _begin(self) -> None:
+        """Start to look, unless that goes on: from what is there now."""
+        if self._polling is not None and not self._polling.done():
+            return
+        version, waiting = await self._read(_look_first)
+        if self._polling is None or self._polling.done():  # nobody else has begun meanwhile
+            self._version = version
+            self._open = {entry.number: (entry.expires_at, entry.project) for entry in waiting}
+            self._polling = asyncio.ensure_future(self._poll())
+
+    async def _poll(self) -> None:
+        pause_s = POLL_S
+        while self._followers and not self.is_closed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), pause_s)
+            self._nudged.clear()
+            try:
+                found = await self._read(self._look)
+            except ClocheError as error:  # who waits goes on waiting, and is told at its own next reading
+                log.warning("changes of approvals cannot be read: %s", error)
+                pause_s = POLL_AFTER_FAILURE_S
+                continue
+            pause_s = POLL_S
+            self._tell([*found, *self._expired()])
+            if len(found) >= MOST_AT_ONCE:
+                self._nudged.set()
+
+    def _look(self, session: Session) -> list[Change]:
+        self.looks += 1
+        if records.newest_version(session) == self._version:
+            return []
+        self._version, found = records.changed_after(session, self._version, limit=MOST_AT_ONCE)
+        return [self._noted(entry) for entry in found]
+
+    def _noted(self, entry: Entry) -> Change:
+        self._open.pop(entry.number, None)
+        if entry.state == "waiting" and len(self._open) < MOST_OPEN:
+            self._open[entry.number] = (entry.expires_at, entry.project)
+        return change_of(entry)
+
+    def _expired(self) -> list[Change]:
+        now = time.time()
+        over = [(number, project) for number, (ends, project) in self._open.items() if ends <= now]
+        for number, _ in over:
+            del self._open[number]
+        return [
+            Change(
+                version=None, number=number, project=project, name="expired",
+                data=json.dumps({"id": number, "status": "expired"}),
+            )
+            for number, project in over
+        ]  # fmt: skip
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            for follower in self._followers:
+                follower.tell(change)
+
+
+def _look_first(session: Session) -> tuple[int, Sequence[Entry]]:
+    return records.newest_version(session), records.waiting(session, limit=MOST_OPEN)

@@ -1,0 +1,212 @@
+"""What a worker has of one sandbox that it is in: who uses it, commands and cells that go on, processes, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from cloche.core.errors import ClocheError, NotFound
+from cloche.core.escape import escape_name
+from cloche.core.events import Event, Sink
+from cloche.core.protocols import OpenLiveSandbox, SupportsFileStreams
+from cloche.core.result import Result
+from cloche.execution.processes import AsyncProcess
+from cloche.execution.sandbox import AsyncSandbox, AsyncSession
+from cloche.records.ids import new_id, now
+from cloche.records.results import result_as_wire
+
+from .events import LiveRun
+from .problems import Refused
+from .results import event_as_wire
+
+MOST_CALLS = 64  # commands and cells of one sandbox, at once
+MOST_SESSIONS = 16  # of one sandbox, forks among them
+
+
+class LiveSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
+    """Be what is behind a sandbox of the service."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class HeldSession:
+    """Hold a session: its id, when it was opened, and which one it was forked from."""
+
+    id: str
+    session: AsyncSession
+    has_checkpoints: bool
+    parent: str | None = None
+    opened_at: str = field(default_factory=now)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as the wire has it."""
+        one = self.session
+        return {
+            "id": self.id, "language": one.language, "runtime": one.runtime, "isAlive": one.is_alive,
+            "whyEnded": one.why_ended or None, "checkpoints": self.has_checkpoints, "parent": self.parent,
+            "openedAt": self.opened_at, "cells": len(one.history),
+        }  # fmt: skip
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SharedProcess:
+    """Hold a process that several requests use at once."""
+
+    process: AsyncProcess
+    users: int = 0
+    is_followed: bool = False
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Attachment:
+    """Hold one sandbox that this worker is in."""
+
+    id: str
+    sandbox: AsyncSandbox
+    users: int = 0
+    opening: int = 0  # sessions
+    used_at: float = field(default_factory=time.monotonic)
+    calls: dict[str, LiveRun] = field(default_factory=dict)
+    sessions: dict[str, HeldSession] = field(default_factory=dict)
+    _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
+
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether nobody would miss it."""
+        return not (self.users or self.calls or any(one.session.is_alive for one in self.sessions.values()))
+
+    @property
+    def live(self) -> LiveSandbox:
+        """Return what is behind it: paths and streams, piece by piece."""
+        return cast("LiveSandbox", self.sandbox._require_live("this"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether its keeper has let us go, or has ended."""
+        link = getattr(self.sandbox._opened, "link", None)
+        return link is not None and bool(link.lost.done())
+
+    async def close(self) -> None:
+        """End what this worker alone has of it, and let go. Raises ClocheError."""
+        tasks = [call.task for call in self.calls.values() if call.task is not None]
+        for call in self.calls.values():
+            call.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self.sessions.clear()
+        await self.sandbox.__aexit__(None, None, None)
+
+    # Commands and cells.
+
+    def begin(self, project: str, work: Callable[[Sink], Awaitable[Result]]) -> LiveRun:
+        """Begin what has an end, and return it; its first event has its id. Raises Refused (429) for one too many."""
+        if len(self.calls) >= MOST_CALLS:
+            raise Refused(429, "too-many-calls", f"{MOST_CALLS} commands and cells go on in sandbox {self.id}")
+        live = LiveRun(id=new_id("call"), project=project, size=0)
+        live.events.add("call", {"id": live.id})
+        self.calls[live.id] = live
+        live.task = asyncio.ensure_future(_run(live, work))
+        live.task.add_done_callback(lambda _: self._ended(live))
+        return live
+
+    def _ended(self, live: LiveRun) -> None:
+        self.calls.pop(live.id, None)
+        live.events.end()
+        self.used_at = time.monotonic()
+        if live.task is not None and not live.task.cancelled():
+            live.task.exception()  # whoever waits gets it; nobody has to
+
+    def call(self, call_id: str) -> LiveRun:
+        """Return what goes on under an id. Raises NotFound."""
+        found = self.calls.get(call_id)
+        if found is None:
+            raise NotFound(f"no command or cell {escape_name(call_id[:64])} goes on in this worker")
+        return found
+
+    # Processes.
+
+    @asynccontextmanager
+    async def process(self, process_id: str) -> AsyncIterator[SharedProcess]:
+        """Hold a process for the body, as others may at the same time; the last one lets it go on by itself."""
+        task = self._processes.get(process_id)
+        if task is None:
+            task = self._processes[process_id] = asyncio.ensure_future(self._take_over(process_id))
+        shared = await asyncio.shield(task)
+        shared.users += 1
+        try:
+            yield shared
+        finally:
+            shared.users -= 1
+            if not shared.users and self._processes.get(process_id) is task:
+                del self._processes[process_id]
+                await shared.process.detach()
+
+    async def _take_over(self, process_id: str) -> SharedProcess:
+        try:
+            return SharedProcess(process=await self.sandbox.process(process_id))
+        except BaseException:
+            self._processes.pop(process_id, None)
+            raise
+
+    # Sessions.
+
+    def add_session(self, session: AsyncSession, *, has_checkpoints: bool, parent: str | None = None) -> HeldSession:
+        """Take note of a session that was opened."""
+        held = HeldSession(id=new_id("ses"), session=session, has_checkpoints=has_checkpoints, parent=parent)
+        self.sessions[held.id] = held
+        return held
+
+    @contextlib.contextmanager
+    def room(self, count: int = 1) -> Iterator[None]:
+        """Keep room for so many more sessions for the body. Raises Refused (429) where there is none."""
+        if len(self.sessions) + self.opening + count > MOST_SESSIONS:
+            for one in [one for one in self.sessions.values() if not (one.session.is_alive or one.has_checkpoints)]:
+                del self.sessions[one.id]
+        if len(self.sessions) + self.opening + count > MOST_SESSIONS:
+            raise Refused(
+                429, "too-many-sessions", f"sandbox {self.id} has {len(self.sessions)} sessions, of {MOST_SESSIONS}",
+                remedy="close one: DELETE /api/sandboxes/{id}/sessions/{id}",
+            )  # fmt: skip
+        self.opening += count
+        try:
+            yield
+        finally:
+            self.opening -= count
+
+    def session(self, session_id: str) -> HeldSession:
+        """Return a session. Raises NotFound."""
+        found = self.sessions.get(session_id)
+        if found is None:
+            raise NotFound(
+                f"sandbox {self.id} has no session {escape_name(session_id[:64])} in this worker; a session ends with "
+                "the worker that opened it"
+            )
+        return found
+
+
+async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
+    def tell(event: Event) -> None:
+        if (known := event_as_wire(event)) is not None:
+            live.events.add(*known)
+
+    try:
+        result = await work(tell)
+        document = await asyncio.to_thread(_encode, live.id, result)
+    except BaseException as error:
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        why = "it was cancelled" if is_cancelled else str(error) if isinstance(error, ClocheError) else "Cloche failed"
+        status = "cancelled" if is_cancelled else "error"
+        shown = why.encode("utf-8", "backslashreplace").decode()
+        live.events.add("error", {"id": live.id, "status": status, "error": shown})
+        raise
+    live.events.add("result", document)
+    return document
+
+
+def _encode(call_id: str, result: Result) -> str:
+    return json.dumps({"id": call_id, **result_as_wire(result)}, ensure_ascii=False)

@@ -1,0 +1,47 @@
+"""Debug namespaces in a worker: what its arguments and environment switch on, and what the database says by now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from cloche.core.debugging import NAMESPACES, VARIABLE, DebugState, read_namespaces, switch
+from cloche.core.errors import RecordsFailed
+
+POLL_S = 0.5  # half of what is promised
+log = logging.getLogger("cloche.service")
+
+
+class Debugging:
+    """Switch this process's loggers. Raises InvalidRequest where CLOCHE_DEBUG names what is none."""
+
+    def __init__(self, *, is_all: bool = False):
+        given = frozenset(NAMESPACES) if is_all else frozenset()
+        self.state = DebugState(argument=given, environment=read_namespaces(os.environ.get(VARIABLE, "")))
+        switch(self.state.on)
+
+    def use(self, stored: Mapping[str, bool]) -> DebugState:
+        """Follow what is stored; return what holds."""
+        if stored != self.state.stored:
+            before, self.state = self.state.on, replace(self.state, stored=dict(stored))
+            switch(self.state.on)
+            if self.state.on != before:
+                log.warning("debug namespaces that are on: %s", ", ".join(sorted(self.state.on)) or "none")
+        return self.state
+
+    async def follow(self, read: Callable[[], Awaitable[Mapping[str, bool]]]) -> None:
+        """Look again and again at what is stored, until this is cancelled; `read` reads it off the loop."""
+        is_failing = False
+        while True:
+            try:
+                self.use(await read())
+                is_failing = False
+            except Exception as error:  # the next look may succeed, and must not be missed for this one
+                if not is_failing:
+                    why = str(error) if isinstance(error, RecordsFailed) else type(error).__name__
+                    log.warning("debug namespaces stay as they are: %s", why)
+                is_failing = True
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,140 @@
+"""Events of what goes on: kept up to a bound, read by any number of readers, and sent as server-sent events.
+
+Who reads, or waits for the end, holds nothing back; but what somebody asked for and nobody waits for any more is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from cloche.records.results import as_json
+
+from .problems import Refused
+
+MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
+HEARTBEAT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentEvent:
+    """Hold one event of a run: its number, its name, and its data as JSON."""
+
+    number: int
+    name: str
+    data: str
+
+
+class EventLog:
+    """Keep the last events of a run, up to a bound, and let readers wait for the next."""
+
+    def __init__(self) -> None:
+        self._events: deque[SentEvent] = deque()
+        self._bytes, self._next = 0, 1
+        self._changed = asyncio.Event()
+        self.is_over = False
+
+    def add(self, name: str, data: Mapping[str, Any] | str) -> None:
+        """Add an event, and drop the oldest where there are too many."""
+        text = data if isinstance(data, str) else as_json(data)
+        self._events.append(SentEvent(number=self._next, name=name, data=text))
+        self._next += 1
+        self._bytes += len(text)
+        while self._bytes > MOST_EVENT_BYTES and len(self._events) > 1:
+            self._bytes -= len(self._events.popleft().data)
+        self._wake()
+
+    def end(self) -> None:
+        """Say that no further one comes."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
+        """Yield the events after a number, None where nothing came for a while, until the end."""
+        while True:
+            first = self._events[0].number if self._events else self._next
+            if first > after + 1:
+                yield SentEvent(number=first - 1, name="missed", data=json.dumps({"events": first - 1 - after}))
+                after = first - 1
+            for event in [event for event in self._events if event.number > after]:
+                yield event
+                after = event.number
+            if self.is_over and after >= self._next - 1:
+                return
+            changed = self._changed
+            if after >= self._next - 1:
+                try:
+                    await asyncio.wait_for(changed.wait(), heartbeat_s)
+                except TimeoutError:
+                    yield None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LiveRun:
+    """Hold a run of this worker: its events, and the task whose result is its document as JSON text."""
+
+    id: str
+    project: str
+    size: int
+    events: EventLog = field(default_factory=EventLog)
+    task: asyncio.Task[str] | None = None
+    is_begun: bool = False
+    is_cancelled: bool = False
+
+    async def wait(self) -> str:
+        """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
+        assert self.task is not None  # noqa: S101 - set by whoever made it
+        return await asyncio.shield(self.task)
+
+    def cancel(self) -> None:
+        """Kill it."""
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+async def wait_or_cancel(request: Request, live: LiveRun) -> str:
+    """Return the run's document; where the client goes away, kill the run."""
+    waiting, gone = asyncio.ensure_future(live.wait()), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            live.cancel()
+        return await waiting
+    except asyncio.CancelledError:
+        live.cancel()
+        this = asyncio.current_task()
+        if this is not None and not this.cancelling():  # the run was, and not this request
+            raise Refused(409, "cancelled", "the run was cancelled") from None
+        raise
+    finally:
+        gone.cancel()
+        waiting.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def server_sent(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncIterator[str]:
+    """Yield server-sent events; with a run, kill it when nobody reads any more."""
+    try:
+        async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
+            if event is None:
+                yield ": still here\n\n"
+            else:
+                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
+    finally:
+        if live is not None and not events.is_over:
+            live.cancel()

@@ -1,0 +1,151 @@
+"""The service's own log on standard error: a JSON object a line, or plain lines where that is a terminal.
+
+Only `cloche serve` configures it. A message is bounded and has no character that a terminal would obey. Of an error
+that nobody expected it has the type and where it was, and not the text, which may quote what ran or a row.
+
+Lines are made and written by a thread: whoever reads them slowly, or not at all, holds no request up. Beyond a number
+of lines that wait, further ones are left out, and how many is said.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+from cloche.core.errors import ClocheError
+from cloche.core.escape import escape_name
+
+ACCESS = "cloche.access"
+MOST_CHARACTERS = 4_096
+MOST_WAITING, END_S = 10_000, 2.0
+Fields = MutableMapping[str, Any]
+_SHARED: list[Any] = [
+    structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+]  # fmt: skip
+
+
+def configure_log() -> None:
+    """Log warnings to standard error, and each request. Replaces what was configured before."""
+    handler = LaterHandler(sys.stderr)
+    handler.setFormatter(make_formatter(is_plain=sys.stderr.isatty()))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger(ACCESS).setLevel(logging.INFO)
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(), wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )  # fmt: skip
+
+
+class LaterHandler(logging.Handler):
+    """Write records by a thread, in their order; `close` waits a moment for what is left."""
+
+    def __init__(self, stream: TextIO, *, most: int = MOST_WAITING):
+        super().__init__()
+        self._stream = stream
+        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(most)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._write, name="cloche-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written, unless too many wait."""
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Write what waits, for a moment."""
+        try:
+            self._waiting.put(None, timeout=END_S)
+        except queue.Full:
+            pass  # nobody reads: what waits is lost with this process
+        else:
+            self._thread.join(END_S)
+        super().close()
+
+    def _write(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            try:
+                self._stream.write(f"{self.format(record)}\n")
+                self._stream.flush()
+            except Exception:  # a full disk, or a record that makes no sense: told with the next one that goes well
+                self._left_out += 1
+            else:
+                self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        if self._left_out and self._waiting.empty():
+            count, self._left_out = self._left_out, 0
+            text = "%d lines were left out: too many waited, or they could not be written"
+            self.emit(logging.LogRecord("cloche.service", logging.WARNING, __file__, 0, text, (count,), None))
+
+
+def make_formatter(*, is_plain: bool) -> logging.Formatter:
+    """Return what makes lines: plain ones, or JSON."""
+    render = _as_line if is_plain else _as_json
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _explain, render],
+    )
+
+
+def _explain(_: object, __: str, fields: Fields) -> Fields:
+    """Put an error's types and places in place of its traceback."""
+    given = fields.pop("exc_info", None)
+    error = given[1] if isinstance(given, tuple) else given if isinstance(given, BaseException) else None
+    if error is not None:
+        fields["error"] = [_shown(one) for one in _chain(error)]
+    return fields
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found and len(found) < 8:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
+
+
+def _shown(error: BaseException) -> dict[str, Any]:
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    shown: dict[str, Any] = {"type": type(error).__qualname__}
+    if isinstance(error, ClocheError):
+        shown["message"] = str(error)[:MOST_CHARACTERS]
+    return {**shown, "at": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]}
+
+
+def _as_json(_: object, __: str, fields: Fields) -> str:
+    """Return one line of ASCII: whatever else was in it is an escape of JSON."""
+    text = json.dumps(_ordered(fields), default=str, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("\x7f", "\\u007f")
+
+
+def _as_line(_: object, __: str, fields: Fields) -> str:
+    """Return one line for people: time, level, logger, message, then the other fields."""
+    ordered = _ordered(fields)
+    head = " ".join(str(ordered.pop(name, "")) for name in ("time", "level", "logger", "event"))
+    return escape_name(" ".join([head, *(f"{name}={value}" for name, value in ordered.items() if value is not None)]))
+
+
+def _ordered(fields: Fields) -> dict[str, Any]:
+    first = {name: fields.get(name) for name in ("time", "level", "logger", "event")}
+    rest = {name: value for name, value in fields.items() if name not in first}
+    return {name: _bounded(value) for name, value in {**first, **rest}.items()}
+
+
+def _bounded(value: Any) -> Any:  # noqa: ANN401 - whatever is logged
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        return f"{value[:MOST_CHARACTERS]} ({len(value) - MOST_CHARACTERS} more characters)"
+    return value

@@ -1,0 +1,329 @@
+"""`/api/approvals`: what waits for a human, and the human's word; an agent elsewhere asks here, and waits.
+
+Nobody decides about a request that the same key made. What a decision says is audited in the same transaction: without
+its event there is no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from sqlalchemy.orm import Session
+
+from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk
+from cloche.agent.queue import Entry, NotWaiting, changes_since
+from cloche.agent.toolbox import record_decision
+from cloche.audit.log import Audit, acting, audit_for
+from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
+from cloche.records import approvals as records
+
+from ..approvals import Change, change_of
+from ..auth import Approver, Runner, TheService, needs
+from ..exec_options import WireModel
+from ..identities import Caller
+from ..problems import RESPONSES, Refused
+from ..service import Service
+from ..streams import ClosingStream
+
+router = APIRouter(prefix="/api/approvals", tags=["approvals"])
+MOST_BYTES = 256 << 10  # of a request with all its arguments
+MOST_WAITING = 64  # requests of one key
+MOST_WAIT_S = 60.0
+HEARTBEAT_S = 15.0
+EXPIRY_S = 0.02  # after its deadline a request is surely expired
+STREAM_S = 900.0  # then the client begins again, with a key that holds
+MOST_CAUGHT_UP = 500
+
+Onlooker = Annotated[Caller, needs("read", "approve")]
+Asker = Annotated[Caller, needs("read", "approve", "run")]
+Number = Annotated[int, Path(ge=1, lt=1 << 63)]
+Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Wait so many seconds.")]
+
+
+class NewApproval(WireModel):
+    """A call of a tool, which somebody shall allow. `rules` say what will hold, such as `runs_on` and `policy`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "tool": "run_code", "risk": "high", "arguments": {"code": "print(1)"},
+                    "rules": {"runs_on": "local"}, "patienceSeconds": 300,
+                }
+            ]
+        }
+    )  # fmt: skip
+
+    tool: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    risk: Literal["low", "medium", "high", "critical"]
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    rules: dict[str, Any] = Field(default_factory=dict)
+    patience_seconds: Annotated[float, Field(gt=0, le=86_400)] = PATIENCE_S
+
+
+class Word(WireModel):
+    """What goes with a decision; `remember` lets whoever asked not ask again for the same High call."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "reviewed", "remember": False}]})
+
+    reason: Annotated[str, StringConstraints(max_length=1_000)] = ""
+    remember: bool = False
+
+
+_NO_JSON: dict[str, Any] = {**RESPONSES[413], "description": "It is no JSON."}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": NewApproval.model_json_schema(ref_template="#/components/schemas/{model}")}
+        },
+    }
+}
+
+
+@router.post("", status_code=201, responses={**RESPONSES, 415: _NO_JSON}, openapi_extra=_BODY)
+async def ask(request: Request, caller: Runner, service: TheService) -> Response:
+    """Ask for a decision about a call of a tool; wait for it with `GET /api/approvals/{id}?wait=30`.
+
+    At its deadline it is a no.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise Refused(415, "unsupported-media-type", "send application/json")
+    body = await request.body()
+    if len(body) > MOST_BYTES:
+        raise Refused(413, "body-too-large", f"an approval has {MOST_BYTES} bytes at most, arguments included")
+    asked = await asyncio.to_thread(_parse, body)
+    plain = ApprovalRequest(
+        tool=asked.tool, risk=Risk[asked.risk.upper()], arguments=asked.arguments, rules=asked.rules
+    )
+    last = await service.read(partial(records.last_of_tool, tool=asked.tool, project=caller.project))
+    text = await asyncio.to_thread(_request_text, plain, last)
+    new = records.NewRequest(project=caller.project, asked_by=caller.name, text=text, patience_s=asked.patience_seconds)
+    entry = await service.write(partial(_add, new=new))
+    service.approvals.nudge()
+    return await _answer(entry, status=201, headers={"Location": f"/api/approvals/{entry.number}"})
+
+
+def _parse(body: bytes) -> NewApproval:
+    try:
+        return NewApproval.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from error
+
+
+def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str:
+    """Return a request as the queue has it, with what changed since the last one. Raises InvalidRequest."""
+    try:
+        json.dumps([dict(request.arguments), dict(request.rules)], allow_nan=False)
+    except ValueError as error:  # a number that is none, or one of too many digits
+        raise InvalidRequest(f"arguments, rules: this cannot be written as JSON: {error}") from error
+    changes = changes_since(last, request) if last is not None else ""
+    return records.request_text(replace(request, changes=changes))
+
+
+def _add(session: Session, new: records.NewRequest) -> Entry:
+    if records.count_waiting(session, asked_by=new.asked_by) >= MOST_WAITING:
+        raise Refused(
+            429, "too-many-waiting", f"{MOST_WAITING} requests of this key wait already",
+            remedy="wait until some of them are decided about", headers={"Retry-After": "10"},
+        )  # fmt: skip
+    return records.ask(session, new)
+
+
+@router.get("", responses=RESPONSES)
+async def approvals(
+    caller: Onlooker,
+    service: TheService,
+    status: Annotated[Literal["waiting", "approved", "denied", "expired"] | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=64)] = None,
+    wait: Wait = 0.0,
+) -> Response:
+    """List approvals, the newest first. With `wait`, those that wait, as soon as there are any."""
+    if wait and (status not in (None, "waiting") or cursor is not None):
+        raise InvalidRequest("wait: it is for what waits; leave status and cursor out")
+    page = partial(
+        records.list_approvals, project=caller.project, status="waiting" if wait else status, limit=limit, cursor=cursor
+    )
+    found = await service.read(page)
+    if wait and not found["items"]:
+        found = await _until(service, caller.project, None, wait, page, lambda one: bool(one["items"]))
+    return await _as_json(found)
+
+
+@router.get(
+    "/events", response_class=ClosingStream,
+    responses={**RESPONSES, 200: {"description": "Events, as they come.", "content": {"text/event-stream": {}}}},
+)  # fmt: skip
+async def events(
+    caller: Onlooker, service: TheService, last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None
+) -> Response:
+    """Follow approvals as server-sent events: `asked`, `confirm`, `decided`, `expired`.
+
+    It begins with what waits; with `Last-Event-ID`, with what changed after that. After 15 minutes, and for a reader
+    that falls behind (`dropped`), it ends: begin again with the last number.
+    """
+    return ClosingStream(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
+
+
+@router.get("/{number}", responses=RESPONSES)
+async def approval(number: Number, caller: Asker, service: TheService, wait: Wait = 0.0) -> Response:
+    """Return one request: what, who, risk, rules, changes, expiry. With `wait`, as soon as it is decided about.
+
+    A key with scope run alone sees what it has asked for itself.
+    """
+    look = partial(_find, number=number, caller=caller)
+    entry = await service.read(look)
+    if wait and entry.state == "waiting":
+        until_s = min(wait, entry.expires_at - time.time() + EXPIRY_S)
+        entry = await _until(service, caller.project, number, until_s, look, lambda one: one.state != "waiting")
+    return await _answer(entry)
+
+
+@router.post("/{number}/approve", responses=RESPONSES)
+async def approve(number: Number, caller: Approver, service: TheService, word: Word | None = None) -> Response:
+    """Approve a request. A critical one is then to be confirmed."""
+    return await _decide(service, caller, number, word, is_approved=True, is_confirming=False)
+
+
+@router.post("/{number}/confirm", responses=RESPONSES)
+async def confirm(number: Number, caller: Approver, service: TheService, word: Word | None = None) -> Response:
+    """Confirm a critical request that was approved (`isConfirmation`)."""
+    return await _decide(service, caller, number, word, is_approved=True, is_confirming=True)
+
+
+@router.post("/{number}/deny", responses=RESPONSES)
+async def deny(number: Number, caller: Approver, service: TheService, word: Word | None = None) -> Response:
+    """Deny a request, before or instead of its confirmation."""
+    return await _decide(service, caller, number, word, is_approved=False, is_confirming=False)
+
+
+def _find(session: Session, *, number: int, caller: Caller) -> Entry:
+    """Return a request that a caller may see. Raises NotFound."""
+    entry = records.find(session, number, project=caller.project)
+    if not (caller.has("read") or caller.has("approve") or entry.asked_by == caller.name):
+        raise NotFound(f"there is no approval {number} of yours")
+    return entry
+
+
+async def _until(
+    service: Service, project: str, number: int | None, wait_s: float, look: Callable[[Session], Any],
+    is_enough: Callable[[Any], bool],
+) -> Any:  # noqa: ANN401 - what `look` returns  # fmt: skip
+    """Return what `look` finds once it is enough, or the time is over."""
+    until = time.monotonic() + wait_s
+    async with service.approvals.follow(project, number) as follower:
+        while not is_enough(found := await service.read(look)) and not follower.is_over:
+            await follower.next(until - time.monotonic())
+            if time.monotonic() >= until:
+                return await service.read(look)
+    return found
+
+
+async def _decide(
+    service: Service, caller: Caller, number: int, word: Word | None, *, is_approved: bool, is_confirming: bool
+) -> Response:
+    said = word or Word()
+    return await _answer(
+        await decide(service, caller, number, said, is_approved=is_approved, is_confirming=is_confirming)
+    )
+
+
+async def decide(
+    service: Service, caller: Caller, number: int, said: Word, *, is_approved: bool, is_confirming: bool
+) -> Entry:
+    """Decide about a request, and return it as it is then. Raises Refused, NotFound, AuditFailed."""
+    decision = Decision(is_approved=is_approved, by=caller.name, reason=said.reason, is_remembered=said.remember)
+    audit = audit_for(await service.settings())
+    entry = await asyncio.to_thread(_note, service, caller, number, decision, audit, is_confirming=is_confirming)
+    service.approvals.nudge()
+    return entry
+
+
+def _note(
+    service: Service, caller: Caller, number: int, decision: Decision, audit: Audit | None, *, is_confirming: bool
+) -> Entry:
+    """Decide in one transaction, with the audit's event in it. Raises Refused, NotFound, AuditFailed."""
+    try:
+        with service.database.writing() as session:
+            entry = records.find(session, number, project=caller.project)
+            _check(entry, caller, decision, is_confirming=is_confirming)
+            records.decide(session, entry, decision, is_confirming=is_confirming, address=caller.address)
+            with acting(address=caller.address, approval=number, asked_by=entry.asked_by):
+                record_decision(audit, Decided(request=entry.request, decision=decision))
+            return records.find(session, number, project=caller.project)
+    except NotWaiting as error:
+        raise Refused(409, "not-waiting", str(error)) from error
+
+
+def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: bool) -> None:
+    if caller.key_id is not None and caller.key_id == entry.asked_by:
+        raise Refused(
+            403, "own-request", "this key has made the request, and so does not decide about it",
+            remedy="let somebody else decide: another key with scope approve, or the page",
+        )  # fmt: skip
+    if decision.is_remembered and (entry.request.risk is not Risk.HIGH or not decision.is_approved):
+        raise Refused(422, "invalid-request", "remember: only a high call that is approved can be", field="remember")
+    if entry.state == "waiting" and decision.is_approved and entry.request.is_confirmation != is_confirming:
+        how = "was approved, and is to be confirmed" if entry.request.is_confirmation else "is to be approved first"
+        verb = "confirm" if entry.request.is_confirmation else "approve"
+        raise Refused(
+            409, "not-waiting", f"approval {entry.number} {how}", remedy=f"POST /api/approvals/{entry.number}/{verb}"
+        )
+
+
+async def _stream(service: Service, project: str, after: int | None) -> AsyncGenerator[str]:
+    """Yield server-sent events: what waits or has changed, then what comes."""
+    ends = time.monotonic() + STREAM_S
+    try:
+        async with service.approvals.follow(project) as follower:
+            seen, changes = await service.read(partial(_caught_up, project=project, after=after))
+            while changes:
+                for change in changes:
+                    yield _event(change)
+                seen, changes = await service.read(partial(_caught_up, project=project, after=seen))
+            while not (follower.is_over or follower.is_behind) and time.monotonic() < ends:
+                following = await follower.next(HEARTBEAT_S)
+                if following is None:
+                    yield ": still here\n\n"
+                elif following.version is None or following.version > seen:
+                    yield _event(following)
+            if follower.is_behind:
+                yield "event: dropped\ndata: {}\n\n"
+    except (Refused, RecordsFailed) as error:  # the answer has begun
+        yield f"event: error\ndata: {json.dumps({'error': getattr(error, 'detail', None) or str(error)})}\n\n"
+
+
+def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[Change]]:
+    """Return the last version that a client knows then, and what it has to be told for that."""
+    if after is None:
+        newest, found = records.newest_version(session), records.waiting(session, limit=MOST_CAUGHT_UP, project=project)
+    else:
+        newest, found = records.changed_after(session, after, limit=MOST_CAUGHT_UP, project=project)
+    return newest, [change_of(entry) for entry in found]
+
+
+def _event(change: Change) -> str:
+    number = "" if change.version is None else f"id: {change.version}\n"
+    return f"{number}event: {change.name}\ndata: {change.data}\n\n"
+
+
+async def _answer(entry: Entry, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return await _as_json(records.as_wire(entry, is_whole=True), status=status, headers=headers)
+
+
+async def _as_json(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:  # noqa: ANN401 - plain data
+    """Return JSON in ASCII: half of a character pair, which an agent may have sent, is no UTF-8."""
+    text = await asyncio.to_thread(json.dumps, content, default=str)
+    return Response(text, status, headers, media_type="application/json")

@@ -1,0 +1,160 @@
+"""`/api/audit`: ask the audit log, write it out, and prove that it is whole. It is read in threads, few at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, StringConstraints
+
+from cloche.audit.export import texts_of
+from cloche.audit.log import audit_for
+from cloche.audit.query import AuditPage, Filters, newest_events
+from cloche.audit.verify import Reading, read_heads, verify
+from cloche.core.errors import PolicyDenied
+from cloche.records.tables import DEFAULT_PROJECT
+
+from ..auth import Admin, Reader, TheService
+from ..exec_options import WireModel, wire_name
+from ..identities import Caller
+from ..problems import RESPONSES, Refused
+from ..service import Service
+from ..streams import ClosingStream
+
+router = APIRouter(prefix="/api/audit", tags=["audit"])
+MOST_AT_ONCE = 2  # readings of the log; each has a thread
+CHUNK_CHARS = 64 << 10  # of an export
+_MEDIA_TYPES = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
+_reading = threading.BoundedSemaphore(MOST_AT_ONCE)
+
+Text = Annotated[str | None, Query(max_length=200)]
+
+
+async def _filters(
+    kind: Annotated[list[str] | None, Query(max_length=16)] = None,
+    status: Annotated[list[str] | None, Query(max_length=16)] = None,
+    since: Text = None,
+    until: Text = None,
+    run: Text = None,
+    text: Text = None,
+) -> Filters:
+    """Take which events are wanted: `since` and `until` as 2026-01-31, 2026-01-31T12:00, or 2h, 7d ago."""
+    found = Filters(kinds=kind or (), statuses=status or (), since=since, until=until, run=run, text=text)
+    found.wanted()  # a time that is none is an error before anything is read
+    return found
+
+
+Wanted = Annotated[Filters, Depends(_filters)]
+
+
+class Heads(WireModel):
+    """Heads that were kept elsewhere, as `cloche audit head` prints them: each must be in the log."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"heads": []}]})
+
+    heads: list[Annotated[str, StringConstraints(max_length=128)]] = Field(default_factory=list, max_length=100)
+
+
+@router.get("", responses=RESPONSES)
+async def events(
+    caller: Reader,
+    service: TheService,
+    wanted: Wanted,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[int | None, Query(ge=1, lt=1 << 63)] = None,
+) -> Response:
+    """List events, the newest first. With `isPartial` older ones than those read were not looked at: export them."""
+    folder = await _folder(service, caller)
+    async with one_of_few():
+        page = await asyncio.to_thread(newest_events, folder, wanted.wanted(), limit=limit, before=cursor)
+        return Response(await asyncio.to_thread(_page_text, page), media_type="application/json")
+
+
+def _page_text(page: AuditPage) -> str:
+    cursor = None if page.before is None else str(page.before)
+    return json.dumps({"items": list(page.events), "nextCursor": cursor, "isPartial": page.is_partial})
+
+
+@router.get(
+    "/export", response_class=ClosingStream,
+    responses={
+        **RESPONSES, 200: {"description": "The events.", "content": {kind: {} for kind in _MEDIA_TYPES.values()}},
+    },
+)  # fmt: skip
+async def export(
+    caller: Admin, service: TheService, wanted: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
+) -> Response:  # fmt: skip
+    """Write events out, the oldest first, as they are read: as JSON Lines, or as CSV for a spreadsheet.
+
+    JSON Lines of all events can be verified by `cloche audit verify --file`.
+    """
+    folder = await _folder(service, caller)
+    headers = {"Content-Disposition": f'attachment; filename="audit.{format}"'}
+    gone = threading.Event()
+    chunks = _chunks(Reading(folder), wanted, format, gone)
+    first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
+    return ClosingStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
+
+
+@router.post("/verify", responses=RESPONSES)
+async def check(caller: Admin, service: TheService, asked: Heads | None = None) -> dict[str, Any]:
+    """Read the whole log, and say whether it is whole: as `cloche audit verify --json`, with the wire's names."""
+    folder = await _folder(service, caller)
+    heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
+    async with one_of_few():
+        report = await asyncio.to_thread(verify, folder, heads=heads)
+    return {wire_name(name): value for name, value in report.as_dict().items()}
+
+
+async def _folder(service: Service, caller: Caller) -> str:
+    """Return the folder of the log. Raises Refused (409) where the audit is off, PolicyDenied for another project."""
+    if caller.project != DEFAULT_PROJECT:
+        raise PolicyDenied("the audit log is of all projects, and so is the operator's; ask the operator")
+    audit = audit_for(await service.settings())
+    if audit is None:
+        raise Refused(
+            409, "audit-off", "the audit log is switched off here, so there is nothing to read",
+            remedy="let the operator switch it on: CLOCHE_AUDIT=on, or audit: on in the configuration",
+        )  # fmt: skip
+    return audit.folder
+
+
+@asynccontextmanager
+async def one_of_few() -> AsyncIterator[None]:
+    """Hold one of few places. Raises Refused (503) where all are taken: reading takes a processor for long."""
+    if not _reading.acquire(blocking=False):
+        raise Refused(503, "busy", "the audit log is being read for others", headers={"Retry-After": "2"})
+    try:
+        yield
+    finally:
+        _reading.release()
+
+
+async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncGenerator[str]:
+    """Yield an export in chunks, each read in a thread when the client has taken the one before."""
+    try:
+        yield first
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+    finally:
+        gone.set()  # a thread that still reads for a client who is gone ends at its next event
+
+
+def _chunks(reading: Reading, wanted: Filters, form: str, gone: threading.Event) -> Iterator[str]:
+    lines = itertools.takewhile(lambda _: not gone.is_set(), reading)
+    held: list[str] = []
+    size = 0
+    for text in texts_of(filter(wanted.wanted(), (line.fields() for line in lines)), form):
+        held.append(text)
+        size += len(text)
+        if size >= CHUNK_CHARS:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held)

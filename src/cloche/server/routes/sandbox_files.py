@@ -1,0 +1,240 @@
+"""`/api/sandboxes/{id}/files` and `…/changes`: files of a sandbox, at any path that its user may reach.
+
+A path is the guest's: it is walked inside the sandbox, with its user's rights, and never on this machine. Content
+passes through piece by piece. A name that is no UTF-8 is in base64, `pathBase64` or `nameBase64`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import ConfigDict, StringConstraints
+from starlette.requests import ClientDisconnect
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.limits import MIB
+from cloche.core.processes import FileChange, FileInfo
+from cloche.execution.paths import AsyncWatch
+from cloche.records.ids import new_id
+
+from ..events import LiveRun
+from ..exec_options import WireModel, decoded
+from ..problems import RESPONSES, Refused
+from ..sandbox_use import HeldStream, Reading, Running, event_stream
+
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"])
+MOST_PATH, MOST_ROWS = 4096, 10_000
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_RAW = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
+
+GuestPath = Annotated[str, StringConstraints(min_length=1, max_length=MOST_PATH)]
+
+
+async def _path(
+    path: Annotated[str | None, Query(max_length=MOST_PATH)] = None,
+    path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * MOST_PATH)] = None,
+) -> str:
+    if path_base64 is not None:
+        return decoded(path_base64, "pathBase64").decode("utf-8", "surrogateescape")
+    if not path:
+        raise InvalidRequest("path: give the path of a file, such as /workspace/out.txt")
+    return path
+
+
+Path = Annotated[str, Depends(_path)]
+
+
+class NewFolder(WireModel):
+    """A folder to make, with those above it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"path": "/workspace/out"}]})
+
+    path: GuestPath
+
+
+class Move(WireModel):
+    """What to move, and to which path; what is there is replaced only where that is asked for."""
+
+    path: GuestPath
+    target: GuestPath
+    replace: bool = False
+
+
+def _named(name: str, key: str = "name") -> dict[str, str]:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return {f"{key}Base64": base64.b64encode(name.encode("utf-8", "surrogateescape")).decode()}
+    return {key: name}
+
+
+def _as_dict(info: FileInfo) -> dict[str, Any]:
+    link = {**_named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
+    return {
+        **_named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
+        "uid": info.uid, "gid": info.gid, **link,
+    }  # fmt: skip
+
+
+@router.get("/files", responses=RESPONSES)
+async def entries(use: Reading, path: Path, recursive: bool = False) -> dict[str, Any]:
+    """List a folder by name; `recursive` also what is below it. Of more than 10,000 entries the rest is left out."""
+    found = await use.sandbox.list_dir(path, recursive=recursive)
+    rows = [_as_dict(one) for one in found[:MOST_ROWS]]
+    return {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+
+
+@router.get("/files/stat", responses=RESPONSES)
+async def stat(use: Reading, path: Path) -> dict[str, Any]:
+    """Describe what is at a path, a link as a link."""
+    return _as_dict(await use.sandbox.stat(path))
+
+
+@router.delete("/files", responses=RESPONSES)
+async def remove(use: Running, path: Path, recursive: bool = False) -> dict[str, Any]:
+    """Remove a file, a link, or an empty folder; `recursive` a folder with all that is in it."""
+    await use.sandbox.remove(path, recursive=recursive)
+    return {"removed": True}
+
+
+@router.post("/files/folder", status_code=201, responses=RESPONSES)
+async def make_folder(use: Running, asked: NewFolder) -> dict[str, Any]:
+    """Make a folder."""
+    await use.sandbox.make_dir(asked.path)
+    return _as_dict(await use.sandbox.stat(asked.path))
+
+
+@router.post("/files/move", responses=RESPONSES)
+async def move(use: Running, asked: Move) -> dict[str, Any]:
+    """Give a file or a folder another path."""
+    await use.sandbox.move(asked.path, asked.target, replace=asked.replace)
+    return _as_dict(await use.sandbox.stat(asked.target))
+
+
+@router.get("/files/content", responses={**RESPONSES, 206: {"description": "A part of it."}, 416: RESPONSES[422]})
+async def read(
+    use: Reading, path: Path, range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None
+) -> Response:
+    """Return a file, or the one part of it that `Range` names."""
+    info = await use.sandbox.stat(path)
+    size = info.size if info.type == "file" else 0  # files of /proc say 0, too, and are read to their end
+    part = _part(range_, size) if size else None
+    offset, count = part or (0, size or None)
+    headers = {"Accept-Ranges": "bytes"} if size else {}
+    if count is not None:
+        headers["Content-Length"] = str(count)
+    if part is not None:
+        headers["Content-Range"] = f"bytes {offset}-{offset + (count or 0) - 1}/{size}"
+    pieces = use.held.live.read_stream(path, offset=offset, count=count)
+    return await _stream(pieces, 206 if part else 200, "application/octet-stream", headers)
+
+
+def _part(text: str | None, size: int) -> tuple[int, int] | None:
+    """Return offset and count of the part that a Range names; None for the whole. Raises Refused (416)."""
+    found = None if text is None else _RANGE.fullmatch(text.strip())
+    if found is None or found[1] == found[2] == "":
+        return None  # more than one part, or another unit: the whole is an answer to these
+    first, last = found[1], found[2]
+    if first == "":
+        offset, end = max(0, size - int(last)), size - 1
+    else:
+        offset, end = int(first), min(int(last or size - 1), size - 1)
+    if offset > end:
+        headers = {"Content-Range": f"bytes */{size}"}
+        raise Refused(416, "range-not-satisfiable", f"the file has {size} bytes", headers=headers)
+    return offset, end - offset + 1
+
+
+async def _stream(pieces: AsyncIterator[bytes], status: int, kind: str, headers: dict[str, str]) -> Response:
+    """Return what comes piece by piece; what fails before the first piece is an error of its own."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pieces.aclose)  # type: ignore[attr-defined]
+        first = await anext(pieces, b"")
+        return HeldStream(_after(first, pieces), stack.pop_all(), status_code=status, media_type=kind, headers=headers)
+
+
+async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in pieces:
+        yield piece
+
+
+@router.put("/files/content", responses=RESPONSES, openapi_extra=_RAW)
+async def write(
+    request: Request,
+    use: Running,
+    path: Path,
+    append: bool = False,
+    mode: Annotated[str | None, Query(pattern="^0?[0-7]{3}$")] = None,
+) -> dict[str, Any]:
+    """Write a file, with the folders above it; what is half sent replaces nothing. The body is its content as it is."""
+    bits = None if mode is None else int(mode, 8)
+    how = "append" if append else "replace"
+    with _uploading():
+        await use.held.live.write_path(path, _content(request), how=how, mode=bits)
+    return _as_dict(await use.sandbox.stat(path))
+
+
+@router.get("/files/archive", responses=RESPONSES)
+async def pack(use: Reading, path: Path) -> Response:
+    """Return a folder, or a file, as a tar archive."""
+    disk = use.sandbox.limits.disk_bytes
+    pieces = use.held.live.pack_stream(path, max_bytes=disk + disk // 4 + MIB)  # with what an archive adds
+    return await _stream(pieces, 200, "application/x-tar", {})
+
+
+@router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
+async def unpack(request: Request, use: Running, path: Path) -> dict[str, Any]:
+    """Unpack a tar archive below a folder, which is made where it is not there. Nothing is written outside of it."""
+    with _uploading():
+        await use.held.live.unpack_path(path, _content(request))
+    return _as_dict(await use.sandbox.stat(path))
+
+
+async def _content(request: Request) -> AsyncIterator[bytes]:
+    async for piece in request.stream():
+        if piece:
+            yield piece
+
+
+@contextmanager
+def _uploading() -> Iterator[None]:
+    """Turn what ends an upload early into an answer."""
+    try:
+        yield
+    except ClientDisconnect as error:
+        raise Refused(400, "incomplete-body", "the body ended before it was whole; nothing was replaced") from error
+
+
+@router.get("/changes", responses=RESPONSES)
+async def changes(use: Reading, path: Path, recursive: bool = False) -> Response:
+    """Tell what changes in a folder, or a file, as server-sent events, until the client goes."""
+    watch = await use.sandbox.watch(path, recursive=recursive)
+    live = LiveRun(id=new_id("call"), project=use.caller.project, size=0)
+    live.task = asyncio.ensure_future(_tell(watch, live))
+    use.service.sandboxes.note_stream(live.task)
+    return event_stream(live)
+
+
+async def _tell(watch: AsyncWatch, live: LiveRun) -> str:
+    live.events.add("watching", {})
+    try:
+        async with watch:
+            while (change := await watch.next()) is not None:
+                live.events.add("change", _change(change))
+    except ClocheError as error:
+        live.events.add("error", {"error": str(error).encode("utf-8", "backslashreplace").decode()})
+    finally:
+        live.events.end()
+    return ""
+
+
+def _change(change: FileChange) -> dict[str, Any]:
+    target = _named(change.target, "target") if change.target else {}
+    return {"kind": change.kind, **_named(change.path, "path"), **target, "isDirectory": change.is_directory}

@@ -1,0 +1,242 @@
+"""`/api/sandboxes/{id}/processes`: start processes that go on by themselves, look at them, write to them, end them.
+
+A process belongs to its sandbox, not to this worker: it is let go as soon as a request has done what it is for. Of what
+it writes, the sandbox keeps the last 64 KiB of each stream that nobody has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from cloche.core.errors import NotFound
+from cloche.core.escape import escape_name
+from cloche.core.processes import ProcessInfo
+from cloche.core.protocols import OpenStream
+from cloche.execution.processes import SignalTarget
+from cloche.records.results import result_as_wire
+
+from ..attachments import SharedProcess
+from ..events import HEARTBEAT_S
+from ..exec_options import Amount, WireModel, Word, decoded
+from ..problems import RESPONSES, Refused
+from ..sandbox_use import HeldStream, Reading, Running, Use
+
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
+MOST_INPUT = 1 << 20
+INPUT_S = 30.0  # for a process to take what it is sent
+MOST_WAIT_S = 300.0
+FIRST_PAUSE_S, MOST_PAUSE_S, LONGER = 0.01, 1.0, 1.5  # between two looks at whether it has ended
+PIECES = 4  # of output that wait to be sent
+
+
+class NewProcess(WireModel):
+    """A process to start: a command `argv`, or a line of `shell`; without a time-out it ends with its sandbox."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"argv": ["python3", "-m", "http.server", "8000"]}]})
+
+    argv: list[str] | None = Field(default=None, max_length=10_000)
+    shell: str | None = None
+    cwd: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    env: dict[Word, str] | None = None
+    user: Word | None = None
+    timeout: Amount | None = None
+
+
+class Input(WireModel):
+    """What a process reads next, as text or in base64; `end` ends its standard input."""
+
+    text: Annotated[str, StringConstraints(max_length=MOST_INPUT)] | None = None
+    base64: Annotated[str, StringConstraints(max_length=2 * MOST_INPUT)] | None = None
+    end: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.text is not None and self.base64 is not None:
+            raise ValueError("give text or base64, not both")
+        return self
+
+    def content(self) -> bytes:
+        """Return its bytes. Raises InvalidRequest."""
+        return decoded(self.base64, "base64") if self.base64 is not None else (self.text or "").encode()
+
+
+class Signal(WireModel):
+    """A signal, by name or number, to the process, its `group`, or its `tree`."""
+
+    signal: int | Word = "TERM"
+    to: SignalTarget = "process"
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def start(use: Running, asked: NewProcess) -> dict[str, Any]:
+    """Start a process; it goes on when this service does not."""
+    process = await use.sandbox.start(
+        asked.argv, shell=asked.shell, cwd=asked.cwd, env=asked.env, user=asked.user, timeout=asked.timeout, keep=True
+    )
+    await process.detach()
+    return {"id": process.id, "pid": process.pid, "status": "running", "exitCode": None}
+
+
+@router.get("", responses=RESPONSES)
+async def processes(use: Reading) -> dict[str, Any]:
+    """List what runs, and what ended not long ago."""
+    return {"items": [_as_dict(one) for one in await use.sandbox.processes()], "nextCursor": None}
+
+
+def _as_dict(one: ProcessInfo) -> dict[str, Any]:
+    return {
+        "id": one.id, "pid": one.pid, "command": one.command, "age": one.age, "status": str(one.status or "running"),
+        "exitCode": one.exit_code,
+    }  # fmt: skip
+
+
+async def _find(use: Use, process_id: str) -> ProcessInfo:
+    """Return what is said of one. Raises NotFound."""
+    for one in await use.sandbox.processes():
+        if one.id == process_id:
+            return one
+    raise NotFound(f"there is no process {escape_name(process_id[:64])} in sandbox {use.held.id}, or none any more")
+
+
+@router.get("/{process_id}", responses=RESPONSES)
+async def look(process_id: str, use: Reading) -> dict[str, Any]:
+    """Return a process, with the last of its output that nobody has read, which stays there."""
+    found = await _find(use, process_id)
+    stdout, stderr = await use.sandbox.logs(process_id)
+    return {**_as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
+
+
+@router.get("/{process_id}/output", responses=RESPONSES)
+async def output(process_id: str, use: Running) -> Response:
+    """Follow a process's output as server-sent events, the last one `ended`; one reader at a time.
+
+    A client that does not read makes the process wait, once its pipes are full. One that goes away lets go of it.
+    """
+    await _find(use, process_id)
+    async with AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(use.held.process(process_id))
+        if shared.is_followed:
+            raise Refused(
+                409, "followed", f"somebody else follows the output of process {escape_name(process_id[:64])}"
+            )
+        shared.is_followed = True
+        stack.callback(setattr, shared, "is_followed", False)
+        pieces: asyncio.Queue[str] = asyncio.Queue(PIECES)
+        task = asyncio.ensure_future(_follow(shared, pieces))
+        use.service.sandboxes.note_stream(task)
+        stack.push_async_callback(_cancelled, task)
+        return HeldStream(_sent(pieces, task), stack.pop_all(), media_type="text/event-stream")
+
+
+async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str]) -> None:
+    """Put each piece of output, and at last the end, as events."""
+    process = shared.process
+    async with asyncio.TaskGroup() as group:
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+            group.create_task(_pass_on(name, stream, pieces))
+    result = await process.wait()
+    await pieces.put(_event("ended", {"status": str(result.status), "exitCode": result.exit_code}))
+
+
+async def _pass_on(name: str, stream: OpenStream, pieces: asyncio.Queue[str]) -> None:
+    async for data in stream:
+        try:
+            content = {"text": data.decode()}
+        except UnicodeDecodeError:  # a character that goes on in the next piece, or no text
+            content = {"base64": base64.b64encode(data).decode()}
+        await pieces.put(_event("output", {"stream": name, **content}))
+
+
+def _event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+async def _sent(pieces: asyncio.Queue[str], task: asyncio.Task[None]) -> AsyncIterator[str]:
+    """Yield what is put, until the task has ended and all of it was taken."""
+    while not (task.done() and pieces.empty()):
+        taking = asyncio.ensure_future(pieces.get())
+        await asyncio.wait({taking, task}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not taking.done():
+            taking.cancel()
+        if taking.done() and not taking.cancelled():
+            yield taking.result()
+        elif not task.done():
+            yield ": still here\n\n"
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@router.post("/{process_id}/stdin", responses=RESPONSES)
+async def write(process_id: str, use: Running, asked: Input) -> dict[str, Any]:
+    """Write to a process's standard input, and end it where that is asked for."""
+    data = asked.content()
+    if len(data) > MOST_INPUT:
+        raise Refused(413, "body-too-large", f"base64: more than {MOST_INPUT} bytes; send them in pieces")
+    await _find(use, process_id)
+    async with use.held.process(process_id) as shared:
+        try:
+            async with asyncio.timeout(INPUT_S):
+                is_read = not data or await shared.process.write(data)
+        except TimeoutError:
+            raise Refused(
+                409, "not-read", f"the process has not read all of it within {INPUT_S:g} s; some it may have read"
+            ) from None
+        if asked.end:
+            await shared.process.close_stdin()
+    return {"id": process_id, "isRead": is_read}
+
+
+@router.post("/{process_id}/signal", responses=RESPONSES)
+async def send_signal(process_id: str, use: Running, asked: Signal) -> dict[str, Any]:
+    """Send a signal."""
+    await _find(use, process_id)
+    async with use.held.process(process_id) as shared:
+        await shared.process.signal(asked.signal, asked.to)
+    return _as_dict(await _find(use, process_id))
+
+
+@router.delete("/{process_id}", responses=RESPONSES)
+async def kill(process_id: str, use: Running) -> dict[str, Any]:
+    """Kill a process with all that it started."""
+    await _find(use, process_id)
+    async with use.held.process(process_id) as shared:
+        await shared.process.kill()
+    await _end_of(use, process_id, INPUT_S)
+    return _as_dict(await _find(use, process_id))
+
+
+@router.post("/{process_id}/wait", responses=RESPONSES)
+async def wait(
+    process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 30.0
+) -> Response:
+    """Wait for a process's end and return its result, with what nobody has read; 202 where it goes on."""
+    if not await _end_of(use, process_id, seconds):
+        return JSONResponse(_as_dict(await _find(use, process_id)), 202)
+    async with use.held.process(process_id) as shared:
+        result = await shared.process.wait(INPUT_S)
+    return JSONResponse({"id": process_id, **result_as_wire(result)})
+
+
+async def _end_of(use: Use, process_id: str, seconds: float) -> bool:
+    """Wait for an end, without taking the process over, whose output others may read. Raises NotFound."""
+    loop = asyncio.get_running_loop()
+    until, pause = loop.time() + seconds, FIRST_PAUSE_S
+    while (await _find(use, process_id)).exit_code is None:
+        left = until - loop.time()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(pause, left))
+        pause = min(pause * LONGER, MOST_PAUSE_S)
+    return True

@@ -1,0 +1,134 @@
+"""`/api/sandboxes/{id}/sessions`: interpreters that keep their state between cells, checkpoints and forks.
+
+A session is this worker's: it ends with it, and with its sandbox.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ConfigDict, Field, StringConstraints
+
+from cloche.core.events import Sink
+from cloche.core.result import Result
+from cloche.execution.sandbox import MOST_FORKS
+
+from ..exec_options import Amount, WireModel, Word
+from ..problems import RESPONSES
+from ..sandbox_use import Reading, Running, answer_call
+from .sandboxes import allowed_timeout
+
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"])
+
+
+class NewSession(WireModel):
+    """A session to open. One with checkpoints has a sandbox of its own with a copy of the workspace."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"language": "python", "checkpoints": True}]})
+
+    language: Word = "python"
+    env: dict[Word, str] | None = None
+    idle_timeout: Amount | None = None
+    checkpoints: bool = False
+
+
+class Cell(WireModel):
+    """A cell to run."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"code": "x = 1"}]})
+
+    code: str
+    timeout: Amount | None = None
+    collect: list[Word] | None = Field(default=None, max_length=64)
+
+
+class Checkpoint(WireModel):
+    """A checkpoint's name."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class Forks(WireModel):
+    """How many forks to make."""
+
+    count: Annotated[int, Field(ge=1, le=MOST_FORKS)] = 1
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def open_session(use: Running, asked: NewSession) -> dict[str, Any]:
+    """Open a session."""
+    with use.held.room():
+        session = await use.sandbox.session(
+            asked.language, env=asked.env, idle_timeout=asked.idle_timeout, checkpoints=asked.checkpoints
+        )
+        return use.held.add_session(session, has_checkpoints=asked.checkpoints).as_dict()
+
+
+@router.get("", responses=RESPONSES)
+async def sessions(use: Reading) -> dict[str, Any]:
+    """List the sessions of this worker in it."""
+    return {"items": [one.as_dict() for one in use.held.sessions.values()], "nextCursor": None}
+
+
+@router.get("/{session_id}", responses=RESPONSES)
+async def look(session_id: str, use: Reading) -> dict[str, Any]:
+    """Return one session."""
+    return use.held.session(session_id).as_dict()
+
+
+@router.post("/{session_id}/run", responses=RESPONSES)
+async def run_cell(request: Request, session_id: str, use: Running, cell: Cell, stream: bool = False) -> Response:
+    """Run a cell and answer with its whole result, or with `?stream=1` server-sent events; cells take turns.
+
+    A client that goes away has its cell interrupted.
+    """
+    held, timeout = use.held.session(session_id), await allowed_timeout(use, cell.timeout)
+
+    async def work(sink: Sink) -> Result:
+        return await held.session.run(cell.code, timeout=timeout, collect=cell.collect, on_event=sink)
+
+    return await answer_call(request, use, work, stream=stream)
+
+
+@router.post("/{session_id}/interrupt", responses=RESPONSES)
+async def interrupt(session_id: str, use: Running) -> dict[str, Any]:
+    """Interrupt the cell that runs, as Ctrl-C does."""
+    held = use.held.session(session_id)
+    await held.session.interrupt()
+    return held.as_dict()
+
+
+@router.post("/{session_id}/checkpoint", responses=RESPONSES)
+async def checkpoint(session_id: str, use: Running, asked: Checkpoint) -> dict[str, Any]:
+    """Remember memory and workspace under a name; what cannot be remembered is said, and nothing is lost."""
+    held = use.held.session(session_id)
+    await held.session.checkpoint(asked.name)
+    return held.as_dict()
+
+
+@router.post("/{session_id}/rollback", responses=RESPONSES)
+async def rollback(session_id: str, use: Running, asked: Checkpoint) -> dict[str, Any]:
+    """Go back to a checkpoint."""
+    held = use.held.session(session_id)
+    await held.session.rollback(asked.name)
+    return held.as_dict()
+
+
+@router.post("/{session_id}/fork", status_code=201, responses=RESPONSES)
+async def fork(session_id: str, use: Running, asked: Forks) -> dict[str, Any]:
+    """Return sessions that begin with this one's memory and workspace, each in a sandbox of its own."""
+    held = use.held.session(session_id)
+    with use.held.room(asked.count):
+        forks = await held.session.fork(asked.count)
+        made = [use.held.add_session(one, has_checkpoints=True, parent=held.id) for one in forks]
+    return {"items": [one.as_dict() for one in made], "nextCursor": None}
+
+
+@router.delete("/{session_id}", responses=RESPONSES)
+async def close(session_id: str, use: Running) -> dict[str, Any]:
+    """End a session, and everything it started; the sandbox stays."""
+    held = use.held.session(session_id)
+    await held.session.close()
+    use.held.sessions.pop(session_id, None)
+    return held.as_dict()

@@ -1,0 +1,106 @@
+"""`/api/sandbox/snapshots` (C10): variables, dependencies, git and settings of a workspace; compare and replicate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field, StringConstraints
+
+from cloche.records import environment
+from cloche.records.replication import render_script, write_script
+
+from ..auth import Reader, Runner, TheService
+from ..exec_options import WireModel
+from ..problems import RESPONSES
+from ..workspaces import opened_workspace
+
+router = APIRouter(prefix="/api/sandbox/snapshots", tags=["environment snapshots"])
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+SessionId = Annotated[str, StringConstraints(max_length=64)]
+Session = Annotated[str | None, Query(alias="sessionId", max_length=64)]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(max_length=64)]
+
+
+class NewSnapshot(WireModel):
+    """What to record. Without `env` the variables are those that a guest gets."""
+
+    workspace_path: Path
+    env: dict[str, str] | None = Field(default=None, max_length=2_000)
+    own_environment: bool = False
+    session_id: SessionId | None = None
+    label: Annotated[str, StringConstraints(max_length=200)] | None = None
+
+
+class Replicate(WireModel):
+    """Where to write the script."""
+
+    workspace_path: Path
+    overwrite: bool = False
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def create(asked: NewSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Record an environment; secrets are masked. `ownEnvironment`, the service's own variables, takes scope admin."""
+    env = asked.env
+    if asked.own_environment:
+        caller.require("admin")
+        env = dict(os.environ)
+    settings = await service.settings()
+
+    def take() -> dict[str, Any]:
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
+            return environment.take_snapshot(
+                service.database, folder, workspace_path=path, settings=settings, env=env,
+                session_id=asked.session_id, label=asked.label, project=caller.project,
+            )  # fmt: skip
+
+    return await service.with_files(take)
+
+
+@router.get("", responses=RESPONSES)
+async def listed(
+    caller: Reader, service: TheService, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
+) -> dict[str, Any]:
+    """List snapshots, the newest first."""
+    return await asyncio.to_thread(
+        environment.list_snapshots, service.database, project=caller.project, session_id=session_id, limit=limit,
+        cursor=cursor,
+    )  # fmt: skip
+
+
+@router.get("/compare", responses=RESPONSES)
+async def compare(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
+    """Compare variables and dependencies of two."""
+    return await asyncio.to_thread(
+        environment.compare_snapshots, service.database, id1, id2, project=caller.project
+    )  # fmt: skip
+
+
+@router.get("/{snapshot_id}", responses=RESPONSES)
+async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
+    """Return one."""
+    return await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
+
+
+@router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
+async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
+    """Delete one: its file and its row."""
+    await asyncio.to_thread(environment.delete_snapshot, service.database, snapshot_id, project=caller.project)
+
+
+@router.post("/{snapshot_id}/replicate", responses=RESPONSES)
+async def replicate(snapshot_id: str, asked: Replicate, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Write a script that sets its variables into a workspace; masked ones are empty placeholders."""
+
+    def write() -> dict[str, Any]:
+        found = environment.get_snapshot(service.database, snapshot_id, project=caller.project)
+        script = render_script(found)
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, _):
+            write_script(folder, script, overwrite=asked.overwrite)
+        return script.as_dict()
+
+    return await service.with_files(write)

@@ -1,0 +1,94 @@
+"""`/api/workspace/snapshots` (C11): the files of a workspace with their hashes; compare and restore."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from cloche.records.workspace import WorkspaceSnapshots
+
+from ..auth import Reader, Runner, TheService
+from ..exec_options import WireModel
+from ..problems import RESPONSES
+from ..workspaces import opened_workspace
+from .snapshots import Cursor, Limit, Path, Session, SessionId
+
+router = APIRouter(prefix="/api/workspace/snapshots", tags=["workspace snapshots"])
+MOST_S = 60.0  # of walking and hashing; what is not done by then is said in the answer
+
+
+class NewWorkspaceSnapshot(WireModel):
+    """What to record; with `contents` so that it can be restored."""
+
+    workspace_path: Path
+    session_id: SessionId | None = None
+    contents: bool = False
+
+
+class Restore(WireModel):
+    """Where to restore. `prune` removes what the snapshot does not know; `manifestOnly` restores no file."""
+
+    workspace_path: Path
+    prune: bool = False
+    manifest_only: bool = False
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def create(asked: NewWorkspaceSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Record the files of a workspace, git's state, and the tools on offer."""
+    tools = await service.tool_state(caller.project)
+
+    def take() -> dict[str, Any]:
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
+            return WorkspaceSnapshots(service.database, project=caller.project).create(
+                folder, workspace_path=path, session_id=asked.session_id, contents=asked.contents, tools=tools,
+                deadline=time.monotonic() + MOST_S,
+            )  # fmt: skip
+
+    return await service.with_files(take)
+
+
+@router.get("", responses=RESPONSES)
+async def listed(
+    caller: Reader, service: TheService, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
+) -> dict[str, Any]:
+    """List snapshots, the newest first."""
+    snapshots = WorkspaceSnapshots(service.database, project=caller.project)
+    return await asyncio.to_thread(snapshots.list, session_id=session_id, limit=limit, cursor=cursor)
+
+
+@router.get("/diff", responses=RESPONSES)
+async def diff(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
+    """Compare the files of two."""
+    snapshots = WorkspaceSnapshots(service.database, project=caller.project)
+    return await service.with_files(lambda: snapshots.diff(id1, id2))
+
+
+@router.get("/{snapshot_id}", responses=RESPONSES)
+async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
+    """Return one, with all its files."""
+    return await asyncio.to_thread(WorkspaceSnapshots(service.database, project=caller.project).get, snapshot_id)
+
+
+@router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
+async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
+    """Delete one, and contents that no other one names."""
+    snapshots = WorkspaceSnapshots(service.database, project=caller.project)
+    await service.with_files(lambda: snapshots.delete(snapshot_id))
+
+
+@router.post("/{snapshot_id}/restore", responses=RESPONSES)
+async def restore(snapshot_id: str, asked: Restore, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Restore the files whose contents are kept, and say of each what was done."""
+
+    def write() -> dict[str, Any]:
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, _):
+            return WorkspaceSnapshots(service.database, project=caller.project).restore(
+                snapshot_id, folder, prune=asked.prune, manifest_only=asked.manifest_only,
+                deadline=time.monotonic() + MOST_S,
+            )  # fmt: skip
+
+    return await service.with_files(write)

@@ -1,0 +1,315 @@
+"""Sandboxes of the service that live: which there are, which this worker is in, and what goes on in those.
+
+Theory of operation: each is kept by a keeper, a process of its own, under a name that its id gives; so it outlives this
+worker, and any worker finds it by its row and the keeper's registry. A worker comes in when a request needs that
+(`held`), stays in for as long as anything of it is in use, and lets go a minute later. What a worker alone has of it,
+commands that go on and sessions, ends with the worker. Every few seconds rows are compared with the registry: what is
+not there any more has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from cloche.config.keys import SandboxOptions
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
+from cloche.execution.prepare import prepare
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
+from cloche.records import sandboxes as records
+from cloche.records.database import Database, Writer
+from cloche.records.ids import new_id
+from cloche.records.results import camel
+from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
+from cloche.records.workers import is_gone
+
+from .attachments import Attachment
+from .problems import Refused
+
+MOST_LIVING = 64  # of the service, as each has processes and memory
+MOST_ATTACHED = 48  # of one worker
+UNUSED_S = 60.0  # how long a worker stays in one that it does not use
+LOOK_EVERY_S = 10.0
+INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, to end its sandbox; to let go
+SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free, when its sandbox has just ended
+log = logging.getLogger("cloche.service")
+
+
+def sandbox_name(sandbox_id: str) -> str:
+    """Return the keeper's name of a sandbox."""
+    return sandbox_id.replace("_", "-")
+
+
+class Sandboxes:
+    """Hold those that this worker is in, and find all others. `options` are the service's own."""
+
+    def __init__(self, database: Database, writer: Writer, worker: str, options: SandboxOptions):
+        self._database, self._writer, self._worker, self._options = database, writer, worker, options
+        self._open: dict[str, asyncio.Task[Attachment]] = {}
+        self._starting = asyncio.Semaphore(4)
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    # What there is.
+
+    async def create(
+        self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
+        document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes] | None,
+    ) -> SandboxFacts:  # fmt: skip
+        """Open one, and return it once it runs and its row says so. Raises Refused (429) for too many, ClocheError."""
+        sandbox_id = new_id("sb")
+        name = sandbox_name(sandbox_id)
+        row = {"id": sandbox_id, "project": project, "name": name, "worker": self._worker, "api_key": api_key}
+        await self._writer.write(partial(_begin, row=row, document=document))
+        try:
+            async with self._starting:
+                sandbox = await asyncio.to_thread(
+                    partial(
+                        AsyncSandbox, name=name, keep=lifetime_s, lifetime=lifetime_s, idle=idle_s, files=files,
+                        **options,
+                    )
+                )  # fmt: skip
+                await sandbox.__aenter__()
+        except BaseException:
+            await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
+            raise
+        self._open[sandbox_id] = asyncio.ensure_future(_ready(Attachment(id=sandbox_id, sandbox=sandbox)))
+        told = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
+        told["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
+        try:
+            await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=told))
+        except BaseException:
+            await asyncio.to_thread(_end, name)
+            await self._let_go(sandbox_id)
+            raise
+        return await self.look(sandbox_id, project)
+
+    async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
+        """Return what its row says. Raises NotFound."""
+        return await asyncio.to_thread(self._read, partial(records.find, sandbox_id=sandbox_id, project=project))
+
+    async def describe(self, sandbox_id: str, project: str) -> dict[str, Any]:
+        """Return what its row and its keeper say, as the wire has it. Raises NotFound."""
+        facts = await self.look(sandbox_id, project)
+        if facts.status in (STARTING, ENDED):
+            return facts.as_dict()
+        try:
+            said = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
+        except InvalidRequest:
+            return (await self._note_ended(facts)).as_dict()
+        except OutcomeUnknown:  # it has no time for us, or is just ending
+            return facts.as_dict()
+        state = records.PAUSED if said.get("is_paused") else RUNNING
+        return {
+            **facts.as_dict(), "state": state, "ageSeconds": said.get("age_s"), "secondsLeft": said.get("left_s"),
+            "clients": said.get("clients"),
+        }  # fmt: skip
+
+    async def end(self, sandbox_id: str, project: str) -> SandboxFacts:
+        """End one with all that is in it; one that has ended stays so. Raises NotFound."""
+        facts = await self.look(sandbox_id, project)
+        if facts.status == ENDED:
+            return facts
+        await asyncio.to_thread(_end, facts.name)
+        await self._let_go(sandbox_id)
+        return await self._note_ended(facts)
+
+    async def note(self, sandbox_id: str, status: str) -> None:
+        """Note that it runs or is paused."""
+        await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=status))
+
+    async def compare(self) -> None:
+        """Note which have ended, by the keepers' registry, and forget those that did long ago."""
+        rows = await asyncio.to_thread(self._read, records.living)
+        there = await asyncio.to_thread(lambda: {one.name for one in registry.found()})
+        for facts in rows:
+            is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
+            if facts.name not in there and (facts.status != STARTING or is_abandoned):
+                await self._note_ended(facts)
+                await self._let_go(facts.id)
+            elif facts.name in there and is_abandoned:
+                await self.note(facts.id, RUNNING)
+        await self._writer.write(records.forget_ended)
+
+    async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
+        await self._writer.write(partial(records.note, sandbox_id=facts.id, status=ENDED))
+        return await self.look(facts.id, facts.project)
+
+    def _read(self, work: Any) -> Any:  # noqa: ANN401 - what the work returns
+        with self._database.reading() as session:
+            return work(session)
+
+    # Those that this worker is in.
+
+    @asynccontextmanager
+    async def held(self, sandbox_id: str, project: str) -> AsyncIterator[Attachment]:
+        """Be in one for the body. Raises NotFound, Refused (409) for one that has ended, ClocheError."""
+        facts = await self.look(sandbox_id, project)
+        if facts.status == ENDED:
+            raise _ended(facts)
+        if facts.status == STARTING:
+            raise Refused(409, "sandbox-starting", f"sandbox {facts.id} is being opened; try again in a moment")
+        attachment = await self._attached(facts)
+        attachment.users += 1
+        try:
+            yield attachment
+        except OutcomeUnknown as error:
+            if attachment.is_lost and await self._has_ended(facts):
+                raise _ended(facts) from error
+            raise
+        finally:
+            attachment.users -= 1
+            attachment.used_at = time.monotonic()
+
+    async def _attached(self, facts: SandboxFacts) -> Attachment:
+        found = self._open.get(facts.id)
+        if found is not None and found.done() and not found.cancelled() and found.exception() is None:
+            if not found.result().is_lost:
+                return found.result()
+            await self._let_go(facts.id)
+            found = self._open.get(facts.id)
+        if found is None:
+            await self._make_room()
+            found = self._open[facts.id] = asyncio.ensure_future(self._attach(facts))
+            found.add_done_callback(partial(self._forget_failed, facts.id))
+        try:
+            return await asyncio.shield(found)
+        except (InvalidRequest, BackendUnavailable) as error:
+            if await self._has_ended(facts):
+                raise _ended(facts) from error
+            raise
+
+    def _forget_failed(self, sandbox_id: str, task: asyncio.Task[Attachment]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._open.get(sandbox_id) is task:
+            del self._open[sandbox_id]
+
+    async def _attach(self, facts: SandboxFacts) -> Attachment:
+        sandbox = await asyncio.to_thread(_come_back, facts.name, self._options)
+        await sandbox.__aenter__()
+        return Attachment(id=facts.id, sandbox=sandbox)
+
+    async def _has_ended(self, facts: SandboxFacts) -> bool:
+        """Tell whether its name has come free, and note that."""
+        until = time.monotonic() + SETTLE_S
+        while await asyncio.to_thread(_is_there, facts.name):
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(AGAIN_S)
+        await self._let_go(facts.id)
+        await self._note_ended(facts)
+        return True
+
+    async def _make_room(self) -> None:
+        """Let go of the one that was not used for longest, where this worker is in too many. Raises Refused (503)."""
+        if len(self._open) < MOST_ATTACHED:
+            return
+        unused = sorted((one for one in self._attachments() if one.is_unused), key=lambda one: one.used_at)
+        if not unused:
+            raise Refused(
+                503, "busy", f"this worker uses {len(self._open)} sandboxes at once", remedy="try again in 5 s",
+                headers={"Retry-After": "5"},
+            )  # fmt: skip
+        await self._let_go(unused[0].id)
+
+    def _attachments(self) -> list[Attachment]:
+        done = [task for task in self._open.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in done if task.exception() is None]
+
+    async def _let_go(self, sandbox_id: str) -> None:
+        """Be in it no more; it goes on."""
+        task = self._open.pop(sandbox_id, None)
+        if task is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await (await task).close()
+        except (ClocheError, TimeoutError) as error:
+            log.warning("sandbox %s was not left orderly: %s", sandbox_id, error)
+
+    async def tend(self) -> None:
+        """Compare rows with the registry, and let go of what is not used, every few seconds."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self.compare()
+            except ClocheError as error:
+                log.warning("sandboxes that live cannot be looked at: %s", error)
+            before = time.monotonic() - UNUSED_S
+            for one in self._attachments():
+                if one.is_unused and one.used_at < before:
+                    await self._let_go(one.id)
+
+    # The end.
+
+    def note_stream(self, task: asyncio.Task[Any]) -> None:
+        """Take note of what would go on for ever, such as a watch: it ends as soon as the service shall."""
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    def end_streams(self) -> None:
+        """End these."""
+        for task in self._streams:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Let go of all; they go on, without what this worker alone has of them."""
+        await asyncio.gather(*(self._let_go(one) for one in list(self._open)))
+
+
+async def _ready(attachment: Attachment) -> Attachment:
+    return attachment
+
+
+def _begin(session: Session, *, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    if records.count_living(session) >= MOST_LIVING:
+        raise Refused(
+            429, "too-many-sandboxes", f"{MOST_LIVING} sandboxes live already, as many as the service has",
+            remedy="end one: DELETE /api/sandboxes/{id}",
+        )  # fmt: skip
+    records.begin(session, **row, document=document)
+
+
+def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:
+    """Return a sandbox that is kept, to be entered; the service's options say what is recorded, and the ceilings."""
+    sandbox = AsyncSandbox.attach(name)
+    own: SandboxOptions = {**options, "backend": sandbox.backend}
+    sandbox._options = own
+    sandbox._prepared = replace(prepare(**own), policy=sandbox.policy, limits=sandbox.limits)
+    return sandbox
+
+
+def _is_there(name: str) -> bool:
+    return any(registry.is_taken(name, place) for place in registry.places())
+
+
+def _end(name: str) -> None:
+    """End a sandbox by its keeper; one that does not answer is killed, and with it goes all that it keeps. Blocks."""
+    try:
+        found = registry.find(name)
+    except InvalidRequest:
+        return
+    try:
+        visit(found, "end", timeout_s=END_S)
+    except OutcomeUnknown as error:
+        log.warning("the keeper of sandbox %s is killed: %s", name, error)
+        for pid in registry.holders(name):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _ended(facts: SandboxFacts) -> Refused:
+    return Refused(
+        409, "sandbox-ended", f"sandbox {facts.id} has ended", remedy="open another one: POST /api/sandboxes"
+    )
