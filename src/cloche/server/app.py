@@ -21,8 +21,8 @@ from .service import Service
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files",
     "sandbox_streams", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
-    "pages", "page_approvals", "page_snapshots", "page_settings",
 )  # fmt: skip
+PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 # FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.
 _NO_TELEMETRY: Any = {
@@ -39,7 +39,7 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     )  # fmt: skip
     app.state.service = service
     problems.install(app)
-    for name in ROUTES:
+    for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
     allowed = service.options.allowed_origins
     if allowed:

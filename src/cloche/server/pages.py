@@ -37,7 +37,7 @@ _SHA256_CHARS = 64
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _FRAMES = ("text/html", "image/svg+xml")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_FRAME_ROWS = (2, 4, 6, 8, 10, 12, 16)  # a frame is as high as one of these needs; else `high`
+_FRAME_ROWS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # a frame is as high as one of these needs; else `high`
 # What may act in a frame: nothing. The page's own policy keeps it from going anywhere else.
 FRAME_HEADERS = {
     "Content-Security-Policy": (
