@@ -365,6 +365,18 @@ def test_keys_are_made_shown_once_rotated_and_revoked(page: Page, service: Servi
         assert client.get("/api/runs").status_code == 401
 
 
+def test_debug_namespaces_are_switched(page: Page, service: Service) -> None:
+    """What is checked is on, for the service itself, and what is not is off."""
+    page.goto("/settings")
+    with service.client() as client:
+        for is_on in (True, False):
+            page.get_by_label("egress").set_checked(is_on)
+            with page.expect_navigation():
+                page.get_by_role("button", name="Switch").click()
+            expect(page.get_by_label("egress")).to_be_checked(checked=is_on)
+            assert client.get("/api/sandbox/debug").json()["namespaces"]["egress"] is is_on
+
+
 def test_a_hostile_output_changes_nothing(
     service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
 ) -> None:

@@ -55,7 +55,8 @@ async def answer(request: Request, number: str, caller: Browser, service: TheSer
     said = _ANSWERS.get(str(form.get("decision", "")))
     if said is None:
         raise InvalidRequest("decision: say approve, confirm or deny")
-    note, word = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON])
+    is_remembered = said[0] and form.get("remember") == "1"
+    note, word = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
     try:
         await decide(service, caller, read_number(number), word, is_approved=said[0], is_confirming=said[1])
     except (Refused, NotFound) as error:  # it may have ended meanwhile, which is said beside what waits now
