@@ -8,6 +8,7 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `observe.py`: what each request leaves; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`: for the operator.
 - `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `results.py`: results as the wire has them.
 - `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
+- The page: `pages.py`, what it shows; `html.py`, templates and static files; `terminal.py`, a guest's output as HTML.
 - `routes/`: one file for each group of paths.
 
 Needs the extra `server`.
