@@ -10,6 +10,7 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
 - `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
 - `events.py`: what goes on, as server-sent events.
+- The page: `pages.py`, what it shows; `html.py`, templates and static files; `terminal.py`, a guest's output as HTML.
 - `routes/`: one file for each group of paths.
 
 Needs the extra `server`.

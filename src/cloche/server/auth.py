@@ -63,6 +63,7 @@ async def find_browser(request: Request) -> Caller:
     caller = await _of_cookie(request)
     if caller is None:
         raise _nobody("no cookie was sent that holds")
+    request.scope[CALLER] = caller.name
     if request.method not in _SAFE:
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
         _check_token(caller, str(form.get(CSRF_FIELD, "")))

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
 
-from cloche.agent.queue import ApprovalQueue, Entry
+from cloche.agent.queue import Entry
 from cloche.audit.log import audit_for, default_folder
 from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
@@ -37,7 +37,7 @@ _SHA256_CHARS = 64
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _FRAMES = ("text/html", "image/svg+xml")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_FRAME_ROWS = (2, 4, 6, 8, 10, 12, 16)  # a frame is as high as one of these needs; else `high`
+_FRAME_ROWS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # a frame is as high as one of these needs; else `high`
 # What may act in a frame: nothing. The page's own policy keeps it from going anywhere else.
 FRAME_HEADERS = {
     "Content-Security-Policy": (
@@ -241,23 +241,25 @@ def _of_run(reading: Reading, run: str) -> Any:  # noqa: ANN401 - a generator of
 # approvals
 
 
-def approval_queue() -> ApprovalQueue:
-    """Return where requests wait for a human. Raises InvalidRequest where there is no place for them."""
-    return ApprovalQueue()
-
-
 def show_approval(entry: Entry) -> dict[str, Any]:
     """Return a request as the page has it."""
-    request, decision = entry.request, entry.decision
+    request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
     return {
-        "number": entry.number, "asked_at": _instant(entry.asked_at), "expires_at": _instant(entry.expires_at),
-        "state": entry.state, "tool": request.tool, "risk": str(request.risk),
+        "number": entry.number,
+        "version": entry.version,
+        "asked_by": entry.asked_by,
+        "asked_at": _instant(entry.asked_at),
+        "expires_at": _instant(entry.expires_at),
+        "tool": request.tool,
+        "risk": str(request.risk),
         "short": [pair for pair in arguments if _is_short(pair[1])],
         "long": [pair for pair in arguments if not _is_short(pair[1])],
-        "rules": flat(request.rules), "changes": diff_lines(request.changes), "is_again": request.is_confirmation,
-        "by": decision.by if decision else "", "reason": decision.reason if decision else "",
-    }  # fmt: skip
+        "rules": flat(request.rules),
+        "changes": diff_lines(request.changes),
+        "first": None if first is None else f"approved by {first.by} from {first.address}",
+        "is_again": request.is_confirmation or first is not None,
+    }
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

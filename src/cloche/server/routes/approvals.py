@@ -235,11 +235,20 @@ async def _decide(
     service: Service, caller: Caller, number: int, word: Word | None, *, is_approved: bool, is_confirming: bool
 ) -> Response:
     said = word or Word()
+    return await _answer(
+        await decide(service, caller, number, said, is_approved=is_approved, is_confirming=is_confirming)
+    )
+
+
+async def decide(
+    service: Service, caller: Caller, number: int, said: Word, *, is_approved: bool, is_confirming: bool
+) -> Entry:
+    """Decide about a request, and return it as it is then. Raises Refused, NotFound, AuditFailed."""
     decision = Decision(is_approved=is_approved, by=caller.name, reason=said.reason, is_remembered=said.remember)
     audit = audit_for(await service.settings())
     entry = await asyncio.to_thread(_note, service, caller, number, decision, audit, is_confirming=is_confirming)
     service.approvals.nudge()
-    return await _answer(entry)
+    return entry
 
 
 def _note(

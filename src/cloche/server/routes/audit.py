@@ -72,7 +72,7 @@ async def events(
 ) -> Response:
     """List events, the newest first. With `isPartial` older ones than those read were not looked at: export them."""
     folder = await _folder(service, caller)
-    async with _one_of_few():
+    async with one_of_few():
         page = await asyncio.to_thread(newest_events, folder, wanted.wanted(), limit=limit, before=cursor)
         return Response(await asyncio.to_thread(_page_text, page), media_type="application/json")
 
@@ -108,7 +108,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
     """Read the whole log, and say whether it is whole: as `cloche audit verify --json`, with the wire's names."""
     folder = await _folder(service, caller)
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
-    async with _one_of_few():
+    async with one_of_few():
         report = await asyncio.to_thread(verify, folder, heads=heads)
     return {wire_name(name): value for name, value in report.as_dict().items()}
 
@@ -127,7 +127,7 @@ async def _folder(service: Service, caller: Caller) -> str:
 
 
 @asynccontextmanager
-async def _one_of_few() -> AsyncIterator[None]:
+async def one_of_few() -> AsyncIterator[None]:
     """Hold one of few places. Raises Refused (503) where all are taken: reading takes a processor for long."""
     if not _reading.acquire(blocking=False):
         raise Refused(503, "busy", "the audit log is being read for others", headers={"Retry-After": "2"})

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
 
 from cloche.audit.log import audit_for
-from cloche.core.debugging import check_namespaces
+from cloche.core.debugging import DebugState, check_namespaces
 from cloche.records.debugging import read_switches, store_switches
 
 from ..auth import Admin, Reader, TheService
 from ..exec_options import WireModel
 from ..problems import RESPONSES
+from ..service import Service
 
 router = APIRouter(prefix="/api/sandbox", tags=["sandbox"])
 _EXAMPLE = {
@@ -43,12 +45,17 @@ async def change_debug(
     asked: Annotated[Switches, Body(examples=[{"namespaces": {"jail": True}}])],
 ) -> dict[str, Any]:
     """Switch namespaces in every worker. What an argument or the environment of a worker switched on stays on there."""
+    return (await switch(service, asked.namespaces, by=caller.name)).as_dict()
+
+
+async def switch(service: Service, namespaces: Mapping[str, bool], *, by: str) -> DebugState:
+    """Switch namespaces, store that, and audit it; return what holds then. Raises InvalidRequest."""
     values: dict[str, bool] = {}
-    for name, is_on in asked.namespaces.items():
+    for name, is_on in namespaces.items():
         values |= dict.fromkeys(check_namespaces([name], where="namespaces"), is_on)
     before = await service.read(read_switches)
-    await service.write(partial(store_switches, values=values, by=caller.name))
+    await service.write(partial(store_switches, values=values, by=by))
     if (audit := audit_for(await service.settings())) is not None:
         changed = {f"debug.{name}": [before.get(name, False), is_on] for name, is_on in values.items()}
-        await asyncio.to_thread(audit.record, "settings", by=caller.name, changed=changed)
-    return service.debugging.use({**before, **values}).as_dict()
+        await asyncio.to_thread(audit.record, "settings", by=by, changed=changed)
+    return service.debugging.use({**before, **values})

@@ -3,73 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
 
-from cloche.agent.approval import Decision
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, NotFound
+from cloche.records import approvals as records
 
-from ..auth import Browser
+from ..auth import Browser, TheService
 from ..html import PageRoute, is_fragment, render
-from ..identities import Caller
-from ..pages import approval_queue, read_number, show_approval
+from ..pages import read_number, show_approval
+from ..problems import Refused
+from ..service import Service
+from .approvals import Word, decide
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST_WAITING, MOST_DECIDED = 50, 50
 MOST_REASON = 500
-_ANSWERS = {"approve": True, "deny": False}
+# What a button says -> whether it is a yes, and whether it is the second one.
+_ANSWERS = {"approve": (True, False), "confirm": (True, True), "deny": (False, False)}
 
 
 @router.get("/approvals")
-async def approvals(request: Request, caller: Browser) -> HTMLResponse:
+async def approvals(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
     """Show what waits for a decision, and what was decided."""
-    entries = await asyncio.to_thread(lambda: approval_queue().entries())
-    decided = [show_approval(entry) for entry in entries if entry.state != "waiting"]
-    return await render(
-        request, "approvals.html", caller, decided=decided[: -MOST_DECIDED - 1 : -1], **await _waiting()
-    )
+    listed = partial(records.list_approvals, project=caller.project, limit=MOST_WAITING + MOST_DECIDED)
+    items = (await service.read(listed))["items"]
+    decided = [one for one in items if one["status"] != "waiting"][:MOST_DECIDED]
+    shown = await _waiting(service, caller.project)
+    return await render(request, "approvals.html", caller, decided=decided, **shown)
 
 
 @router.get("/approvals/waiting")
 async def waiting(
-    request: Request, caller: Browser, have: Annotated[str | None, Query(max_length=2_000)] = None
+    request: Request, caller: Browser, service: TheService, have: Annotated[str | None, Query(max_length=4_000)] = None
 ) -> Response:
     """Show what waits, alone; nothing where that is what the page has already, so that nobody's words are lost."""
-    shown = await _waiting()
+    shown = await _waiting(service, caller.project)
     if have is not None and have == shown["have"]:
         return Response(status_code=204)
     return await render(request, "waiting.html", caller, **shown)
 
 
 @router.post("/approvals/{number}")
-async def decide(request: Request, number: str, caller: Browser) -> Response:
-    """Decide about a request; whoever made a critical one asks again then."""
+async def answer(request: Request, number: str, caller: Browser, service: TheService) -> Response:
+    """Decide about a request; a critical one that is approved is to be confirmed."""
     form = await request.form()
-    answer = _ANSWERS.get(str(form.get("decision", "")))
-    if answer is None:
-        raise InvalidRequest("decision: say approve or deny")
-    reason = str(form.get("reason", ""))[:MOST_REASON]
-    note = await asyncio.to_thread(_decide, read_number(number), answer, caller, reason)
+    said = _ANSWERS.get(str(form.get("decision", "")))
+    if said is None:
+        raise InvalidRequest("decision: say approve, confirm or deny")
+    is_remembered = said[0] and form.get("remember") == "1"
+    note, word = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
+    try:
+        await decide(service, caller, read_number(number), word, is_approved=said[0], is_confirming=said[1])
+    except (Refused, NotFound) as error:  # it may have ended meanwhile, which is said beside what waits now
+        note = str(error)
     if is_fragment(request) or note:
-        return await render(request, "waiting.html", caller, **await _waiting(note))
+        return await render(request, "waiting.html", caller, **await _waiting(service, caller.project, note))
     return RedirectResponse("/approvals", 303)
 
 
-def _decide(number: int, answer: bool, caller: Caller, reason: str) -> str:
-    """Decide, and return what went wrong: a request may have ended meanwhile."""
-    try:
-        approval_queue().decide(
-            number, Decision(is_approved=answer, by=f"browser at {caller.address}", reason=reason)
-        )  # fmt: skip
-    except InvalidRequest as error:
-        return str(error)
-    return ""
+async def _waiting(service: Service, project: str, note: str = "") -> dict[str, Any]:
+    def read(session: Session) -> list[Any]:
+        return list(records.waiting(session, limit=MOST_WAITING + 1, project=project))
 
-
-async def _waiting(note: str = "") -> dict[str, Any]:
-    entries = await asyncio.to_thread(lambda: approval_queue().waiting())
-    shown = [show_approval(entry) for entry in entries[:MOST_WAITING]]
-    have = ",".join(str(one["number"]) for one in shown)
-    return {"waiting": shown, "have": have, "left_out": max(0, len(entries) - MOST_WAITING), "note": note}
+    entries = await service.read(read)
+    shown = await asyncio.to_thread(lambda: [show_approval(entry) for entry in entries[:MOST_WAITING]])
+    have = ",".join(f"{one['number']}.{one['version']}" for one in shown)
+    return {"waiting": shown, "have": have, "has_more": len(entries) > MOST_WAITING, "note": note}

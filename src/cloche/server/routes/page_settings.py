@@ -8,14 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from cloche.core.debugging import NAMESPACES
 from cloche.core.errors import InvalidRequest
 from cloche.execution.doctor import diagnose
+from cloche.records.debugging import read_switches
 from cloche.records.keys import SCOPES, create_key, list_keys, revoke_key, rotate_key
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, render
 from ..identities import Caller
 from ..service import Service
+from .debug import switch
 from .sandbox import list_backends
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -58,7 +61,20 @@ async def _settings(
     keys = await asyncio.to_thread(list_keys, service.database, project=caller.project)
     rows = (await service.settings()).as_rows()
     shown = [{**key.as_dict(), "isValid": key.is_valid} for key in reversed(keys)]
-    return await render(request, "settings.html", caller, keys=shown, rows=rows, scopes=SCOPES, made=made)
+    debug = service.debugging.use(await service.read(read_switches)).as_dict()
+    return await render(
+        request, "settings.html", caller, keys=shown, rows=rows, scopes=SCOPES, made=made, debug=debug, about=NAMESPACES
+    )
+
+
+@router.post("/settings/debug")
+async def change_debug(request: Request, caller: Browser, service: TheService) -> Response:
+    """Switch the debug namespaces to those that are checked."""
+    chosen = {str(one) for one in (await request.form()).getlist("namespace")}
+    if unknown := chosen - set(NAMESPACES):
+        raise InvalidRequest(f"namespace: there are {', '.join(NAMESPACES)}, and no {len(unknown)} others")
+    await switch(service, {name: name in chosen for name in NAMESPACES}, by=caller.name)
+    return RedirectResponse("/settings", 303)
 
 
 @router.post("/settings/keys")

@@ -61,15 +61,17 @@ async def take(request: Request, caller: Browser, service: TheService) -> Respon
     session, label = _text(form, "sessionId"), _text(form, "label")
     path, settings = str(form.get("workspacePath", "")), await service.settings()
 
-    def take_environment(at: int) -> Mapping[str, Any]:
+    def take_environment(at: int, path: str) -> Mapping[str, Any]:
         return environment.take_snapshot(
             service.database, at, workspace_path=path, settings=settings, session_id=session, label=label,
             project=caller.project, deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
-    def take_files(at: int) -> Mapping[str, Any]:
+    tools = await service.tool_state(caller.project)
+
+    def take_files(at: int, path: str) -> Mapping[str, Any]:
         return _workspaces(service, caller).create(
-            at, workspace_path=path, session_id=session, contents=form.get("contents") == "1",
+            at, workspace_path=path, session_id=session, contents=form.get("contents") == "1", tools=tools,
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
@@ -84,7 +86,7 @@ async def compare(
     """Show what is different from one snapshot to another of the same kind."""
     is_files = id1.startswith("ws_")
     if is_files:
-        found = await asyncio.to_thread(_workspaces(service, caller).diff, id1, id2)
+        found = await service.with_files(lambda: _workspaces(service, caller).diff(id1, id2))
     else:
         found = await asyncio.to_thread(
             environment.compare_snapshots, service.database, id1, id2, project=caller.project
@@ -127,7 +129,7 @@ async def replicate(request: Request, snapshot_id: str, caller: Browser, service
     found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
     script = await asyncio.to_thread(render_script, found)
     path, is_over = str(form.get("workspacePath", "")), form.get("overwrite") == "1"
-    await _in_folder(service, path, lambda at: write_script(at, script, overwrite=is_over), writes=True)
+    await _in_folder(service, path, lambda at, _: write_script(at, script, overwrite=is_over), writes=True)
     left = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
     said = f"{SCRIPT} is written, with {script.variables} variables{left}"
     return await _one(request, snapshot_id, caller, service, said=said)
@@ -139,7 +141,7 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
     form = await request.form()
     records = _workspaces(service, caller)
 
-    def work(at: int) -> Mapping[str, Any]:
+    def work(at: int, _: str) -> Mapping[str, Any]:
         return records.restore(
             snapshot_id, at, prune=form.get("prune") == "1", manifest_only=form.get("manifestOnly") == "1",
             deadline=monotonic() + MOST_SECONDS,
@@ -155,7 +157,7 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
 async def delete(snapshot_id: str, caller: Browser, service: TheService) -> Response:
     """Delete a snapshot."""
     if snapshot_id.startswith("ws_"):
-        await asyncio.to_thread(_workspaces(service, caller).delete, snapshot_id)
+        await service.with_files(lambda: _workspaces(service, caller).delete(snapshot_id))
     else:
         await asyncio.to_thread(environment.delete_snapshot, service.database, snapshot_id, project=caller.project)
     return RedirectResponse("/snapshots", 303)
@@ -165,14 +167,14 @@ def _workspaces(service: Service, caller: Caller) -> WorkspaceSnapshots:
     return WorkspaceSnapshots(service.database, project=caller.project)
 
 
-async def _in_folder(service: Service, path: str, work: Callable[[int], T], *, writes: bool = False) -> T:
+async def _in_folder(service: Service, path: str, work: Callable[[int, str], T], *, writes: bool = False) -> T:
     """Do some work in a folder below a root, in a thread. Raises PolicyDenied, InvalidRequest."""
 
     def do() -> T:
-        with opened_workspace(service.options.roots, path, writes=writes) as (at, _):
-            return work(at)
+        with opened_workspace(service.options.roots, path, writes=writes) as (at, named):
+            return work(at, named)
 
-    return await asyncio.to_thread(do)
+    return await service.with_files(do)
 
 
 def _text(form: FormData, name: str) -> str | None:

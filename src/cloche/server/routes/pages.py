@@ -21,6 +21,7 @@ from ..html import PageRoute, assets, is_fragment, render
 from ..identities import COOKIE_S, end_cookie, use_link_code
 from ..pages import FRAME_HEADERS, audit_chain, framed, read_run_form, run_form, show_row, show_run
 from ..service import Service
+from .audit import one_of_few
 from .code import make_order
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -153,7 +154,8 @@ async def one_run(request: Request, run_id: str, caller: Browser, service: TheSe
     """Show one run in detail, with its events in the audit log."""
     found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
     settings = await service.settings()
-    chain = await asyncio.to_thread(audit_chain, settings, found.document)
+    async with one_of_few():
+        chain = await asyncio.to_thread(audit_chain, settings, found.document)
     shown = await asyncio.to_thread(show_run, found)
     return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain)
 
