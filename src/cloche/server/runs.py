@@ -172,7 +172,7 @@ class RunQueue:
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
-            result = await order.start(partial(self._tell, live) if order.has_events else None)
+            result = await order.start(partial(self._tell, live) if order.has_events or _is_watched() else None)
             document, stored = await _encode_apart(live.id, result, order)
         except BaseException as error:
             await self._note_failure(live, order, error)
@@ -265,6 +265,11 @@ def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]
     if not order.returns_files:
         return stored, stored
     return as_json({**document, "files": read_files(result)}), stored
+
+
+def _is_watched() -> bool:
+    """Tell whether the phases of a run are traced or debugged, which takes its events."""
+    return is_traced() or logging.getLogger("cloche.jail").isEnabledFor(logging.DEBUG)
 
 
 def _queue_span(run_id: str) -> AbstractContextManager[None]:
