@@ -15,7 +15,7 @@ CHECKED := src tests scripts examples $(wildcard bench)
 # Toolchains that only this checkout has come after the system's.
 export PATH := $(PATH):$(CURDIR)/.toolchains/bin
 
-.PHONY: help run test check soak bench bench-peers setup-system toolchains venv lock clean
+.PHONY: help run serve test check soak bench bench-peers setup-system toolchains venv lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -25,6 +25,9 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 	$(VENV)/bin/cloche run examples/sales_report.py --file examples/sales.csv --out $(REPORT) --memory 512m
 	@test -s $(REPORT)/sales.png
 	@echo "The chart is $(REPORT)/sales.png"
+
+serve: $(VENV)/.dev ## install, then serve the API and the page on 127.0.0.1; it prints a key and an address to open
+	$(VENV)/bin/cloche serve
 
 test: setup-system check ## all tests but soak; from root, as an ordinary user too what depends on the user (10 min, installation included)
 	$(PYTHON_DEV) scripts/gate.py test
