@@ -17,7 +17,10 @@ from tests.harness.outcome import Outcome, keep_together
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 # How long an example takes says how busy the machine is; and of one tree CI tries the same ones every time.
-settings.register_profile("cloche", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=IN_CI)
+# A test that names no number of examples has few of them.
+settings.register_profile(
+    "cloche", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=IN_CI, max_examples=40
+)
 settings.load_profile("cloche")
 
 

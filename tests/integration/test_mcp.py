@@ -53,6 +53,12 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(url=url, token=TOKEN)
 
 
+# Over standard streams each test starts servers of its own: one does in `make test`, all do in the soak.
+BY_EACH_TRANSPORT = pytest.mark.parametrize(
+    "place", [pytest.param("stdio", marks=pytest.mark.soak), "http"], indirect=True
+)
+
+
 @pytest.fixture(params=["stdio", "http"])
 def place(request: pytest.FixtureRequest, over_http: Place, tmp_path: Path) -> Place:
     """Give a server by each transport."""
@@ -105,6 +111,7 @@ def test_a_client_runs_code_and_its_user_decides(place: Place) -> None:
     at_both(work)
 
 
+@BY_EACH_TRANSPORT
 def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, tmp_path: Path) -> None:
     """On the host nothing runs before both questions were answered with yes; no answer holds for the next call."""
 
@@ -129,6 +136,7 @@ def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, tmp_
     at_both(work)
 
 
+@BY_EACH_TRANSPORT
 def test_a_client_that_cannot_ask_is_refused(place: Place, tmp_path: Path) -> None:
     """Without elicitation neither HIGH nor CRITICAL runs, and the error says what is missing; LOW does."""
 
@@ -147,6 +155,7 @@ def test_a_client_that_cannot_ask_is_refused(place: Place, tmp_path: Path) -> No
     at_both(work)
 
 
+@BY_EACH_TRANSPORT
 def test_a_cancelled_call_kills_its_code(place: Place) -> None:
     """What a call runs, in a sandbox or on the host, is there while it runs and gone when the client gives it up."""
 

@@ -93,7 +93,7 @@ def _wait_until(word: str, *, runs: bool) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("way", ["the client leaves", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("way", ["the client leaves", pytest.param("SIGTERM", marks=pytest.mark.soak), "SIGKILL"])
 def test_an_end_leaves_nothing(way: str, tmp_path: Path) -> None:
     """However it ends, a call that runs is ended first; the exit code says how."""
     before = Snapshot.take()

@@ -44,7 +44,8 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(url=url, token=TOKEN)
 
 
-@pytest.fixture(params=["stdio", "http"])
+# Over standard streams each test starts servers of its own.
+@pytest.fixture(params=[pytest.param("stdio", marks=pytest.mark.soak), "http"])
 def place(request: pytest.FixtureRequest, over_http: Place, tmp_path: Path) -> Place:
     """Give a server by each transport."""
     return over_http if request.param == "http" else Place(home=tmp_path)
