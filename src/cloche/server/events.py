@@ -125,14 +125,10 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def server_sent(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncGenerator[str]:
-    """Yield server-sent events; with a run, kill it when nobody reads any more."""
-    try:
-        async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
-            if event is None:
-                yield ": still here\n\n"
-            else:
-                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
-    finally:
-        if live is not None and not events.is_over:
-            live.cancel()
+async def server_sent(events: EventLog, after: int) -> AsyncGenerator[str]:
+    """Yield server-sent events after a number, and a comment from time to time."""
+    async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
+        if event is None:
+            yield ": still here\n\n"
+        else:
+            yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"

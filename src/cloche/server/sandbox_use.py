@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.requests import HTTPConnection
 
 from cloche.core.events import Sink
@@ -17,9 +16,10 @@ from cloche.execution.sandbox import AsyncSandbox
 
 from .attachments import Attachment
 from .auth import find_caller, service_of
-from .events import LiveRun, server_sent, wait_or_cancel
+from .events import wait_or_cancel
 from .identities import Caller
 from .service import Service
+from .streams import event_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +68,3 @@ async def answer_call(
     if stream:
         return event_stream(live)
     return Response(await wait_or_cancel(request, live), media_type="application/json")
-
-
-def event_stream(live: LiveRun) -> StreamingResponse:
-    """Return the events of what goes on, which ends where nobody reads them."""
-    stack = AsyncExitStack()
-    stack.callback(lambda: None if live.events.is_over else live.cancel())
-    return HeldStream(server_sent(live.events, 0, live), stack, media_type="text/event-stream")
-
-
-class HeldStream(StreamingResponse):
-    """Send pieces, and let go of what gives them at the end, also where nobody ever asked for the first one."""
-
-    def __init__(self, pieces: AsyncIterator[Any], stack: AsyncExitStack, **more: Any) -> None:  # noqa: ANN401
-        super().__init__(pieces, **more)
-        self._stack = stack
-
-    async def __call__(self, *arguments: Any) -> None:  # noqa: ANN401 - scope, receive, send
-        async with self._stack:
-            await super().__call__(*arguments)

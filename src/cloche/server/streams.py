@@ -1,29 +1,37 @@
-"""Answers that are streamed from a generator, which is closed however the answer ended."""
+"""Answers that are streamed from a generator: it is closed, and what it holds let go, however the answer ended."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+
+from .events import LiveRun, server_sent
 
 
-class ClosingStream(StreamingResponse):
-    """Stream from a generator. A client that was dropped in the midst of a message leaves nothing of it behind.
+class HeldStream(StreamingResponse):
+    """Stream from a generator, and close it and a stack at the end, also where nobody ever asked for the first piece.
 
-    The framework's own leaves the generator to the garbage collector then, and with it what the generator holds.
+    The framework's own leaves the generator of a client that was dropped to the garbage collector.
     """
 
-    def __init__(
-        self, content: AsyncGenerator[str], status_code: int = 200, headers: Mapping[str, str] | None = None,
-        media_type: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(content, status_code, headers, media_type)
-        self._content = content
+    def __init__(self, pieces: AsyncGenerator[Any], stack: AsyncExitStack | None = None, **more: Any) -> None:  # noqa: ANN401
+        super().__init__(pieces, **more)
+        self._pieces, self._stack = pieces, stack or AsyncExitStack()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, *arguments: Any) -> None:  # noqa: ANN401 - scope, receive, send
         """Send it."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._content.aclose()
+        async with self._stack:
+            try:
+                await super().__call__(*arguments)
+            finally:
+                await self._pieces.aclose()
+
+
+def event_stream(live: LiveRun) -> HeldStream:
+    """Return the events of what goes on, which is ended where nobody reads them."""
+    stack = AsyncExitStack()
+    stack.callback(lambda: None if live.events.is_over else live.cancel())
+    return HeldStream(server_sent(live.events, 0), stack, media_type="text/event-stream")

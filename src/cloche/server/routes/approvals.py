@@ -33,7 +33,7 @@ from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
-from ..streams import ClosingStream
+from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/approvals", tags=["approvals"])
 MOST_BYTES = 256 << 10  # of a request with all its arguments
@@ -163,7 +163,7 @@ async def approvals(
 
 
 @router.get(
-    "/events", response_class=ClosingStream,
+    "/events", response_class=HeldStream,
     responses={**RESPONSES, 200: {"description": "Events, as they come.", "content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def events(
@@ -174,7 +174,7 @@ async def events(
     It begins with what waits; with `Last-Event-ID`, with what changed after that. After 15 minutes, and for a reader
     that falls behind (`dropped`), it ends: begin again with the last number.
     """
-    return ClosingStream(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
+    return HeldStream(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
 
 
 @router.get("/{number}", responses=RESPONSES)

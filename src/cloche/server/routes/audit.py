@@ -26,7 +26,7 @@ from ..exec_options import WireModel, wire_name
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
-from ..streams import ClosingStream
+from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/audit", tags=["audit"])
 MOST_AT_ONCE = 2  # readings of the log; each has a thread
@@ -83,7 +83,7 @@ def _page_text(page: AuditPage) -> str:
 
 
 @router.get(
-    "/export", response_class=ClosingStream,
+    "/export", response_class=HeldStream,
     responses={
         **RESPONSES, 200: {"description": "The events.", "content": {kind: {} for kind in _MEDIA_TYPES.values()}},
     },
@@ -100,7 +100,7 @@ async def export(
     gone = threading.Event()
     chunks = _chunks(Reading(folder), wanted, format, gone)
     first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
-    return ClosingStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
+    return HeldStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
 @router.post("/verify", responses=RESPONSES)

@@ -34,7 +34,7 @@ from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import RunOrder
 from ..service import Service
-from ..streams import ClosingStream
+from ..streams import HeldStream, event_stream
 
 router = APIRouter(prefix="/api", tags=["code"])
 _BODY = {
@@ -92,7 +92,7 @@ async def execute(
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
     if stream:
-        return ClosingStream(server_sent(live.events, 0, live), media_type="text/event-stream")
+        return event_stream(live)
     return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
@@ -235,7 +235,7 @@ async def events(
         found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
         text = as_json(found.as_dict())
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
-    return ClosingStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
+    return HeldStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)

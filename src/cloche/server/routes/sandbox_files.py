@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -27,7 +27,8 @@ from cloche.records.ids import new_id
 from ..events import LiveRun
 from ..exec_options import WireModel, decoded
 from ..problems import RESPONSES, Refused
-from ..sandbox_use import EVENTS, HeldStream, Reading, Running, event_stream
+from ..sandbox_use import EVENTS, Reading, Running
+from ..streams import HeldStream, event_stream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"])
 MOST_PATH, MOST_ROWS = 4096, 10_000
@@ -175,7 +176,7 @@ async def _stream(pieces: AsyncIterator[bytes], status: int, kind: str, headers:
         return HeldStream(_after(first, pieces), stack.pop_all(), status_code=status, media_type=kind, headers=headers)
 
 
-async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     yield first
     async for piece in pieces:
         yield piece

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, Self
 
@@ -27,7 +27,8 @@ from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
-from ..sandbox_use import EVENTS, HeldStream, Reading, Running, Use
+from ..sandbox_use import EVENTS, Reading, Running, Use
+from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
 MOST_INPUT = 1 << 20
@@ -165,7 +166,7 @@ def _event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncIterator[str]:
+async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncGenerator[str]:
     """Yield what is put, until the task has ended and all of it was taken."""
     while not (task.done() and pieces.empty()):
         try:
