@@ -57,7 +57,7 @@ class Asset:
 @lru_cache(maxsize=1)
 def assets() -> Mapping[str, Asset]:
     """Return all static files, by path."""
-    folder = resources.files(__package__) / "static"
+    folder = resources.files(str(__package__)) / "static"
     found = {}
     for path, media_type in STATIC.items():
         content = folder.joinpath(path).read_bytes()

@@ -162,10 +162,10 @@ def _own_value(document: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
 
 
 def _usage(usage: Mapping[str, Any]) -> list[tuple[str, str]]:
-    cpu = [usage.get(name) for name in ("cpuUserS", "cpuSystemS")]
+    user, system = usage.get("cpuUserS"), usage.get("cpuSystemS")
     memory, processes = usage.get("peakMemoryBytes"), usage.get("processes")
     rows = [
-        ("processor time", _seconds(sum(cpu)) if None not in cpu else None),
+        ("processor time", _seconds(user + system) if user is not None and system is not None else None),
         ("peak memory", format_size(memory) if memory is not None else None),
         ("processes", str(processes) if processes is not None else None),
     ]
