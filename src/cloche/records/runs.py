@@ -68,6 +68,11 @@ def begin(
     session.connection().execute(_BEGIN, row)
 
 
+def note_running(session: Session, *, id: str) -> None:  # noqa: A002
+    """Note that a run goes on, unless it has ended."""
+    session.execute(update(Run).where(Run.id == id, Run.status == "queued").values(status="running"))
+
+
 def finish(session: Session, *, id: str, status: str, document: Encoded | Mapping[str, Any]) -> None:  # noqa: A002
     """Note how a run ended."""
     ended = {"run_id": id, "new_status": status, "now": now(), "new_document": document}

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from cloche.audit.recording import is_traced
-from cloche.core.errors import ClocheError
+from cloche.core.errors import ClocheError, RecordsFailed
 from cloche.core.events import Event, Sink
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
@@ -37,6 +38,7 @@ from .results import event_as_wire, read_files
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S, MOST_KEPT = 60.0, 128  # how long the events of a run that ended can be read, and of how many
+NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
@@ -92,6 +94,7 @@ class RunQueue:
         self._live: dict[str, LiveRun] = {}
         self._kept: deque[str] = deque()  # those that ended and whose events can be read, the oldest first
         self.waiting = self.running = self._bytes = 0
+        self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
         self.is_closed = False
         self.stopped_by_us = False
 
@@ -156,6 +159,10 @@ class RunQueue:
                 task.cancel()
             if left:
                 await asyncio.wait(left)
+        if self._unwritten:
+            _, left_unwritten = await asyncio.wait(self._unwritten, timeout=2 * RETRY_S)
+            for writing in left_unwritten:
+                writing.cancel()  # the next start notes these runs as lost
 
     def _leave_queue(self, order: RunOrder) -> None:
         self.waiting -= 1
@@ -169,6 +176,7 @@ class RunQueue:
             await self._note_failure(live, order, error)
             raise
         self.running, live.is_begun = self.running + 1, True
+        noting = asyncio.ensure_future(self._note_running(live.id))
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
@@ -178,11 +186,10 @@ class RunQueue:
             await self._note_failure(live, order, error)
             raise
         finally:
+            noting.cancel()
             self.running -= 1
             self._places.release()
-        await self._writer.write(
-            lambda session: run_records.finish(session, id=live.id, status=str(result.status), document=stored)
-        )
+        await self._record(live.id, str(result.status), stored)
         self._note_end(live, str(result.status), time.monotonic() - begun)
         if order.has_events:
             live.events.add("result", document)
@@ -200,7 +207,8 @@ class RunQueue:
             await self._places.acquire()  # at once
             return
         try:
-            await asyncio.wait_for(self._places.acquire(), self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                await self._places.acquire()
         except TimeoutError:
             raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
 
@@ -209,16 +217,37 @@ class RunQueue:
         if isinstance(error, asyncio.CancelledError):
             why = "it was cancelled" if not self.stopped_by_us else SERVICE_STOPPED
         else:
-            why = str(error) if isinstance(error, ClocheError | Refused) else "Cloche failed"
+            told = error.detail if isinstance(error, Refused) else error
+            why = str(told) if isinstance(error, ClocheError | Refused) else "Cloche failed"
         document = {**order.summary, "error": why}
         status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
-        writing = self._writer.write(
-            lambda session: run_records.finish(session, id=live.id, status=status, document=document)
-        )
         self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
-        with suppress(ClocheError):  # the first error is the one to tell
-            await writing
+        await self._record(live.id, status, document)
+
+    async def _record(self, run_id: str, status: str, document: Encoded | Mapping[str, Any]) -> None:
+        """Write how a run ended: now, or once the database can be used again, so that whoever waits has the result."""
+        work = partial(run_records.finish, id=run_id, status=status, document=document)
+        try:
+            await self._writer.write(work)
+        except RecordsFailed:
+            log.exception("the end of %s is written later", run_id)
+            task = asyncio.ensure_future(self._record_later(work))
+            self._unwritten.add(task)
+            task.add_done_callback(self._unwritten.discard)
+
+    async def _record_later(self, work: Callable[[Session], None]) -> None:
+        while True:  # no new run begins meanwhile, since its row cannot be written either
+            await asyncio.sleep(RETRY_S)
+            with suppress(RecordsFailed):
+                await self._writer.write(work)
+                return
+
+    async def _note_running(self, run_id: str) -> None:
+        """Note in the row that a run goes on, where it does so for a while: most end before."""
+        await asyncio.sleep(NOTE_RUNNING_S)
+        with suppress(RecordsFailed):  # which the end of the run tells
+            await self._writer.write(partial(run_records.note_running, id=run_id))
 
     def _note_end(self, live: LiveRun, status: str, seconds: float | None) -> None:
         log.debug("%s ended: %s", live.id, status)

@@ -1,0 +1,151 @@
+"""The queue of runs: no room, no time, no database; and events for readers who come late, or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloche.core.events import OutputChunk, Sink
+from cloche.core.result import Result
+from cloche.execution.concurrency import default_count
+from cloche.records import database as records_database
+from cloche.records import runs as records
+from cloche.records.database import Database, Writer
+from cloche.server import runs
+from cloche.server.events import MOST_EVENT_BYTES, EventLog
+from cloche.server.problems import Refused
+from cloche.server.runs import RunOrder, RunQueue
+
+OK = Result("out", "", 0, 0.1)
+Start = Callable[[Sink | None], Awaitable[Result]]
+
+
+def _order(start: Start, **more: Any) -> RunOrder:
+    return RunOrder(project="default", api_key="key", session_id=None, start=start, summary={}, size=10, **more)
+
+
+def _try(
+    tmp_path: Path, attempt: Callable[[RunQueue], Awaitable[None]], *, queue_limit: int = 100, deadline_s: float = 60
+) -> Database:
+    """Attempt something with a queue over a real database, and return that."""
+    database = Database(tmp_path / "r.db")
+
+    async def main() -> None:
+        writer = Writer(database)
+        await attempt(RunQueue(writer, "worker", queue_limit=queue_limit, deadline_s=deadline_s))
+        await asyncio.to_thread(writer.close)
+
+    asyncio.run(main())
+    return database
+
+
+def _rows(database: Database) -> list[records.RunFacts]:
+    with database.reading() as session:
+        return [records.facts(row) for row in session.query(records.Run).order_by("id")]
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - turns of this loop, not time
+        await asyncio.sleep(0)
+
+
+def test_a_full_queue_refuses_before_anything_is_kept(tmp_path: Path) -> None:
+    """With a time to come back; what has a place, or waits for one, is not touched."""
+    go, places = asyncio.Event(), default_count()
+
+    async def start(_: Sink | None) -> Result:
+        await go.wait()
+        return OK
+
+    async def attempt(queue: RunQueue) -> None:
+        live = []
+        for number in range(places):
+            live.append(await queue.submit(_order(start)))
+            await _until(lambda number=number: queue.running > number)
+        live.append(await queue.submit(_order(start)))
+        with pytest.raises(Refused) as refused:
+            await queue.submit(_order(start))
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "2"})
+        go.set()
+        assert {json.loads(await one.wait())["status"] for one in live} == {"ok"}
+
+    assert len(_rows(_try(tmp_path, attempt, queue_limit=1))) == places + 1
+
+
+def test_who_waits_too_long_is_refused_and_noted(tmp_path: Path) -> None:
+    """The deadline is that of the queue, not of the run."""
+
+    async def forever(_: Sink | None) -> Result:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def attempt(queue: RunQueue) -> None:
+        live = [await queue.submit(_order(forever)) for _ in range(default_count() + 1)]
+        with pytest.raises(Refused, match="no place came free"):
+            await live[-1].wait()
+        await queue.drain(0)
+
+    errors = [row.document["error"] for row in _rows(_try(tmp_path, attempt, deadline_s=0.05))]
+    waited = "no place came free within 0.05 s; nothing was run"
+    assert sorted(errors) == sorted([*[runs.SERVICE_STOPPED] * default_count(), waited])
+
+
+def test_a_run_without_a_row_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the end of one that runs is written once the database can be used again; its client has the result."""
+    monkeypatch.setattr(records_database, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(runs, "RETRY_S", 0.05)
+    started: list[str] = []
+
+    async def attempt(queue: RunQueue) -> None:
+        holder = sqlite3.connect(tmp_path / "r.db", isolation_level=None, check_same_thread=False)
+
+        async def first(_: Sink | None) -> Result:
+            holder.execute("BEGIN IMMEDIATE")
+            return OK
+
+        async def second(_: Sink | None) -> Result:
+            started.append("second")
+            return OK
+
+        live = await queue.submit(_order(first))
+        assert json.loads(await live.wait())["stdout"] == "out"
+        with pytest.raises(records_database.RecordsFailed, match="another process"):
+            await queue.submit(_order(second))
+        holder.execute("ROLLBACK")
+        holder.close()
+        await queue.drain(60)
+
+    database = _try(tmp_path, attempt)
+    assert started == []
+    assert [(row.status, row.document["stdout"]) for row in _rows(database)] == [("ok", "out")]
+
+
+def test_events_are_bounded_and_go_on_after_any(tmp_path: Path) -> None:
+    """A reader who comes late is told how many are missing; one beyond the end waits, and takes no processor."""
+
+    async def start(sink: Sink | None) -> Result:
+        assert sink is not None
+        for _ in range(30):
+            sink(OutputChunk(stream="stdout", data=b"x" * (MOST_EVENT_BYTES // 10)))
+        return OK
+
+    async def attempt(queue: RunQueue) -> None:
+        live = await queue.submit(_order(start))
+        await live.wait()
+        await _until(lambda: live.events.is_over)
+        seen = [event async for event in live.events.read(0, heartbeat_s=60)]
+        assert [event.name for event in seen if event][:2] == ["missed", "output"]
+        assert sum(len(event.data) for event in seen if event) <= 2 * MOST_EVENT_BYTES
+        assert [event.name async for event in live.events.read(30, heartbeat_s=60) if event] == ["result"]
+        log, ticks = EventLog(), 0
+        async for _ in log.read(10**9, heartbeat_s=0.01):
+            if (ticks := ticks + 1) == 3:
+                log.end()
+
+    _try(tmp_path, attempt)
