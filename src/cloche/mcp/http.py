@@ -127,7 +127,7 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, ws="none",
-            server_header=False, http=bounded(), backlog=backlog(),
+            server_header=False, proxy_headers=False, http=bounded(), backlog=backlog(),
         )  # fmt: skip
         await serve(Unsignalled(config), listener)
     finally:
