@@ -162,6 +162,7 @@ def test_settings_tighten_for_all_and_loosen_for_admins(runner: httpx.Client, ad
         assert runner.post("/api/code/exec", json={**PRINT, "timeout": "25s"}).status_code == 403
         assert admin.put("/api/sandbox/config", json={"timeout": "a while"}).status_code == 422
         shown = admin.get("/api/sandbox/config").json()
+        assert (shown["memoryLimit"], shown["diskLimit"], shown["maxOutputBytes"]) == ("256m", "256m", 65536)
         assert (shown["timeout"], shown["origins"]["timeout"]) == (20.0, "stored by PUT /api/sandbox/config")
     finally:
         assert admin.put("/api/sandbox/config", json={"timeout": None}).json()["timeout"] == 30.0

@@ -273,6 +273,14 @@ def asked_by_other(service: Service) -> int:
         return asked(client)
 
 
+def test_nobody_says_where_they_come_from(agent: httpx.Client, human: httpx.Client) -> None:
+    """The address of a decision is that of the connection, whatever headers for proxies say."""
+    number = asked(agent)
+    headers = {"X-Forwarded-For": "203.0.113.9", "Forwarded": "for=203.0.113.9", "X-Real-IP": "203.0.113.9"}
+    decision = human.post(f"{PATH}/{number}/deny", headers=headers).json()["decision"]
+    assert decision["from"] == "127.0.0.1"
+
+
 def test_a_gate_is_told_of_a_no(service: Service, human: httpx.Client) -> None:
     """With the reason."""
     gate = Gate(ApprovalQueue(service.database, patience_s=60), patience_s=60)

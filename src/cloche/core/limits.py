@@ -95,6 +95,14 @@ def format_size(count: int) -> str:
     return f"{count}B"
 
 
+def exact_size(count: int) -> str:
+    """Write bytes as options have them, and exactly: `256m`, `1g`, `1000`."""
+    for suffix, factor in (("g", GIB), ("m", MIB), ("k", KIB)):
+        if count and count % factor == 0:
+            return f"{count // factor}{suffix}"
+    return str(count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bound one run. Sizes are in bytes, times in seconds of wall clock, `cpus` in whole CPUs.

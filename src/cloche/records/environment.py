@@ -15,6 +15,7 @@ from typing import Any
 from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.core.escape import utf8_safe
+from cloche.core.limits import exact_size
 from cloche.execution.registry import guest_environment
 from cloche.hostfs import make_folder, new_file, open_folder, open_regular
 
@@ -171,10 +172,8 @@ def _dependencies_of(folder: int) -> tuple[tuple[Dependency, ...], list[str]]:
 
 
 def _sandbox_of(settings: Settings) -> dict[str, Any]:
-    memory = settings.limits.memory_bytes
-    units = ((1 << 30, "g"), (1 << 20, "m"), (1 << 10, "k"))
-    text = next((f"{memory // unit}{name}" for unit, name in units if memory % unit == 0), str(memory))
-    return {"runtime": settings.backend, "timeout": settings.limits.timeout_s, "memoryLimit": text}
+    limits = settings.limits
+    return {"runtime": settings.backend, "timeout": limits.timeout_s, "memoryLimit": exact_size(limits.memory_bytes)}
 
 
 def _check_text(name: str, text: str | None, most: int) -> None:

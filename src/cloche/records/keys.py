@@ -68,14 +68,21 @@ def create_key(
     wanted = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME:
         raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
-    text = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
-    row = ApiKey(
-        id=new_id("key"), project=project, created_at=now(), name=name, scopes=" ".join(wanted), sha256=_hash(text),
-        expires_at=None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-    )  # fmt: skip
+    expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:
-        session.add(row)
+        return _add(session, name=name, scopes=" ".join(wanted), expires_at=expires_at, project=project)
+
+
+def _add(
+    session: Session, *, name: str, scopes: str, expires_at: str | None, project: str
+) -> tuple[KeyFacts, str]:  # fmt: skip
+    text = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    row = ApiKey(
+        id=new_id("key"), project=project, created_at=now(), name=name, scopes=scopes, sha256=_hash(text),
+        expires_at=expires_at,
+    )  # fmt: skip
+    session.add(row)
     return _facts(row), text
 
 
@@ -100,19 +107,30 @@ def list_keys(database: Database, *, project: str = DEFAULT_PROJECT) -> list[Key
 
 def revoke_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> KeyFacts:
     """Let a key hold no more, from the next second on. Raises NotFound."""
-    check_id(key_id, "key")
     with database.writing() as session:
-        row = session.get(ApiKey, key_id)
-        if row is None or row.project != project:
-            raise NotFound(f"there is no key {escape_name(key_id)}; `cloche keys list` shows them")
+        row = _row(session, key_id, project)
         row.revoked_at = row.revoked_at or now()
     return _facts(row)
 
 
 def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> tuple[KeyFacts, str]:
-    """Replace a key by a new one of the same name and scopes, and revoke it. Raises NotFound, InvalidRequest."""
-    old = revoke_key(database, key_id, project=project)
-    return create_key(database, name=old.name, scopes=old.scopes, project=project)
+    """Replace a key by a new one of the same name, scopes and end, and revoke it.
+
+    Raises NotFound, InvalidRequest for one that holds no more: it shall not come back that way.
+    """
+    with database.writing() as session:
+        old = _row(session, key_id, project)
+        if not _facts(old).is_valid:
+            raise InvalidRequest(f"key {escape_name(key_id)} holds no more; make a new one")
+        old.revoked_at = now()
+        return _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
+
+
+def _row(session: Session, key_id: str, project: str) -> ApiKey:
+    row = session.get(ApiKey, check_id(key_id, "key"))
+    if row is None or row.project != project:
+        raise NotFound(f"there is no key {escape_name(key_id)}; `cloche keys list` shows them")
+    return row
 
 
 def note_use(session: Session, key_ids: Iterable[str]) -> None:

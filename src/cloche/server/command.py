@@ -86,7 +86,8 @@ async def _serve(command: ServeCommand) -> None:
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}")
             config = uvicorn.Config(
-                app, proxy_headers=False, log_config=None, log_level="critical", access_log=False, server_header=False,
+                app, log_config=None, log_level="critical", access_log=False, server_header=False,
+                proxy_headers=False,  # anybody on loopback could name any address, and it goes into the audit log
                 http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
                 ws_ping_timeout=None, ws_per_message_deflate=False,
                 timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),

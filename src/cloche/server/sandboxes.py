@@ -98,6 +98,10 @@ class Sandboxes:
             raise
         return await self.look(sandbox_id, project)
 
+    async def check_room(self) -> None:
+        """Raise Refused (429) where as many live as may, for one that is opened elsewhere."""
+        await asyncio.to_thread(self._read, _check_room)
+
     async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
         """Return what its row says. Raises NotFound."""
         return await asyncio.to_thread(self._read, partial(records.find, sandbox_id=sandbox_id, project=project))
@@ -276,12 +280,16 @@ async def _ready(attachment: Attachment) -> Attachment:
 
 
 def _begin(session: Session, *, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    _check_room(session)
+    records.begin(session, **row, document=document)
+
+
+def _check_room(session: Session) -> None:
     if records.count_living(session) >= MOST_LIVING:
         raise Refused(
             429, "too-many-sandboxes", f"{MOST_LIVING} sandboxes live already, as many as the service has",
             remedy="end one: DELETE /api/sandboxes/{id}",
         )  # fmt: skip
-    records.begin(session, **row, document=document)
 
 
 def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.limits import GIB, MIB, format_size, parse_count, parse_cpus, parse_duration, parse_size
+from cloche.core.limits import GIB, MIB, exact_size, format_size, parse_count, parse_cpus, parse_duration, parse_size
 
 PARSERS: list[Any] = [parse_size, parse_duration, parse_count, parse_cpus]
 
@@ -99,3 +99,10 @@ def test_parsers_fail_in_one_way(value: Any) -> None:
 def test_sizes_are_written_the_short_way(count: int, text: str) -> None:
     """A size is shown in the largest unit that fits."""
     assert format_size(count) == text
+
+
+def test_an_exact_size_is_read_as_it_was_written() -> None:
+    """Nothing is rounded, and the largest unit that fits is used."""
+    written = {0: "0", 1000: "1000", 1024: "1k", 256 * MIB: "256m", 3 * GIB: "3g", GIB + 1: str(GIB + 1)}
+    assert {count: exact_size(count) for count in written} == written
+    assert [parse_size(text, name="memory") for text in written.values() if text != "0"] == [*written][1:]

@@ -100,6 +100,7 @@ async def provisioned(asked: Provision, caller: Runner, service: TheService) -> 
     """Open a sandbox that lives and set it up; each step says how it ended."""
     if (asked.workspace_path is None) == (asked.manifest is None):
         raise Refused(422, "invalid-request", "give workspacePath or manifest, not both", field="workspacePath")
+    await service.sandboxes.check_room()
     await service.settings()
     sandbox_id = new_id("sb")
     options: dict[str, Any] = {**service.options.options, "name": sandbox_name(sandbox_id), "keep": asked.keep}

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body
 
 from cloche.audit.log import audit_for
 from cloche.config.keys import CEILING_FIELDS, Settings
+from cloche.core.limits import exact_size
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.execution.selection import BackendCriteria, describe
 from cloche.records.settings import NAMES, loosened_by, read_names
@@ -80,10 +81,10 @@ def _values(settings: Settings) -> dict[str, Any]:
     return {
         "runtime": settings.backend,
         "timeout": limits.timeout_s,
-        "memoryLimit": limits.memory_bytes,
+        "memoryLimit": exact_size(limits.memory_bytes),
         "cpuLimit": limits.cpus,
         "pidsLimit": limits.pids,
-        "diskLimit": limits.disk_bytes,
+        "diskLimit": exact_size(limits.disk_bytes),
         "maxOutputBytes": limits.output_bytes,
         "network": policy.network,
         "networkAllow": list(policy.network_allow),

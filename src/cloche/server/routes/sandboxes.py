@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Request, Response
@@ -22,7 +23,7 @@ from cloche.records.tables import LiveSandbox
 from ..auth import Reader, Runner, TheService
 from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, decoded
 from ..identities import Caller
-from ..problems import RESPONSES
+from ..problems import RESPONSES, Refused
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from .code import allowed_options
 
@@ -238,27 +239,45 @@ async def ports(use: Reading) -> dict[str, Any]:
 @router.get("/{sandbox_id}/network", responses=RESPONSES)
 async def network(use: Reading) -> dict[str, Any]:
     """Return what it may reach, and what it reached or was refused; `traffic` is null where nobody is told that."""
-    policy, traffic = use.sandbox.policy, None
-    if policy.network in ("allowlist", "open"):
-        with suppress(BackendUnavailable):  # its keeper has the egress process, and tells nobody
-            rows = await use.sandbox.network.traffic()
-            traffic = [{camel(name): value for name, value in row.items()} for row in rows]
-        rules = use.sandbox.network.rules.as_wire()
-    else:
-        rules = {"mode": policy.network, "allow": (), "deny": ()}
-    return {"mode": rules["mode"], "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": traffic}
+    mode = use.sandbox.policy.network
+    if mode not in ("allowlist", "open"):
+        return {"mode": mode, "allow": [], "deny": [], "traffic": []}
+    rules = use.sandbox.network.rules.as_wire()
+    return {"mode": mode, "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": await _traffic(use)}
+
+
+async def _traffic(use: Use) -> list[dict[str, Any]] | None:
+    try:
+        rows = await use.sandbox.network.traffic()
+    except BackendUnavailable:  # it is kept, and its keeper does not pass that on
+        return None
+    return [{camel(name): value for name, value in row.items()} for row in rows]
 
 
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
 async def allow(use: Running, asked: NetworkRules) -> dict[str, Any]:
     """Allow further hosts, no more than the settings or their ceilings do, where its rules can be changed."""
     await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": asked.rules})
-    await use.sandbox.network.allow(*asked.rules)
+    with _changing_rules():
+        await use.sandbox.network.allow(*asked.rules)
     return await network(use)
 
 
 @router.post("/{sandbox_id}/network/deny", responses=RESPONSES)
 async def deny(use: Running, asked: NetworkRules) -> dict[str, Any]:
     """Deny hosts, where its rules can be changed; their connections are closed."""
-    await use.sandbox.network.deny(*asked.rules)
+    with _changing_rules():
+        await use.sandbox.network.deny(*asked.rules)
     return await network(use)
+
+
+@contextmanager
+def _changing_rules() -> Iterator[None]:
+    """Turn the refusal of a sandbox whose rules stay into one that trying again does not help."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        raise Refused(
+            409, "network-fixed", "this sandbox keeps the rules of the network that it was opened with",
+            remedy="open another one with networkAllow and networkDeny: POST /api/sandboxes",
+        ) from error  # fmt: skip

@@ -1,0 +1,41 @@
+"""Keys: what a rotation takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import InvalidRequest
+from cloche.records.database import Database
+from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Give a database."""
+    database = Database(tmp_path / "records.db")
+    yield database
+    database.close()
+
+
+def test_a_rotated_key_has_the_old_ones_scopes_and_end(database: Database) -> None:
+    """A key for an hour does not become one for ever, and the old text holds no more."""
+    old, text = create_key(database, name="agent", scopes=("run",), lifetime_s=3_600)
+    new, other = rotate_key(database, old.id)
+    assert (new.name, new.scopes, new.expires_at) == ("agent", ("run",), old.expires_at)
+    with database.reading() as session:
+        found = [find_key(session, one) for one in (text, other)]
+    assert [one is not None and one.is_valid for one in found] == [False, True]
+
+
+def test_what_holds_no_more_does_not_come_back_by_a_rotation(database: Database) -> None:
+    """Neither a revoked key nor one whose time is over; no further key is made."""
+    revoked, _ = create_key(database, name="revoked", scopes=("run",))
+    revoke_key(database, revoked.id)
+    over, _ = create_key(database, name="over", scopes=("run",), lifetime_s=-1)
+    for key in (revoked, over):
+        with pytest.raises(InvalidRequest, match="holds no more"):
+            rotate_key(database, key.id)
+    assert len(list_keys(database)) == 2
