@@ -35,6 +35,7 @@ from .results import event_as_wire, read_files
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
+MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, the oldest are given up sooner
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
@@ -87,7 +88,8 @@ class RunQueue:
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
         self._places = asyncio.Semaphore(default_count())
         self._live: dict[str, LiveRun] = {}
-        self.waiting = self.running = self._bytes = 0
+        self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
+        self.waiting = self.running = self._bytes = self._kept_bytes = 0
         self.is_closed = False
         self.stopped_by_us = False
 
@@ -224,7 +226,15 @@ class RunQueue:
         live.events.end()
         if live.task is not None and not live.task.cancelled():
             live.task.exception()  # whoever waits gets it; nobody has to
-        asyncio.get_running_loop().call_later(KEPT_S, self._live.pop, live.id, None)
+        self._kept[live.id] = live.events.size
+        self._kept_bytes += live.events.size
+        while self._kept_bytes > MOST_KEPT_BYTES:
+            self._forget(next(iter(self._kept)))
+        asyncio.get_running_loop().call_later(KEPT_S, self._forget, live.id)
+
+    def _forget(self, run_id: str) -> None:
+        self._live.pop(run_id, None)
+        self._kept_bytes -= self._kept.pop(run_id, 0)
 
 
 def is_repeated(error: Exception) -> bool:
