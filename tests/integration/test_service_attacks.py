@@ -314,7 +314,7 @@ def test_a_revoked_key_is_sent_nothing_more(service: Service, admin: httpx.Clien
     code = "import time\nfor i in range(60):\n print(i, flush=True)\n time.sleep(.5)"
     with (
         service.client(made["key"]) as client,
-        client.stream("POST", "/api/code/exec?stream=1", json={"code": code, "timeout": "30s"}) as answer,
+        client.stream("POST", "/api/code/exec?stream=1", json={"code": code, "sessionId": "revoked"}) as answer,
     ):
         lines = answer.iter_lines()
         next(line for line in lines if "output" in line)
@@ -323,6 +323,10 @@ def test_a_revoked_key_is_sent_nothing_more(service: Service, admin: httpx.Clien
         with contextlib.suppress(httpx.HTTPError):
             assert not any("result" in line for line in lines)
         assert time.monotonic() - begun < 15
+    while (run := admin.get("/api/runs", params={"sessionId": "revoked"}).json()["items"][0])["endedAt"] is None:
+        assert time.monotonic() - begun < 20
+        time.sleep(0.1)
+    assert run["status"] == "cancelled"
 
 
 def test_a_page_of_runs_is_bounded_by_bytes(runner: httpx.Client, admin: httpx.Client) -> None:

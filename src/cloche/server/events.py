@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -146,7 +146,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def server_sent(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncIterator[str]:
+async def server_sent(events: EventLog, after: int, live: LiveRun | None = None) -> AsyncGenerator[str]:
     """Yield server-sent events; with a run, kill it when nobody reads any more."""
     try:
         async for event in events.read(after, heartbeat_s=HEARTBEAT_S):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session as DatabaseSession
@@ -33,7 +33,9 @@ from ..exec_options import ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import RunOrder
+from ..sandbox_use import event_stream
 from ..service import Service
+from ..streams import ClosingStream
 
 router = APIRouter(prefix="/api", tags=["code"])
 _BODY = {
@@ -90,7 +92,7 @@ async def execute(
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
     if stream:
-        return StreamingResponse(server_sent(live.events, 0, live), media_type="text/event-stream")
+        return event_stream(live)
     return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
@@ -251,7 +253,7 @@ async def events(
     if live is None:
         text = await _run_text(service, caller, run_id)
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
-    return StreamingResponse(server_sent(live.events, last_event_id), media_type="text/event-stream")
+    return ClosingStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)
