@@ -235,7 +235,10 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
         return create_engine(url, pool_pre_ping=True, json_serializer=_encode, hide_parameters=True)
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
-    engine = create_engine(url, connect_args=arguments, json_serializer=_encode, hide_parameters=True)
+    # As many connections as there are threads: who waits for another one's writing must not keep readers waiting.
+    engine = create_engine(
+        url, connect_args=arguments, json_serializer=_encode, hide_parameters=True, max_overflow=-1
+    )  # fmt: skip
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Text, cast, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from cloche.core.errors import InvalidRequest
 
 from .tables import Owned
 
 MOST_ITEMS, FEW_ITEMS = 200, 50
+MOST_BYTES = 8 << 20  # of the large columns of one page
 T = TypeVar("T", bound=Owned)
 
 
@@ -25,10 +27,11 @@ def list_page(
     limit: int = FEW_ITEMS,
     cursor: str | None = None,
     where: Sequence[ColumnElement[bool]] = (),
+    large: ColumnElement[Any] | InstrumentedAttribute[Any] | None = None,
     **equal: object,
 ) -> dict[str, Any]:
     """Return `{"items": […], "nextCursor": id or None}`; `equal` names columns and values, None for any;
-    `where` says what else must hold.
+    `where` says what else must hold. A `large` column of JSON bounds the page, too: to what fits, one item at least.
 
     Raises InvalidRequest for a limit that is none.
     """
@@ -40,6 +43,14 @@ def list_page(
             query = query.where(getattr(table, column) == value)
     if cursor is not None:
         query = query.where(table.id < cursor)
-    rows = list(session.scalars(query.order_by(table.id.desc()).limit(limit + 1)))
+    query = query.order_by(table.id.desc())
+    if large is not None:
+        limit = _fitting(session.scalars(query.with_only_columns(func.length(cast(large, Text))).limit(limit)))
+    rows = list(session.scalars(query.limit(limit + 1)))
     more = len(rows) > limit
     return {"items": [show(row) for row in rows[:limit]], "nextCursor": rows[limit - 1].id if more else None}
+
+
+def _fitting(sizes: Iterable[int]) -> int:
+    """Return how many of these, in their order, are within the bound together; at least one."""
+    return max(1, sum(total <= MOST_BYTES for total in accumulate(sizes)))

@@ -125,12 +125,14 @@ async def provision(
     keep: Duration = KEEP,
     lifetime: Duration | None = None,
     idle: Duration | None = None,
+    check_packages: Callable[[Sequence[str]], None] = lambda _: None,
     **options: Unpack[SandboxOptions],
 ) -> Provisioned:
     """Open a sandbox that is kept under a name, with the files of the workspace behind a descriptor, and set it up.
 
     `options` are the operator's own, as `Sandbox` takes them. `.git`, `node_modules`, `__pycache__` and `.DS_Store`
-    are not copied. Variables of the manifest are those of its set-up commands. Where no sandbox comes about, nothing is
+    are not copied. Variables of the manifest are those of its set-up commands. `check_packages` raises PolicyDenied for
+    requirements that are not to be installed: their step is an error then. Where no sandbox comes about, nothing is
     left. Raises what opening a sandbox raises, and InvalidRequest for a workspace that is too large for it.
     """
     settings = await asyncio.to_thread(load_settings, given_options(options))
@@ -141,11 +143,13 @@ async def provision(
         given.pop("network_ports", None)
     kept = {"name": named, "keep": keep, "lifetime": lifetime, "idle": idle, "env": manifest.env}
     async with AsyncExitStack() as stack:
-        opening = _Opening(folder=folder, options={**given, **kept}, own_packages=settings.policy.packages)
+        opening = _Opening(
+            folder=folder, options={**given, **kept}, own_packages=settings.policy.packages, check=check_packages
+        )  # fmt: skip
         sandbox = await opening.open(manifest.setup, stack)
         try:
             left_out = await _upload(sandbox, folder)
-            steps = [await _done(step, sandbox, folder, opening.done) for step in manifest.setup]
+            steps = [await _done(step, sandbox, opening) for step in manifest.setup]
         except BaseException:
             await sandbox.kill()
             raise
@@ -160,8 +164,11 @@ def _sandbox_name(name: str) -> str:
 class _Opening:
     """Open the sandbox, with the packages of npm, which only a new one can get; without them where that fails."""
 
-    def __init__(self, *, folder: int, options: Mapping[str, Any], own_packages: Sequence[str] | str) -> None:
-        self._folder, self._options, self._own = folder, options, own_packages
+    def __init__(
+        self, *, folder: int, options: Mapping[str, Any], own_packages: Sequence[str] | str,
+        check: Callable[[Sequence[str]], None],
+    ) -> None:  # fmt: skip
+        self.folder, self._options, self._own, self.check = folder, options, own_packages, check
         self.done: dict[tuple[str, ...], Step] = {}
 
     async def open(self, setup: Sequence[Setup], stack: AsyncExitStack) -> AsyncSandbox:
@@ -170,7 +177,8 @@ class _Opening:
         if steps and self._own != "auto":  # which no sandbox that lives can be opened with
             started = time.monotonic()
             try:
-                wanted = [line for step in steps for line in _npm_requirements(step, self._folder)]
+                wanted = [line for step in steps for line in _npm_requirements(step, self.folder)]
+                self.check(wanted)
                 sandbox = await self._enter(stack, packages=(*self._own, *wanted))
             except ClocheError as error:
                 self._note(steps, started, escape(str(error)))
@@ -198,20 +206,21 @@ async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
     return (f"workspace: {count} entries are not copied: links that lead out, and what is no file",) if count else ()
 
 
-async def _done(step: Setup, sandbox: AsyncSandbox, folder: int, done: Mapping[tuple[str, ...], Step]) -> Step:
-    if step.run in done:
-        return done[step.run]
+async def _done(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> Step:
+    if step.run in opening.done:
+        return opening.done[step.run]
     started = time.monotonic()
     try:
         find = _layered(step)
-        error = await (_command_error(step, sandbox) if find is None else _install(find, step, sandbox, folder))
+        error = await (_command_error(step, sandbox) if find is None else _install(find, step, sandbox, opening))
     except ClocheError as failure:
         error = escape(str(failure))
     return Step(run=step.run, seconds=time.monotonic() - started, error=error[:MOST_ERROR_CHARS])
 
 
-async def _install(find: Find, step: Setup, sandbox: AsyncSandbox, folder: int) -> str:
-    lines = await asyncio.to_thread(find, step, folder)
+async def _install(find: Find, step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> str:
+    lines = await asyncio.to_thread(find, step, opening.folder)
+    opening.check(lines)
     if lines:
         await sandbox.install(*lines)
     return ""

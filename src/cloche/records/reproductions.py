@@ -143,6 +143,10 @@ class Reproductions:
         status = "passed" if ending["exitCode"] == expected else "failed"
         return await finished(asyncio.to_thread(self._end, id, {"result": ending}, status))
 
+    def give_up(self, id: str, why: str) -> dict[str, Any]:  # noqa: A002
+        """Note that one that was started is not run."""
+        return self._end(id, {"error": why}, "error")
+
     async def run(
         self,
         id: str,  # noqa: A002

@@ -6,7 +6,7 @@ loosening are told apart by each key's own rule; the owner's ceilings bind in an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from cloche.config.keys import ARGUMENT_READERS, BY_NAME, Settings, read_layer
-from cloche.config.origins import ARGUMENT
+from cloche.config.origins import ARGUMENT, DEFAULT
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
@@ -31,6 +31,14 @@ NAMES: Mapping[str, str] = {
 }  # fmt: skip
 
 _NEWEST = "SELECT MAX(version) FROM settings"
+
+
+# Keys that join what several files say, where a value given here does not: is less than what holds in the new one?
+TAKES_AWAY: Mapping[str, Callable[[Any, Any], bool]] = {
+    "network_deny": lambda new, old: not set(old) <= set(new),
+    "require_controls": lambda new, old: not set(old) <= set(new),
+    "require_level": lambda new, old: old is not None and new < old,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +79,8 @@ def read_names(given: Mapping[str, Any]) -> dict[str, Any]:
 def loosened_by(values: Mapping[str, Any], settings: Settings) -> list[str]:
     """Return the keywords whose new value is looser than what holds; going back to files (None) counts as that.
 
-    Raises InvalidRequest for a value that cannot be read.
+    A value takes the place of what was stored and of what files say, so what is only ever added to elsewhere must have
+    all that holds. Raises InvalidRequest for a value that cannot be read.
     """
     given = [(name, value) for name, value in values.items() if value is not None]
     layer = read_layer(given, ARGUMENT_READERS, origin=ARGUMENT, where="")
@@ -79,6 +88,19 @@ def loosened_by(values: Mapping[str, Any], settings: Settings) -> list[str]:
     for name, configured in layer.items():
         key = BY_NAME[name]
         old = key.value_in(settings) if key.settings_field else None
-        if key.is_looser is None or key.is_looser(configured.value, old):
+        if name in TAKES_AWAY:
+            is_looser = TAKES_AWAY[name](configured.value, old)
+        elif name == "screen":  # once it is said, the strict one for level process no longer comes by itself
+            is_looser = configured.value != "block" and configured.value != _said_screen(settings)
+        else:
+            is_looser = key.is_looser is None or key.is_looser(configured.value, old)
+        if is_looser:
             looser.append(configured.key)
+    if values.get("require") is not None:  # what it does not name of both was perhaps stored, and then is no more
+        unnamed = [name for name in ("require_level", "require_controls") if name not in layer]
+        looser += ["require" for name in unnamed if BY_NAME[name].value_in(settings)]
     return looser
+
+
+def _said_screen(settings: Settings) -> str | None:
+    return None if settings.origins.get("screen") == DEFAULT else settings.policy.screen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 from cloche import __version__
 
 from . import problems
+from .auth import identify
 from .guard import Guard
 from .observe import Observed
 from .service import Service
@@ -48,4 +50,5 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
     known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
-    return Observed(Guard(app, names=known, is_any_host=is_any_host), service.metrics)
+    guard = Guard(app, names=known, identify=partial(identify, service), is_any_host=is_any_host)
+    return Observed(guard, service.metrics)

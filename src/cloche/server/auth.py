@@ -39,19 +39,25 @@ async def find_caller(connection: HTTPConnection) -> Caller:
 
 
 async def _find_caller(connection: HTTPConnection) -> Caller:
-    service = service_of(connection)
-    address = connection.client.host if connection.client else ""
+    caller = await identify(service_of(connection), connection)
+    if caller.session_hash is not None:
+        _check_csrf(connection, caller)
+    return caller
+
+
+async def identify(service: Service, connection: HTTPConnection) -> Caller:
+    """Return whose key or cookie was sent, whatever it may then do. Raises Refused (401) for nobody's."""
     header = connection.headers.get("authorization")
     if header is not None:
         kind, _, text = header.partition(" ")
         key = await service.identities.of_key(text.strip()) if kind.lower() == "bearer" else None
         if key is None:
             raise _nobody("this key does not hold: it is wrong, revoked or expired")
+        address = connection.client.host if connection.client else ""
         return Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
-    caller = await _of_cookie(connection)
+    caller = await _of_cookie(service, connection)
     if caller is None:
         raise _nobody("no key was sent")
-    _check_csrf(connection, caller)
     return caller
 
 
@@ -60,19 +66,20 @@ async def find_browser(request: Request) -> Caller:
 
     Raises Refused: 401 without a cookie that holds, 403 where the token is missing.
     """
-    caller = await _of_cookie(request)
+    caller = await _of_cookie(service_of(request), request)
     if caller is None:
         raise _nobody("no cookie was sent that holds")
     request.scope[CALLER] = caller.name
     if request.method not in _SAFE:
+        _check_origin(request)
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
         _check_token(caller, str(form.get(CSRF_FIELD, "")))
     return caller
 
 
-async def _of_cookie(connection: HTTPConnection) -> Caller | None:
+async def _of_cookie(service: Service, connection: HTTPConnection) -> Caller | None:
     cookie = connection.cookies.get(COOKIE)
-    digest = await service_of(connection).identities.of_cookie(cookie) if cookie else None
+    digest = await service.identities.of_cookie(cookie) if cookie else None
     if digest is None:
         return None
     address = connection.client.host if connection.client else ""
@@ -83,12 +90,27 @@ def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
     """Raise Refused for a request that another site's page could have sent with this browser's cookie."""
     if isinstance(connection, WebSocket):
         # A browser sends its cookie with a web socket of any page, but names the page's origin truly.
-        origin = connection.headers.get("origin", "")
-        if origin.partition("://")[2] != connection.headers.get("host", ""):
+        if not _is_own_origin(connection, connection.headers.get("origin", "")):
             raise Refused(403, "csrf", "the web socket comes from a page of another site")
         return
     if connection.scope["method"] not in _SAFE:
+        _check_origin(connection)
         _check_token(caller, connection.headers.get(CSRF_HEADER, ""))
+
+
+def _check_origin(connection: HTTPConnection) -> None:
+    """Raise Refused for a request that a page of another origin sent, as far as the browser says.
+
+    A cookie is of a host and not of a port: what serves at another port of this machine, such as a guest's server that
+    is forwarded, is sent it, and can make the token from it. It cannot make the browser hide whose page asks.
+    """
+    site, origin = connection.headers.get("sec-fetch-site"), connection.headers.get("origin")
+    if site not in (None, "same-origin") or not (origin is None or _is_own_origin(connection, origin)):
+        raise Refused(403, "csrf", "the request comes from a page of another site, or of another port")
+
+
+def _is_own_origin(connection: HTTPConnection, origin: str) -> bool:
+    return origin.partition("://")[2] == connection.headers.get("host", "")
 
 
 def _check_token(caller: Caller, sent: str) -> None:

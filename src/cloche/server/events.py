@@ -10,6 +10,7 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,8 @@ from cloche.records.results import as_json
 from .problems import Refused
 
 MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
+EVENT_BYTES = 256  # what one takes beside its data
+MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
 
 
@@ -45,10 +48,15 @@ class EventLog:
         text = data if isinstance(data, str) else as_json(data)
         self._events.append(SentEvent(number=self._next, name=name, data=text))
         self._next += 1
-        self._bytes += len(text)
+        self._bytes += len(text) + EVENT_BYTES
         while self._bytes > MOST_EVENT_BYTES and len(self._events) > 1:
-            self._bytes -= len(self._events.popleft().data)
+            self._bytes -= len(self._events.popleft().data) + EVENT_BYTES
         self._wake()
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes it keeps."""
+        return self._bytes
 
     def end(self) -> None:
         """Say that no further one comes."""
@@ -59,6 +67,17 @@ class EventLog:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _following(self, after: int) -> list[SentEvent]:
+        """Return some events after a number: a slow reader holds no more of them, and a quick one costs no look at all.
+
+        Numbers have no gaps, so the place of one is known.
+        """
+        count = max(0, min(self._next - 1 - after, len(self._events)))  # a client may name any number
+        if count <= MOST_AT_ONCE:
+            return list(islice(reversed(self._events), count))[::-1]
+        first = len(self._events) - count
+        return list(islice(self._events, first, first + MOST_AT_ONCE))
+
     async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
         """Yield the events after a number, None where nothing came for a while, until the end."""
         while True:
@@ -66,7 +85,7 @@ class EventLog:
             if first > after + 1:
                 yield SentEvent(number=first - 1, name="missed", data=json.dumps({"events": first - 1 - after}))
                 after = first - 1
-            for event in [event for event in self._events if event.number > after]:
+            for event in self._following(after):
                 yield event
                 after = event.number
             if self.is_over and after >= self._next - 1:

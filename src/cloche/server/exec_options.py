@@ -24,8 +24,8 @@ from .identities import Caller
 ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "image", "runtime", "network_ports", "prefer")
 # Which choice is made among what is equally safe, or what is looked at elsewhere here.
 _NOT_COMPARED = frozenset({
-    "backend", "preset", "warm", "preload", "network", "network_allow", "network_ports", "packages", "locked",
-    "timeout_override", "autofix", "on_network",
+    "backend", "preset", "network", "network_allow", "network_ports", "packages", "locked", "timeout_override",
+    "autofix", "on_network",
 })  # fmt: skip
 _REQUEST_NAMES: Mapping[str, str] = {
     "memory_limit": "memory", "cpu_limit": "cpus", "pids_limit": "pids", "disk_limit": "disk",
@@ -169,7 +169,7 @@ def check_not_looser(own: Settings, base: Settings) -> None:
         if new != old and _is_more(key, new, old, base):
             raise _above(key.label, key.render(new, own), key.render(_most(key, old, base), base))
     _check_network(own.policy, base)
-    _check_packages(own.policy.packages, base)
+    check_packages(own.policy.packages, base)
 
 
 def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN401 - as many types as keys
@@ -177,6 +177,8 @@ def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN
         return bool(new > _most(key, old, base))
     if key.name == "users":
         return bool(new) and not base.ceilings.get("users", False)
+    if key.name == "network_deny":  # as an argument it takes the place of the service's own
+        return not set(old) <= set(new)
     return key.is_looser is None or bool(key.is_looser(new, old))
 
 
@@ -205,7 +207,8 @@ def _check_network(own: Policy, base: Settings) -> None:
             raise _above("networkAllow", rule.text, held.mode)
 
 
-def _check_packages(asked: PackageList, base: Settings) -> None:
+def check_packages(asked: PackageList, base: Settings) -> None:
+    """Raise PolicyDenied for packages that the settings neither have nor let anybody name."""
     held, ceiling = base.policy.packages, base.ceilings.get("packages")
     if not asked or asked == held:
         return

@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .problems import Refused, answer
+from cloche.core.errors import ClocheError
 
-MOST_BODY = 32 << 20
+from .observe import CALLER
+from .problems import Refused, answer, response_to
+
+MOST_BODY = 32 << 20  # of what brings files
+MOST_SMALL_BODY = 8 << 20  # of anything else
+MOST_BODY_OF_NOBODY = 4 << 10  # before it is known whose it is
+MOST_CONTAINERS = 500_000  # objects and lists of JSON: a tiny one takes fifty times its size in memory, and its time
 MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
 UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
+_WITH_FILES = re.compile(r"/run|/api/code/exec|/api/sandboxes(/.*)?")
 SEND_S = 30.0  # a client that reads nothing for so long is dropped
+LOOK_EVERY_S = 5.0  # at whether the key of somebody who is being sent something still holds
+_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
+Identify = Callable[[HTTPConnection], Awaitable[object]]
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -26,7 +40,7 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -34,10 +48,14 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuse what no route should see, and add the headers that browsers obey."""
+    """Refuse what no route should see, and add the headers that browsers obey.
 
-    def __init__(self, app: ASGIApp, *, names: Sequence[str], is_any_host: bool = False):
+    `identify` raises Refused (401) for a request that is nobody's.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: Sequence[str], identify: Identify, is_any_host: bool = False):
         self._app, self._names, self._is_any_host = app, frozenset(names), is_any_host
+        self._identify = identify
         self._held = 0  # bytes of bodies that are being received or worked on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,18 +89,49 @@ class Guard:
         await response(scope, receive, _with_headers(send))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        most = MOST_UPLOAD if UPLOADS.fullmatch(scope["path"]) else MOST_BODY
-        length = headers.get("content-length", "")
-        sent = _with_headers(_bounded(send))
-        if length.isdigit() and int(length) > most:
-            await _too_large(most).as_response()(scope, receive, sent)
+        sent = _with_headers(_bounded(self._while_known(HTTPConnection(scope), send)))
+        try:
+            most = await self._most(scope, headers)
+        except (Refused, ClocheError) as error:
+            await response_to(error)(scope, receive, sent)
             return
-        is_held = most == MOST_BODY  # an upload is passed on piece by piece
-        body = _Body(self, receive, most, is_held=is_held)
+        is_held = most < MOST_UPLOAD  # an upload is passed on piece by piece
+        body = _Body(self, receive, most, is_held=is_held, is_json=is_held and _is_json(headers))
         try:
             await self._app(scope, body.receive, sent)
         finally:
             self._held -= body.held
+
+    async def _most(self, scope: Scope, headers: Headers) -> int:
+        """Return how large the body may be. Raises Refused for one that says it is larger, or is nobody's."""
+        _check_charset(headers.get("content-type", ""))
+        length = headers.get("content-length", "")
+        size = int(length) if length.isdigit() else 0
+        if size <= MOST_BODY_OF_NOBODY and "transfer-encoding" not in headers:
+            return MOST_BODY_OF_NOBODY
+        if scope["path"] == "/login":
+            raise _too_large(MOST_BODY_OF_NOBODY)
+        most = _most_at(scope["path"])
+        if size > most:
+            raise _too_large(most)
+        # A body is received, and read as JSON, before a route asks whose it is.
+        await self._identify(HTTPConnection(scope))
+        return most
+
+    def _while_known(self, connection: HTTPConnection, send: Send) -> Send:
+        """Return a sender that ends an answer which goes on when the key that it is for holds no more."""
+        looked_at = time.monotonic()
+
+        async def while_known(message: Message) -> None:
+            nonlocal looked_at
+            if time.monotonic() - looked_at > LOOK_EVERY_S and message["type"] == "http.response.body":
+                looked_at = time.monotonic()
+                if CALLER in connection.scope:
+                    with suppress(ClocheError):  # what is not known now may be at the next look
+                        await self._identify(connection)
+            await send(message)
+
+        return while_known
 
     def hold(self, size: int) -> None:
         """Count bytes that a request holds. Raises Refused (503) where all requests together hold too many."""
@@ -93,6 +142,24 @@ class Guard:
         self._held += size
 
 
+def _most_at(path: str) -> int:
+    if UPLOADS.fullmatch(path):
+        return MOST_UPLOAD
+    return MOST_BODY if _WITH_FILES.fullmatch(path) else MOST_SMALL_BODY
+
+
+def _is_json(headers: Headers) -> bool:
+    return not headers.get("content-type", "").partition(";")[0].strip().lower().startswith("multipart/")
+
+
+def _check_charset(content_type: str) -> None:
+    """Raise Refused (415) for a form in another encoding: some of Python's take the square of a text's length."""
+    _, options = parse_options_header(content_type)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if charset not in _CHARSETS:
+        raise Refused(415, "unsupported-media-type", "charset: send UTF-8")
+
+
 def _too_large(most: int) -> Refused:
     return Refused(413, "body-too-large", f"the body has more than {most} bytes", remedy="send less at once")
 
@@ -100,18 +167,27 @@ def _too_large(most: int) -> Refused:
 class _Body:
     """Receive a body that may not go on beyond its bound, counted among those of all requests."""
 
-    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool):
-        self._guard, self._receive, self._most, self._is_held = guard, receive, most, is_held
-        self.held = self._seen = 0
+    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool, is_json: bool):
+        self._guard, self._receive, self._most = guard, receive, most
+        self._is_held, self._is_json = is_held, is_json
+        self.held = self._seen = self._containers = 0
 
     async def receive(self) -> Message:
         """Return the next message. Raises Refused."""
         message = await self._receive()
         if message["type"] == "http.request":
-            size = len(message.get("body", b""))
+            body = message.get("body", b"")
+            size = len(body)
             self._seen += size
             if self._seen > self._most:
                 raise _too_large(self._most)
+            if self._is_json:
+                self._containers += body.count(b"[") + body.count(b"{")
+                if self._containers > MOST_CONTAINERS:
+                    raise Refused(
+                        413, "body-too-large", f"the body has more than {MOST_CONTAINERS} objects and lists",
+                        remedy="send files in base64",
+                    )  # fmt: skip
             if self._is_held:
                 self._guard.hold(size)
                 self.held += size

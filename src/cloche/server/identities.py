@@ -120,6 +120,9 @@ def make_link_code(database: Database) -> str:
 def use_link_code(database: Database, code: str) -> str | None:
     """Return a new cookie for the code of a link, which then holds no more; None for a wrong one."""
     digest = hashlib.sha256(code.encode("utf-8", "replace")).digest()
+    with database.reading() as session:  # anybody may send anything: that keeps nobody else from writing
+        if session.scalar(select(BrowserSession.id).where(BrowserSession.sha256 == digest)) is None:
+            return None
     with database.writing() as session:
         session.execute(delete(BrowserSession).where(BrowserSession.expires_at <= now()))
         query = delete(BrowserSession).where(BrowserSession.sha256 == digest, BrowserSession.kind == "link")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -37,7 +36,8 @@ from .results import event_as_wire, read_files
 
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
-KEPT_S, MOST_KEPT = 60.0, 128  # how long the events of a run that ended can be read, and of how many
+KEPT_S = 60.0  # how long the events of a run that ended can be read
+MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, the oldest are given up sooner
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
@@ -92,8 +92,8 @@ class RunQueue:
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
         self._places = asyncio.Semaphore(default_count())
         self._live: dict[str, LiveRun] = {}
-        self._kept: deque[str] = deque()  # those that ended and whose events can be read, the oldest first
-        self.waiting = self.running = self._bytes = 0
+        self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
+        self.waiting = self.running = self._bytes = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
         self.is_closed = False
         self.stopped_by_us = False
@@ -268,10 +268,15 @@ class RunQueue:
         if not has_events:
             self._live.pop(live.id, None)
             return
-        asyncio.get_running_loop().call_later(KEPT_S, self._live.pop, live.id, None)
-        self._kept.append(live.id)
-        if len(self._kept) > MOST_KEPT:
-            self._live.pop(self._kept.popleft(), None)
+        self._kept[live.id] = live.events.size
+        self._kept_bytes += live.events.size
+        while self._kept_bytes > MOST_KEPT_BYTES:
+            self._forget(next(iter(self._kept)))
+        asyncio.get_running_loop().call_later(KEPT_S, self._forget, live.id)
+
+    def _forget(self, run_id: str) -> None:
+        self._live.pop(run_id, None)
+        self._kept_bytes -= self._kept.pop(run_id, 0)
 
 
 def is_repeated(error: Exception) -> bool:

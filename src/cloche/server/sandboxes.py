@@ -37,6 +37,7 @@ from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone
 
 from .attachments import Attachment
+from .identities import Caller
 from .problems import Refused
 
 MOST_LIVING = 64  # of the service, as each has processes and memory
@@ -98,9 +99,23 @@ class Sandboxes:
             raise
         return await self.look(sandbox_id, project)
 
-    async def check_room(self) -> None:
-        """Raise Refused (429) where as many live as may, for one that is opened elsewhere."""
-        await asyncio.to_thread(self._read, _check_room)
+    @asynccontextmanager
+    async def adopted(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> AsyncIterator[None]:
+        """Note whose a sandbox is that the body opens under the name of its id; its document is read at the end.
+
+        Raises Refused (429) for too many.
+        """
+        name = sandbox_name(sandbox_id)
+        row = {
+            "id": sandbox_id, "project": caller.project, "name": name, "worker": self._worker, "api_key": caller.key_id
+        }  # fmt: skip
+        await self._writer.write(partial(_begin, row=row, document=document))
+        try:
+            yield
+        except BaseException:
+            await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
+            raise
+        await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
 
     async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
         """Return what its row says. Raises NotFound."""

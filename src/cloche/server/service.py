@@ -25,20 +25,18 @@ from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
 from cloche.records.debugging import read_switches
-from cloche.records.ids import now
 from cloche.records.keys import note_use
 from cloche.records.reproductions import Reproductions
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
-from cloche.records.tables import LiveSandbox
 from cloche.records.workers import own_worker
 
 from .approvals import ApprovalWatch
 from .debugging import Debugging
-from .identities import Caller, Identities
+from .identities import Identities
 from .metrics import Metrics
 from .problems import Refused
 from .runs import RunQueue
-from .sandboxes import Sandboxes, sandbox_name
+from .sandboxes import Sandboxes
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -162,14 +160,6 @@ class Service:
                 task.cancel()
             if left:
                 await asyncio.wait(left)
-
-    async def adopt(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> None:
-        """Note whose a sandbox is that was opened elsewhere, under the name of its id."""
-        row = LiveSandbox(
-            id=sandbox_id, project=caller.project, created_at=now(), name=sandbox_name(sandbox_id), status="running",
-            api_key=caller.key_id, worker=self.worker, document=dict(document),
-        )  # fmt: skip
-        await self.write(lambda session: session.add(row))
 
     async def tool_state(self, project: str) -> dict[str, Any]:
         """Return the tools on offer with their risks, and what waits for approval."""

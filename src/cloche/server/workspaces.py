@@ -26,6 +26,10 @@ def opened_workspace(roots: Sequence[WorkspaceRoot], path: str, *, writes: bool)
     root, names = _root_of(roots, named)
     if writes and not root.is_writable:
         raise PolicyDenied(f"workspacePath: {escape_name(root.path)} may be read alone; the operator's roots decide")
+    if writes and any(one.path.startswith(f"{named.rstrip('/')}/") and not one.is_writable for one in roots):
+        raise PolicyDenied(
+            f"workspacePath: a folder in {escape_name(named)} may be read alone; name one that does not hold it"
+        )
     try:
         top = open_folder(root.path)
     except OSError as error:

@@ -23,6 +23,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
+TAKEN_BYTES = 256 << 10  # of an answer that is over: who takes less in such a time is dropped
 BODY_S, BODY_BYTES = 60.0, 4 << 20  # nor the rest of it, where less than this came by then: 70 kB a second
 MOST_PORT = 65_535
 
@@ -111,10 +112,23 @@ class BoundedProtocol(H11Protocol):
 
     def _look(self, before: object) -> None:
         """Close the connection, after what is still to be sent, when it was idle at the last look and ever since."""
-        if self._idle_after() is before:
-            self.transport.close()
-        else:
+        if self._idle_after() is not before:
             self._look_later()
+            return
+        self.transport.close()
+        self._end_later()
+
+    def _end_later(self) -> None:
+        """Look again whether what was still to be sent is taken: it is memory, and nobody has to read it."""
+        left = self.transport.get_write_buffer_size()
+        if left:
+            self._looking = self.loop.call_later(self.head_s, self._end, left)
+
+    def _end(self, before: int) -> None:
+        if before - self.transport.get_write_buffer_size() < min(before, TAKEN_BYTES):
+            self.transport.abort()
+        else:
+            self._end_later()
 
 
 def bounded() -> type[BoundedProtocol]:

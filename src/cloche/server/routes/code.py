@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session as DatabaseSession
 from starlette.datastructures import UploadFile
 
 from cloche.config.settings import load_settings
@@ -124,9 +125,13 @@ async def allowed_options(service: Service, caller: Caller, own: Mapping[str, An
     """Return the keywords of a sandbox, where this caller may have them. Raises PolicyDenied, InvalidRequest."""
     base = await service.settings()
     check_fields(own, caller)
-    options = service.run_options(own)
     if caller.has("admin"):
-        return options
+        return service.run_options(own)
+    if own.get("screen") == base.policy.screen:  # said, it would keep the strict one for level process from coming
+        own = {name: value for name, value in own.items() if name != "screen"}
+    if "network_deny" in own:  # more than what is denied already
+        own = {**own, "network_deny": list(dict.fromkeys([*base.policy.network_deny, *own["network_deny"]]))}
+    options = service.run_options(own)
     check_not_looser(load_settings(options), base)
     return await keep_level(service, own, options)
 
@@ -195,8 +200,11 @@ async def _repeated(service: Service, order: RunOrder) -> Response:
     if found is None or found.request_sha256 != order.request_sha256:
         raise Refused(409, "idempotency-key-reused", "this Idempotency-Key was used with another request")
     live = service.runs.find(found.id, order.project)
-    if live is not None:
-        return Response(await live.wait(), media_type="application/json")
+    if live is not None and live.task is not None:
+        await asyncio.wait({live.task})
+        if live.task.cancelled():
+            raise Refused(409, "cancelled", "the run was cancelled")
+        return Response(live.task.result(), media_type="application/json")
     return Response(as_json(found.as_dict()), media_type="application/json")
 
 
@@ -208,21 +216,30 @@ async def runs(
     status: Annotated[str | None, Query(max_length=16)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=64)] = None,
-) -> dict[str, Any]:
-    """List runs, the newest first."""
-    return await service.read(
-        lambda session: list_page(
+) -> Response:
+    """List runs, the newest first; fewer than `limit` where their results are large."""
+
+    def read(session: DatabaseSession) -> str:
+        page = list_page(
             session, Run, project=caller.project, show=lambda row: run_records.facts(row).as_dict(), limit=limit,
-            cursor=cursor, session_id=session_id, status=status,
-        )
-    )  # fmt: skip
+            cursor=cursor, session_id=session_id, status=status, large=Run.document,
+        )  # fmt: skip
+        return as_json(page)
+
+    return Response(await service.read(read), media_type="application/json")
 
 
 @router.get("/runs/{run_id}", responses=RESPONSES)
-async def run(run_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
+async def run(run_id: str, caller: Reader, service: TheService) -> Response:
     """Return one run, also while it goes on."""
-    found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
-    return found.as_dict()
+    return Response(await _run_text(service, caller, run_id), media_type="application/json")
+
+
+async def _run_text(service: Service, caller: Caller, run_id: str) -> str:
+    """Return a run as JSON, written in a thread: nobody waits for a large one."""
+    return await service.read(
+        lambda session: as_json(run_records.find(session, run_id, project=caller.project).as_dict())
+    )
 
 
 @router.get("/runs/{run_id}/events", responses={**RESPONSES, 200: _EVENTS})
@@ -232,8 +249,7 @@ async def events(
     """Return the events of a run that goes on, or ended within the last minute; `Last-Event-ID` goes on after it."""
     live = service.runs.find(run_id, caller.project)
     if live is None:
-        found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
-        text = as_json(found.as_dict())
+        text = await _run_text(service, caller, run_id)
         return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
     return HeldStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
 

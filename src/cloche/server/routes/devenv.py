@@ -21,7 +21,7 @@ from cloche.records.ids import new_id
 from cloche.records.provision import provision
 
 from ..auth import Reader, Runner, TheService
-from ..exec_options import WireModel
+from ..exec_options import WireModel, check_packages
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..sandboxes import sandbox_name
@@ -100,19 +100,21 @@ async def provisioned(asked: Provision, caller: Runner, service: TheService) -> 
     """Open a sandbox that lives and set it up; each step says how it ended."""
     if (asked.workspace_path is None) == (asked.manifest is None):
         raise Refused(422, "invalid-request", "give workspacePath or manifest, not both", field="workspacePath")
-    await service.sandboxes.check_room()
-    await service.settings()
+    settings = await service.settings()
     sandbox_id = new_id("sb")
     options: dict[str, Any] = {**service.options.options, "name": sandbox_name(sandbox_id), "keep": asked.keep}
-    async with service.runs.hold(), AsyncExitStack() as stack:
+    if not caller.has("admin"):
+        options["check_packages"] = lambda lines: check_packages(tuple(lines), settings)
+    about: dict[str, Any] = {"labels": {}}
+    async with service.runs.hold(), service.sandboxes.adopted(sandbox_id, caller, about), AsyncExitStack() as stack:
         if asked.workspace_path is None:
             found, folder = parse_manifest(asked.manifest), await _entered(service, stack, _empty_folder())
         else:
             opening = opened_workspace(service.options.roots, asked.workspace_path, writes=False)
             folder, _ = await _entered(service, stack, opening)
             found = await service.with_files(partial(read_manifest, folder))
+        about["manifest"] = found.name
         done = (await provision(found, folder=folder, **options)).as_dict()
-        await service.adopt(sandbox_id, caller, {"labels": {}, "manifest": found.name})
     return {**done, "sandbox": sandbox_id}
 
 

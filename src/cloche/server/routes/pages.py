@@ -117,7 +117,7 @@ async def activity(
     found = await service.read(
         lambda records: list_page(
             records, Run, project=caller.project, show=lambda row: show_row(run_records.facts(row)), limit=PER_PAGE,
-            cursor=cursor or None, session_id=session or None, status=status or None,
+            cursor=cursor or None, session_id=session or None, status=status or None, large=Run.document,
         )
     )  # fmt: skip
     items: list[dict[str, Any]] = found["items"]

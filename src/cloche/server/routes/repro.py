@@ -13,7 +13,7 @@ from cloche.records.reproductions import Reproductions
 from ..auth import Reader, Runner, TheService
 from ..exec_options import WireModel
 from ..identities import Caller
-from ..problems import RESPONSES
+from ..problems import RESPONSES, Refused
 from ..service import Service
 from .snapshots import Cursor, Limit, Session, SessionId
 
@@ -91,8 +91,11 @@ async def run(
     started = await asyncio.to_thread(reproductions.start, repro_id, backend)
 
     async def finish() -> None:
-        async with service.runs.hold():
-            await reproductions.finish(repro_id, service.options.options)
+        try:
+            async with service.runs.hold():
+                await reproductions.finish(repro_id, service.options.options)
+        except Refused as error:  # there was no room, and so it must not stay `running`
+            await asyncio.to_thread(reproductions.give_up, repro_id, error.detail)
 
     service.in_background(finish())
     return started

@@ -20,7 +20,7 @@ from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/sandbox", tags=["sandbox"])
 DETECTED_FOR_S = 30.0  # asking a daemon takes a while
-_detected: dict[str, tuple[float, dict[str, Any]]] = {}
+_detected: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
 
 @router.get("/config", responses=RESPONSES)
@@ -98,14 +98,28 @@ def _values(settings: Settings) -> dict[str, Any]:
 
 
 async def _backend(name: str, settings: Settings) -> dict[str, Any]:
-    at, known = _detected.get(name, (0.0, {}))
-    if not known or time.monotonic() - at > DETECTED_FOR_S:
-        criteria = BackendCriteria(policy=Policy(), images=settings.images)
-        found = await asyncio.to_thread(describe, name, criteria)
-        known = {
-            "name": name, "available": found.available, "level": str(found.level) if found.available else None,
-            "levelSource": "measured", "reason": found.reason, "remedy": found.remedy,
-            "summary": BACKEND_ROWS[name].summary,
-        }  # fmt: skip
-        _detected[name] = (time.monotonic(), known)
-    return known
+    """Return one; all who ask at once wait for the same answer, so that they take one thread."""
+    at, task = _detected.get(name, (0.0, None))
+    is_old = time.monotonic() - at > DETECTED_FOR_S
+    if task is None or not _is_ours(task) or (task.done() and (is_old or _has_failed(task))):
+        task = asyncio.ensure_future(_detect(name, settings))
+        _detected[name] = (time.monotonic(), task)
+    return await asyncio.shield(task)
+
+
+def _has_failed(task: asyncio.Task[dict[str, Any]]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+def _is_ours(task: asyncio.Task[dict[str, Any]]) -> bool:
+    return task.done() or task.get_loop() is asyncio.get_running_loop()
+
+
+async def _detect(name: str, settings: Settings) -> dict[str, Any]:
+    criteria = BackendCriteria(policy=Policy(), images=settings.images)
+    found = await asyncio.to_thread(describe, name, criteria)
+    return {
+        "name": name, "available": found.available, "level": str(found.level) if found.available else None,
+        "levelSource": "measured", "reason": found.reason, "remedy": found.remedy,
+        "summary": BACKEND_ROWS[name].summary,
+    }  # fmt: skip
