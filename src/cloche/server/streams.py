@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,8 +17,11 @@ class HeldStream(StreamingResponse):
     The framework's own leaves the generator of a client that was dropped to the garbage collector.
     """
 
-    def __init__(self, pieces: AsyncGenerator[Any], stack: AsyncExitStack | None = None, **more: Any) -> None:  # noqa: ANN401
-        super().__init__(pieces, **more)
+    def __init__(
+        self, pieces: AsyncGenerator[Any], stack: AsyncExitStack | None = None, *, status_code: int = 200,
+        headers: Mapping[str, str] | None = None, media_type: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(pieces, status_code, headers, media_type)
         self._pieces, self._stack = pieces, stack or AsyncExitStack()
 
     async def __call__(self, *arguments: Any) -> None:  # noqa: ANN401 - scope, receive, send
