@@ -222,3 +222,26 @@ def test_an_answer_in_two_pieces_is_sent_at_once() -> None:
         for listener, expected in ((plain, 0), (ours, 1)):
             with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
                 assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == expected
+
+
+def test_an_answer_that_nobody_takes_is_dropped() -> None:
+    """What is still to be sent to a client that does not read is memory: its connection ends, and not the others."""
+    over = asyncio.Event()
+
+    async def large(_scope: object, _receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % (32 << 20))]})
+        await send({"type": "http.response.body", "body": bytes(32 << 20)})
+        over.set()
+
+    async def work(connect: Connect) -> None:
+        reader, writer = await connect()
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await over.wait()
+        for _ in range(4):  # each takes as long as a look at a connection does
+            assert await _is_closed(await connect())
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        with suppress(ConnectionError):
+            assert len(await reader.read()) < 32 << 20
+
+    serve(work, most=3, head_s=0.4, app=large)

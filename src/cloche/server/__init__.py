@@ -6,7 +6,8 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `command.py`: the command line's side; `service.py`: what one worker holds; `app.py`: routes and bounds together.
 - `auth.py`: who asks, and for what; `guard.py`: hosts, bodies, headers; `problems.py`: errors.
 - `observe.py`: what each request leaves; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`: for the operator.
-- `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `results.py`: results as the wire has them.
+- `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `places.py`: whose turn it is;
+  `results.py`: results as the wire has them.
 - `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
 - `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
 - `events.py`: what goes on, as server-sent events.

@@ -1,9 +1,9 @@
 """The queue of runs: bounded in number, bytes and time; each run is a task with a row, and its last events.
 
 Theory of operation: `submit` refuses before anything is kept, where the queue is full. Else the row is committed, and a
-task waits for one of as many places as the library runs at once. Whoever waits for the result, or reads the events,
-holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are missing. A run
-whose row cannot be written does not start; one that ended is answered when its result is committed.
+task waits for one of as many places as the library runs at once; keys take turns. Whoever waits for the result, or
+reads the events, holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are
+missing. A run whose row cannot be written does not start; one that ended is answered when its result is committed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
 
 from .events import LiveRun
+from .places import Places
 from .problems import Refused
 from .results import event_as_wire, read_files
 
@@ -90,7 +92,8 @@ class RunQueue:
         self._writer, self._worker = writer, worker
         self._observer: RunObserver = observer or Unobserved()
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
-        self._places = asyncio.Semaphore(default_count())
+        self._places = Places(default_count())
+        self._waiting_of: Counter[str | None] = Counter()  # by key
         self._live: dict[str, LiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.waiting = self.running = self._bytes = self._kept_bytes = 0
@@ -111,10 +114,11 @@ class RunQueue:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
-        if self.waiting >= self._queue_limit or self._bytes + order.size > MOST_QUEUED_BYTES:
+        if self._is_full(order.api_key) or self._bytes + order.size > MOST_QUEUED_BYTES:
             raise self._no_room(f"{self.waiting} runs wait already", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
         self.waiting += 1
+        self._waiting_of[order.api_key] += 1
         self._bytes += order.size
         try:
             await self._writer.write(
@@ -133,16 +137,17 @@ class RunQueue:
         return live
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Hold a place for other work that runs code. Raises Refused (503) where none comes free."""
-        if self.is_closed or self.waiting >= self._queue_limit:
+    async def hold(self, api_key: str | None) -> AsyncIterator[None]:
+        """Hold a place for other work of a caller that runs code. Raises Refused (503) where none comes free."""
+        if self.is_closed or self._is_full(api_key):
             why = "the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already"
             raise self._no_room(why, 5)
         self.waiting += 1
+        self._waiting_of[api_key] += 1
         try:
-            await self._place()
+            await self._place(api_key)
         finally:
-            self.waiting -= 1
+            self._waits_no_more(api_key)
         try:
             yield
         finally:
@@ -164,9 +169,20 @@ class RunQueue:
             for writing in left_unwritten:
                 writing.cancel()  # the next start notes these runs as lost
 
+    def _is_full(self, api_key: str | None) -> bool:
+        """Tell whether there is no room; a key's own runs take three of four places in the queue at most."""
+        share = self._queue_limit - self._queue_limit // 4
+        return self.waiting >= self._queue_limit or (api_key is not None and self._waiting_of[api_key] >= share)
+
     def _leave_queue(self, order: RunOrder) -> None:
-        self.waiting -= 1
+        self._waits_no_more(order.api_key)
         self._bytes -= order.size
+
+    def _waits_no_more(self, api_key: str | None) -> None:
+        self.waiting -= 1
+        self._waiting_of[api_key] -= 1
+        if not self._waiting_of[api_key]:
+            del self._waiting_of[api_key]
 
     async def _run(self, live: LiveRun, order: RunOrder) -> str:
         try:
@@ -197,18 +213,15 @@ class RunQueue:
 
     async def _take_place(self, order: RunOrder) -> None:
         try:
-            await self._place()
+            await self._place(order.api_key)
         finally:
             self._leave_queue(order)
 
-    async def _place(self) -> None:
+    async def _place(self, api_key: str | None) -> None:
         """Take a place. Raises Refused (503) where none comes free in time."""
-        if not self._places.locked():
-            await self._places.acquire()  # at once
-            return
         try:
             async with asyncio.timeout(self._deadline_s):
-                await self._places.acquire()
+                await self._places.take(api_key)
         except TimeoutError:
             raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
 

@@ -87,6 +87,7 @@ class Service:
         self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
         self.approvals = ApprovalWatch(self.read)
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
+        self.changing = asyncio.Lock()  # settings
         self.is_draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
@@ -135,10 +136,10 @@ class Service:
         try:
             use_stored_settings(together)
             load_settings(dict(self.options.options))
+            await self.write(partial(store, values=values, by=by))
         except ClocheError:
             use_stored_settings(before.values)
             raise
-        await self.write(partial(store, values=values, by=by))
         return await self.settings()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:

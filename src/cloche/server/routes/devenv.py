@@ -106,7 +106,8 @@ async def provisioned(asked: Provision, caller: Runner, service: TheService) -> 
     if not caller.has("admin"):
         options["check_packages"] = lambda lines: check_packages(tuple(lines), settings)
     about: dict[str, Any] = {"labels": {}}
-    async with service.runs.hold(), service.sandboxes.adopted(sandbox_id, caller, about), AsyncExitStack() as stack:
+    adopted = service.sandboxes.adopted(sandbox_id, caller, about)
+    async with service.runs.hold(caller.key_id), adopted, AsyncExitStack() as stack:
         if asked.workspace_path is None:
             found, folder = parse_manifest(asked.manifest), await _entered(service, stack, _empty_folder())
         else:

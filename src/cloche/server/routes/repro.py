@@ -92,7 +92,7 @@ async def run(
 
     async def finish() -> None:
         try:
-            async with service.runs.hold():
+            async with service.runs.hold(caller.key_id):
                 await reproductions.finish(repro_id, service.options.options)
         except Refused as error:  # there was no room, and so it must not stay `running`
             await asyncio.to_thread(reproductions.give_up, repro_id, error.detail)

@@ -39,11 +39,13 @@ async def change_config(
 
     They rank above files, and below the environment and the arguments of the service; ceilings bind in any case.
     """
-    settings, values = await service.settings(), read_names(given)
-    if loosened_by(values, settings):
-        caller.require("admin")
-    before = _values(settings)
-    after = await service.change_settings(values, by=caller.name)
+    values = read_names(given)
+    async with service.changing:  # what was compared is what is changed
+        settings = await service.settings()
+        if loosened_by(values, settings):
+            caller.require("admin")
+        before = _values(settings)
+        after = await service.change_settings(values, by=caller.name)
     if (audit := audit_for(after)) is not None:
         changed = {name: [before[name], _values(after)[name]] for name in given}
         await asyncio.to_thread(audit.record, "settings", by=caller.name, changed=changed)
