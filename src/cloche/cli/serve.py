@@ -96,6 +96,7 @@ def _mcp(
 @option("--queue", metavar="N", type=click.IntRange(min=1), default=256, help="How many runs may wait.")
 @option("--queue-deadline", metavar="TIME", default="30s", help="How long a run waits at most.")
 @option("--drain", metavar="TIME", default="30s", help="How long runs may go on when the service is stopped.")
+@option("--keep-runs", metavar="TIME", default="30d", help="How long records of runs are kept; 100,000 at most.")
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
 def _serve(
@@ -111,6 +112,7 @@ def _serve(
     queue: int,
     queue_deadline: str,
     drain: str,
+    keep_runs: str,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -128,7 +130,8 @@ def _serve(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
         allowed_hosts=allow_host, allowed_origins=allow_origin, roots=roots, queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
-        drain_s=parse_duration(drain, name="drain"), is_debugging=sandbox_debug,
+        drain_s=parse_duration(drain, name="drain"),
+        keep_runs_s=parse_duration(keep_runs, name="keep-runs"), is_debugging=sandbox_debug,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

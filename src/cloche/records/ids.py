@@ -35,4 +35,9 @@ def check_id(text: str, kind: str) -> str:
 
 def now() -> str:
     """Return the time as records have it: RFC 3339 in UTC, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment(time.time())
+
+
+def moment(seconds: float) -> str:
+    """Return a time in seconds since 1970 as records have it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

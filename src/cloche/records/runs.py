@@ -5,22 +5,24 @@ Who runs it is the row's `worker` (`workers.py`); `recover` closes the runs of t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Table, bindparam, insert, select, update
+from sqlalchemy import CursorResult, Table, bindparam, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
 from .database import Database, Encoded
-from .ids import check_id, now
+from .ids import check_id, moment, now
 from .tables import Run
 from .workers import is_gone
 
 UNFINISHED = ("queued", "running")
+MOST_RUNS = 100_000  # that are kept
 LOST = "the service ended while this ran; what it did until then is not known"
 
 # Of each request; made once, since making a statement takes longer than the database does.
@@ -100,6 +102,17 @@ def facts(row: Run) -> RunFacts:
         id=row.id, project=row.project, status=row.status, created_at=row.created_at, ended_at=row.ended_at,
         session_id=row.session_id, api_key=row.api_key, request_sha256=row.request_sha256, document=row.document,
     )  # fmt: skip
+
+
+def forget_old(session: Session, *, retention_s: float, most: int = MOST_RUNS) -> int:
+    """Delete the runs that ended so many seconds ago, and the oldest beyond a number; return how many."""
+    before = moment(time.time() - retention_s)
+    ended = delete(Run).where(Run.status.not_in(UNFINISHED))
+    count = cast("CursorResult[Any]", session.execute(ended.where(Run.ended_at < before))).rowcount
+    oldest_kept = session.scalar(select(Run.id).order_by(Run.id.desc()).offset(most - 1).limit(1))
+    if oldest_kept is not None:
+        count += cast("CursorResult[Any]", session.execute(ended.where(Run.id < oldest_kept))).rowcount
+    return count
 
 
 def recover(database: Database) -> int:

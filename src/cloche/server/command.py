@@ -42,6 +42,7 @@ class ServeCommand:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = 30.0
+    keep_runs_s: float = 30 * 86_400.0
     is_debugging: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
@@ -73,7 +74,8 @@ async def _serve(command: ServeCommand) -> None:
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
-        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s, is_debugging=command.is_debugging,
+        queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
+        keep_runs_s=command.keep_runs_s, is_debugging=command.is_debugging,
     )  # fmt: skip
     listener = http.listen(command.host, command.port)
     end_telemetry = configure_telemetry()

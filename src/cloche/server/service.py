@@ -40,7 +40,8 @@ from .sandboxes import Sandboxes
 
 T = TypeVar("T")
 DRAIN_S = 30.0
-NOTE_USE_EVERY_S = 30.0
+NOTE_USE_EVERY_S, FORGET_EVERY_S = 30.0, 3_600.0
+KEEP_RUNS_S = 30 * 86_400.0
 THREADS = 48  # for reading the database and other short work
 FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
 MOST_PENDING = 200  # approvals, in the record of a workspace
@@ -67,6 +68,7 @@ class ServiceOptions:
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
     drain_s: float = DRAIN_S
+    keep_runs_s: float = KEEP_RUNS_S
     is_debugging: bool = False
 
 
@@ -196,6 +198,15 @@ class Service:
         self.approvals.close()
         self.sandboxes.end_streams()
 
+    async def forget_old_runs(self) -> None:
+        """Delete, now and from time to time, the records of runs that are kept no longer."""
+        forget = partial(run_records.forget_old, retention_s=self.options.keep_runs_s)
+        while True:
+            with suppress(ClocheError):  # said where it matters: at the next request
+                if count := await self.write(forget):
+                    log.info("the records of %d runs are kept no longer", count)
+            await asyncio.sleep(FORGET_EVERY_S)
+
     async def note_use_of_keys(self) -> None:
         """Note from time to time which keys were used; an interruption costs the last times."""
         while True:
@@ -216,6 +227,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         asyncio.ensure_future(service.note_use_of_keys()),
         asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
         asyncio.ensure_future(service.sandboxes.tend()),
+        asyncio.ensure_future(service.forget_old_runs()),
     ]
     try:
         await asyncio.to_thread(approvals.take_over_older, database)
