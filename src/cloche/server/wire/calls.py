@@ -45,12 +45,19 @@ class Call:
     _send_text: SendText
     held: int = 0  # bytes of fields that came in pieces
     task: asyncio.Task[None] | None = None
+    is_cancelled: bool = False
     incoming: dict[int, Incoming] = field(default_factory=dict)
     outgoing: dict[int, Outgoing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.incoming = {channel: Incoming(self.number, channel, self._send) for channel in FROM_CLIENT}
         self.outgoing = {channel: Outgoing(self.number, channel, self._send) for channel in FROM_SERVICE}
+
+    def cancel(self) -> None:
+        """End it; a second time changes nothing, so that what it clears up is not cut short."""
+        if self.task is not None and not self.is_cancelled:
+            self.is_cancelled = True
+            self.task.cancel()
 
     async def event(self, name: str, data: Mapping[str, Any] | str) -> None:
         """Tell an event, once there is credit for it."""

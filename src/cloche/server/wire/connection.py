@@ -48,11 +48,14 @@ class Wire:
             await carry(self._websocket, self._receive(), self._watch_client(), scope=None)
         finally:
             self._is_over = True
-            tasks = [call.task for call in self._calls.values() if call.task is not None]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await self._end_calls()
+
+    async def _end_calls(self) -> None:
+        tasks = [call.task for call in self._calls.values() if call.task is not None]
+        for call in self._calls.values():
+            call.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # What comes.
 
@@ -84,8 +87,8 @@ class Wire:
             await self._begin(said)
         elif said.keys() == {"cancel"}:
             call = self._calls.get(said["cancel"]) if isinstance(said["cancel"], int) else None
-            if call is not None and call.task is not None:
-                call.task.cancel()
+            if call is not None:
+                call.cancel()
         elif said.keys() == {"ping"}:
             await self._send_text(json.dumps({"pong": said["ping"]}))
         elif said.keys() != {"pong"}:
@@ -104,6 +107,7 @@ class Wire:
             return
         self._calls[number] = call
         call.task = asyncio.ensure_future(self._carry_out(call, said))
+        await asyncio.sleep(0)  # a task that is cancelled before its first step says nothing
 
     # What is done.
 

@@ -48,7 +48,7 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.open": Verb("run", work.open_sandbox, sandboxes.NewSandbox, of=(), is_inside=False),
     "sandbox.list": Verb("read", work.list_sandboxes, work.Listing, of=(), is_inside=False),
     "sandbox.look": Verb("read", work.look, is_inside=False),
-    "sandbox.attach": Verb("run", work.attach),
+    "sandbox.attach": Verb("read", work.attach),
     "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
