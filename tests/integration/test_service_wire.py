@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import json
 import sqlite3
 import tarfile
 import time
@@ -285,6 +286,9 @@ def test_each_call_needs_its_scope_and_its_project(service: Service, key: str, s
             assert (await reader.do("file.stat", sandbox=sandbox, path="/"))["type"] == "directory"
             for verb, fields in (("run", {"shell": "true"}), ("file.write", {"path": "x"}), ("sandbox.end", {})):
                 assert await failure(reader, verb, sandbox=sandbox, **fields) == (403, "scope-missing")
+        lines = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+        calls = [(line["verb"], line["status"]) for line in lines if line["event"] == "call"]
+        assert calls[-2:] == [("file.write", 403), ("sandbox.end", 403)]
         async with asyncio.timeout(PATIENCE_S), wired(service.address, key) as wire:
             assert await shell(wire, sandbox, "echo ours") == "ours\n"
             with sqlite3.connect(service.database, timeout=10) as rows:

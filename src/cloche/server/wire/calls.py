@@ -41,6 +41,7 @@ class Call:
     """Hold one call. Its number may be used again once its last frame, a result or an error, is on its way."""
 
     number: int
+    verb: str
     _send: Send
     _send_text: SendText
     held: int = 0  # bytes of fields that came in pieces

@@ -11,6 +11,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import structlog
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import ValidationError
@@ -20,6 +21,8 @@ from cloche import __version__
 from cloche.core.escape import escape_name
 
 from ..auth import find_caller
+from ..log import ACCESS
+from ..observe import CALLER, NO_ROUTE
 from ..problems import Refused, response_to
 from ..sandbox_use import using
 from ..service import Service
@@ -40,6 +43,7 @@ class Wire:
         self._calls: dict[int, Call] = {}
         self._heard_at = asyncio.get_running_loop().time()
         self._is_over = False
+        self._log = structlog.stdlib.get_logger(ACCESS)
 
     async def serve(self) -> None:
         """Serve until the client goes, or may no more."""
@@ -100,10 +104,10 @@ class Wire:
             raise BadMessage(f"call: give a number from 1 to {frames.MOST_NUMBER}")
         if number in self._calls:
             raise BadMessage(f"call: {number} goes on already; use another number")
-        call = Call(number, self._send, self._send_text)
+        call = Call(number, NO_ROUTE, self._send, self._send_text)
         if len(self._calls) >= frames.MOST_CALLS:
             error = Refused(429, "too-many-calls", f"{frames.MOST_CALLS} calls go on over this connection")
-            await self._send_text(_error(number, error))
+            await self._send_text(_error(number, error)[1])
             return
         self._calls[number] = call
         call.task = asyncio.ensure_future(self._carry_out(call, said))
@@ -113,20 +117,29 @@ class Wire:
 
     async def _carry_out(self, call: Call, said: dict[str, Any]) -> None:
         """Do what is asked, and send the one frame that ends the call."""
+        begun, status = asyncio.get_running_loop().time(), 200
         try:
             last = await call.prepared(await self._answer(call, said))
         except asyncio.CancelledError:  # by the client, or with the connection, where nobody is told
-            last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
+            status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
         except Exception as error:  # told, and logged where nobody expected it
-            last = _error(call.number, error)
+            status, last = _error(call.number, error)
         finally:
             self._service.wire.held -= call.held
             self._calls.pop(call.number, None)
+        self._note(call.verb, status, asyncio.get_running_loop().time() - begun)
         await self._send_text(last)
+
+    def _note(self, verb: str, status: int, seconds: float) -> None:
+        """Leave for the operator what a request leaves."""
+        self._service.metrics.request_ended("WIRE", verb, status, seconds)
+        key = self._websocket.scope.get(CALLER)
+        self._log.info("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
 
     async def _answer(self, call: Call, said: dict[str, Any]) -> object:
         caller = await find_caller(self._websocket)
-        verb = _verb(said.pop("verb"))
+        verb = _verb(said["verb"])
+        call.verb = said.pop("verb")
         caller.require(verb.scope)
         if "fieldsOn" in said:
             if said != {"fieldsOn": frames.JSON}:
@@ -209,8 +222,9 @@ def _plain(answer: object) -> object:
     return bytes(answer.body).decode() if isinstance(answer, Response) else answer
 
 
-def _error(number: int, error: Exception) -> str:
+def _error(number: int, error: Exception) -> tuple[int, str]:
+    """Return the status and the frame of a call that failed."""
     response = response_to(error)
     after = response.headers.get("retry-after")
     problem = {**json.loads(bytes(response.body)), **({} if after is None else {"retryAfter": after})}
-    return json.dumps({"call": number, "error": problem})
+    return response.status_code, json.dumps({"call": number, "error": problem})
