@@ -176,6 +176,7 @@ async def test_files_pass_both_ways(wire: WireClient, sandbox: str) -> None:
     assert await down.result == {"size": MIB}
     packed = await wire.begin("file.pack", sandbox=sandbox, path="d")
     archive = await packed.read()
+    assert await packed.result == {"size": len(archive), "leftOut": 0}
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         assert members.getnames() == ["big"]
     watch = await wire.begin("file.watch", sandbox=sandbox, path="/workspace", recursive=True)

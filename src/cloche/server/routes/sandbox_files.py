@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -211,10 +211,11 @@ async def pack(use: Reading, path: Path) -> Response:
     return await _stream(packed(use, path), 200, "application/x-tar", {})
 
 
-def packed(use: Use, path: str) -> AsyncIterator[bytes]:
+def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
     """Return the pieces of a tar archive, no more of them than the sandbox may have files."""
     disk = use.sandbox.limits.disk_bytes
-    return use.held.live.pack_stream(path, max_bytes=disk + disk // 4 + MIB)  # with what an archive adds
+    most = disk + disk // 4 + MIB  # with what an archive adds
+    return use.held.live.pack_stream(path, max_bytes=most, note_skipped=note_skipped)
 
 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)

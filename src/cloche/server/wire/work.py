@@ -300,7 +300,9 @@ async def read(call: Call, asked: Asked) -> object:
 
 async def pack(call: Call, asked: Asked) -> object:
     """Send a folder as an archive."""
-    return await _sent(call, files.packed(_use(asked), asked.fields.read()))
+    skipped: list[int] = []
+    sent = await _sent(call, files.packed(_use(asked), asked.fields.read(), skipped.append))
+    return {**sent, "leftOut": sum(skipped)}
 
 
 async def _sent(call: Call, pieces: Any) -> dict[str, int]:  # noqa: ANN401 - a generator, though it is not said so
