@@ -296,15 +296,19 @@ class LiveFiles:
         async with self._outgoing_turns, self._packing(path) as operation:
             while piece := await operation.incoming.read():
                 take(piece)
-            skipped = (await operation.answer()).get("skipped")
-            return skipped if isinstance(skipped, int) else 0
+            return _skipped(await operation.answer())
 
-    async def pack_stream(self, path: str, *, max_bytes: int | None = None) -> AsyncIterator[bytes]:
-        """Yield the same, as fast as it is taken. More than `max_bytes` are refused."""
+    async def pack_stream(
+        self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
+    ) -> AsyncIterator[bytes]:
+        """Yield the same, as fast as it is taken; at last say how many files were left out.
+
+        More than `max_bytes` are refused.
+        """
         async with self._outgoing_turns, self._packing(path, most=_count(max_bytes)) as operation:
             while piece := await operation.incoming.read():
                 yield piece
-            await operation.answer()
+            note_skipped(_skipped(await operation.answer()))
 
     def _packing(self, path: str, most: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
         return self._operation("pack", path, timeout_s=None, most=most, entries=MOST_ENTRIES)
@@ -409,6 +413,11 @@ def _count(value: int | None) -> int | None:
 
 def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
     return SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path, kind="other")
+
+
+def _skipped(answer: Mapping[str, Any]) -> int:
+    found = answer.get("skipped")
+    return found if isinstance(found, int) else 0
 
 
 def _read_answer(data: bytes, path: str) -> dict[str, Any]:

@@ -489,8 +489,13 @@ class SupportsFileStreams(Protocol):
         """Yield a file, or a part of it."""
         ...
 
-    def pack_stream(self, path: str, *, max_bytes: int | None = None) -> AsyncIterator[bytes]:
-        """Yield a folder, or a file, as a tar archive; more than `max_bytes` are refused."""
+    def pack_stream(
+        self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
+    ) -> AsyncIterator[bytes]:
+        """Yield a folder, or a file, as a tar archive; more than `max_bytes` are refused.
+
+        At the end `note_skipped` gets how many files were left out.
+        """
         ...
 
 

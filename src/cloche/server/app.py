@@ -22,7 +22,7 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files",
-    "sandbox_streams", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
+    "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
 )  # fmt: skip
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")

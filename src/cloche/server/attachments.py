@@ -153,6 +153,24 @@ class Attachment:
             self._processes.pop(process_id, None)
             raise
 
+    @asynccontextmanager
+    async def shared(self, process: AsyncProcess) -> AsyncIterator[SharedProcess]:
+        """Hold a process that was just started, for the body, in which others may use it; then it ends, or is kept."""
+        shared = SharedProcess(process=process, users=1, is_followed=True)
+        task = self._processes[process.id] = asyncio.ensure_future(_ready(shared))
+        try:
+            async with process:
+                yield shared
+        finally:
+            if self._processes.get(process.id) is task:
+                del self._processes[process.id]
+
+    async def let_go(self, process_id: str) -> None:
+        """Let a process go on by itself, whoever holds it here."""
+        task = self._processes.pop(process_id, None)
+        if task is not None:
+            await (await asyncio.shield(task)).process.detach()
+
     # Sessions.
 
     def add_session(self, session: AsyncSession, *, has_checkpoints: bool, parent: str | None = None) -> HeldSession:
@@ -187,6 +205,10 @@ class Attachment:
                 "the worker that opened it"
             )
         return found
+
+
+async def _ready(shared: SharedProcess) -> SharedProcess:
+    return shared
 
 
 async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:

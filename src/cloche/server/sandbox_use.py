@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -36,13 +37,19 @@ class Use:
         return self.held.sandbox
 
 
+@asynccontextmanager
+async def using(service: Service, caller: Caller, sandbox_id: str) -> AsyncIterator[Use]:
+    """Use a sandbox of the caller's project for the body. Raises NotFound, Refused (409), ClocheError."""
+    async with service.sandboxes.held(sandbox_id, caller.project) as held:
+        yield Use(caller=caller, service=service, held=held)
+
+
 def _use_for(scope: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
     async def use(sandbox_id: str, connection: HTTPConnection) -> AsyncIterator[Use]:
         caller = await find_caller(connection)
         caller.require(scope)
-        service = service_of(connection)
-        async with service.sandboxes.held(sandbox_id, caller.project) as held:
-            yield Use(caller=caller, service=service, held=held)
+        async with using(service_of(connection), caller, sandbox_id) as found:
+            yield found
 
     return Depends(use)
 

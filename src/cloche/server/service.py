@@ -37,6 +37,7 @@ from .metrics import Metrics
 from .problems import Refused
 from .runs import RunQueue
 from .sandboxes import Sandboxes
+from .wire.load import WireLoad
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -88,6 +89,7 @@ class Service:
         )  # fmt: skip
         self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
         self.approvals = ApprovalWatch(self.read)
+        self.wire = WireLoad()
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.changing = asyncio.Lock()  # settings
         self.is_draining = False

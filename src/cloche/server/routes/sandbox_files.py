@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from cloche.records.ids import new_id
 from ..events import LiveRun
 from ..exec_options import WireModel, decoded
 from ..problems import RESPONSES, Refused
-from ..sandbox_use import EVENTS, Reading, Running
+from ..sandbox_use import EVENTS, Reading, Running, Use
 from ..streams import HeldStream, event_stream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"])
@@ -51,6 +51,11 @@ async def _path(
     path: Annotated[str | None, Query(max_length=MOST_PATH)] = None,
     path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * MOST_PATH)] = None,
 ) -> str:
+    return read_path(path, path_base64)
+
+
+def read_path(path: str | None, path_base64: str | None) -> str:
+    """Return the path that one of two fields has. Raises InvalidRequest."""
     if path_base64 is not None:
         return decoded(path_base64, "pathBase64").decode("utf-8", "surrogateescape")
     if not path:
@@ -67,6 +72,7 @@ class NewFolder(WireModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"path": "/workspace/out"}]})
 
     path: GuestPath
+    parents: bool = True
 
 
 class Move(WireModel):
@@ -85,7 +91,8 @@ def _named(name: str, key: str = "name") -> dict[str, str]:
     return {key: name}
 
 
-def _as_dict(info: FileInfo) -> dict[str, Any]:
+def as_dict(info: FileInfo) -> dict[str, Any]:
+    """Return plain data, as the wire has it."""
     link = {**_named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
     return {
         **_named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
@@ -102,7 +109,7 @@ async def entries(use: Reading, path: Path, recursive: bool = False) -> Response
 
 
 def _encode(found: Sequence[FileInfo]) -> bytes:
-    rows = [_as_dict(one) for one in found[:MOST_ROWS]]
+    rows = [as_dict(one) for one in found[:MOST_ROWS]]
     document = {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
     return json.dumps(document, ensure_ascii=False).encode()
 
@@ -110,7 +117,7 @@ def _encode(found: Sequence[FileInfo]) -> bytes:
 @router.get("/files/stat", responses=RESPONSES)
 async def stat(use: Reading, path: Path) -> dict[str, Any]:
     """Describe what is at a path, a link as a link."""
-    return _as_dict(await use.sandbox.stat(path))
+    return as_dict(await use.sandbox.stat(path))
 
 
 @router.delete("/files", responses=RESPONSES)
@@ -123,15 +130,15 @@ async def remove(use: Running, path: Path, recursive: bool = False) -> dict[str,
 @router.post("/files/folder", status_code=201, responses=RESPONSES)
 async def make_folder(use: Running, asked: NewFolder) -> dict[str, Any]:
     """Make a folder."""
-    await use.sandbox.make_dir(asked.path)
-    return _as_dict(await use.sandbox.stat(asked.path))
+    await use.sandbox.make_dir(asked.path, parents=asked.parents)
+    return as_dict(await use.sandbox.stat(asked.path))
 
 
 @router.post("/files/move", responses=RESPONSES)
 async def move(use: Running, asked: Move) -> dict[str, Any]:
     """Give a file or a folder another path."""
     await use.sandbox.move(asked.path, asked.target, replace=asked.replace)
-    return _as_dict(await use.sandbox.stat(asked.target))
+    return as_dict(await use.sandbox.stat(asked.target))
 
 
 @router.get("/files/content", responses={**RESPONSES, **_CONTENT}, response_class=Response)
@@ -195,15 +202,20 @@ async def write(
     how = "append" if append else "replace"
     with _uploading():
         await use.held.live.write_path(path, _content(request), how=how, mode=bits)
-    return _as_dict(await use.sandbox.stat(path))
+    return as_dict(await use.sandbox.stat(path))
 
 
 @router.get("/files/archive", responses={**RESPONSES, **_ARCHIVE}, response_class=Response)
 async def pack(use: Reading, path: Path) -> Response:
     """Return a folder, or a file, as a tar archive."""
+    return await _stream(packed(use, path), 200, "application/x-tar", {})
+
+
+def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
+    """Return the pieces of a tar archive, no more of them than the sandbox may have files."""
     disk = use.sandbox.limits.disk_bytes
-    pieces = use.held.live.pack_stream(path, max_bytes=disk + disk // 4 + MIB)  # with what an archive adds
-    return await _stream(pieces, 200, "application/x-tar", {})
+    most = disk + disk // 4 + MIB  # with what an archive adds
+    return use.held.live.pack_stream(path, max_bytes=most, note_skipped=note_skipped)
 
 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
@@ -211,7 +223,7 @@ async def unpack(request: Request, use: Running, path: Path) -> dict[str, Any]:
     """Unpack a tar archive below a folder, which is made where it is not there. Nothing is written outside of it."""
     with _uploading():
         await use.held.live.unpack_path(path, _content(request))
-    return _as_dict(await use.sandbox.stat(path))
+    return as_dict(await use.sandbox.stat(path))
 
 
 async def _content(request: Request) -> AsyncIterator[bytes]:
@@ -244,7 +256,7 @@ async def _tell(watch: AsyncWatch, live: LiveRun) -> str:
     try:
         async with watch:
             while (change := await watch.next()) is not None:
-                live.events.add("change", _change(change))
+                live.events.add("change", change_as_dict(change))
     except ClocheError as error:
         live.events.add("error", {"error": str(error).encode("utf-8", "backslashreplace").decode()})
     finally:
@@ -252,6 +264,7 @@ async def _tell(watch: AsyncWatch, live: LiveRun) -> str:
     return ""
 
 
-def _change(change: FileChange) -> dict[str, Any]:
+def change_as_dict(change: FileChange) -> dict[str, Any]:
+    """Return plain data, as the wire has it."""
     target = _named(change.target, "target") if change.target else {}
     return {"kind": change.kind, **_named(change.path, "path"), **target, "isDirectory": change.is_directory}

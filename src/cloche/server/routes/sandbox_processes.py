@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Response
@@ -89,17 +89,18 @@ async def start(use: Running, asked: NewProcess) -> dict[str, Any]:
 @router.get("", responses=RESPONSES)
 async def processes(use: Reading) -> dict[str, Any]:
     """List what runs, and what ended not long ago."""
-    return {"items": [_as_dict(one) for one in await use.sandbox.processes()], "nextCursor": None}
+    return {"items": [as_dict(one) for one in await use.sandbox.processes()], "nextCursor": None}
 
 
-def _as_dict(one: ProcessInfo) -> dict[str, Any]:
+def as_dict(one: ProcessInfo) -> dict[str, Any]:
+    """Return plain data, as the wire has it."""
     return {
         "id": one.id, "pid": one.pid, "command": one.command, "age": one.age, "status": str(one.status or "running"),
         "exitCode": one.exit_code,
     }  # fmt: skip
 
 
-async def _find(use: Use, process_id: str) -> ProcessInfo:
+async def find(use: Use, process_id: str) -> ProcessInfo:
     """Return what is said of one. Raises NotFound."""
     for one in await use.sandbox.processes():
         if one.id == process_id:
@@ -110,9 +111,9 @@ async def _find(use: Use, process_id: str) -> ProcessInfo:
 @router.get("/{process_id}", responses=RESPONSES)
 async def look(process_id: str, use: Reading) -> dict[str, Any]:
     """Return a process, with the last of its output that nobody has read, which stays there."""
-    found = await _find(use, process_id)
+    found = await find(use, process_id)
     stdout, stderr = await use.sandbox.logs(process_id)
-    return {**_as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
+    return {**as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
 
 
 @router.get("/{process_id}/output", responses={**RESPONSES, **EVENTS}, response_class=Response)
@@ -121,21 +122,28 @@ async def output(process_id: str, use: Running) -> Response:
 
     A client that does not read makes the process wait, once its pipes are full. One that goes away lets go of it.
     """
-    await _find(use, process_id)
+    await find(use, process_id)
     async with AsyncExitStack() as stack:
         shared = await stack.enter_async_context(use.held.process(process_id))
-        if shared.is_followed:
-            raise Refused(
-                409, "followed", f"somebody else follows the output of process {escape_name(process_id[:64])}"
-            )
-        shared.is_followed = True
-        stack.callback(setattr, shared, "is_followed", False)
+        stack.enter_context(followed(shared, process_id))
         pieces: asyncio.Queue[str | None] = asyncio.Queue(PIECES)
         task = asyncio.ensure_future(_follow(shared, pieces))
         task.add_done_callback(lambda _: None if pieces.full() else pieces.put_nowait(None))  # so that its end is seen
         use.service.sandboxes.note_stream(task)
         stack.push_async_callback(_cancelled, task)
         return HeldStream(_sent(pieces, task), stack.pop_all(), media_type="text/event-stream")
+
+
+@contextmanager
+def followed(shared: SharedProcess, process_id: str) -> Iterator[None]:
+    """Be the one who reads a process's output, for the body. Raises Refused (409) where somebody else is."""
+    if shared.is_followed:
+        raise Refused(409, "followed", f"somebody else follows the output of process {escape_name(process_id[:64])}")
+    shared.is_followed = True
+    try:
+        yield
+    finally:
+        shared.is_followed = False
 
 
 async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str | None]) -> None:
@@ -188,7 +196,7 @@ async def write(process_id: str, use: Running, asked: Input) -> dict[str, Any]:
     data = asked.content()
     if len(data) > MOST_INPUT:
         raise Refused(413, "body-too-large", f"base64: more than {MOST_INPUT} bytes; send them in pieces")
-    await _find(use, process_id)
+    await find(use, process_id)
     async with use.held.process(process_id) as shared:
         try:
             async with asyncio.timeout(INPUT_S):
@@ -205,20 +213,20 @@ async def write(process_id: str, use: Running, asked: Input) -> dict[str, Any]:
 @router.post("/{process_id}/signal", responses=RESPONSES)
 async def send_signal(process_id: str, use: Running, asked: Signal) -> dict[str, Any]:
     """Send a signal."""
-    await _find(use, process_id)
+    await find(use, process_id)
     async with use.held.process(process_id) as shared:
         await shared.process.signal(asked.signal, asked.to)
-    return _as_dict(await _find(use, process_id))
+    return as_dict(await find(use, process_id))
 
 
 @router.delete("/{process_id}", responses=RESPONSES)
 async def kill(process_id: str, use: Running) -> dict[str, Any]:
     """Kill a process with all that it started."""
-    await _find(use, process_id)
+    await find(use, process_id)
     async with use.held.process(process_id) as shared:
         await shared.process.kill()
     await _end_of(use, process_id, INPUT_S)
-    return _as_dict(await _find(use, process_id))
+    return as_dict(await find(use, process_id))
 
 
 @router.post("/{process_id}/wait", responses={**RESPONSES, 202: {"description": "It goes on."}})
@@ -227,7 +235,7 @@ async def wait(
 ) -> Response:
     """Wait for a process's end and return its result, with what nobody has read; 202 where it goes on."""
     if not await _end_of(use, process_id, seconds):
-        return JSONResponse(_as_dict(await _find(use, process_id)), 202)
+        return JSONResponse(as_dict(await find(use, process_id)), 202)
     async with use.held.process(process_id) as shared:
         result = await shared.process.wait(INPUT_S)
     return Response(await asyncio.to_thread(encode_result, process_id, result), media_type="application/json")
@@ -237,7 +245,7 @@ async def _end_of(use: Use, process_id: str, seconds: float) -> bool:
     """Wait for an end, without taking the process over, whose output others may read. Raises NotFound."""
     loop = asyncio.get_running_loop()
     until, pause = loop.time() + seconds, FIRST_PAUSE_S
-    while (await _find(use, process_id)).exit_code is None:
+    while (await find(use, process_id)).exit_code is None:
         left = until - loop.time()
         if left <= 0:
             return False

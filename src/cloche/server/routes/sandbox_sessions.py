@@ -5,6 +5,7 @@ A session is this worker's: it ends with it, and with its sandbox.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,7 +17,7 @@ from cloche.execution.sandbox import MOST_FORKS
 
 from ..exec_options import Amount, WireModel, Word
 from ..problems import RESPONSES
-from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, answer_call
+from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from .sandboxes import allowed_timeout
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"])
@@ -83,12 +84,17 @@ async def run_cell(request: Request, session_id: str, use: Running, cell: Cell, 
 
     A client that goes away has its cell interrupted.
     """
+    return await answer_call(request, use, await cell_work(use, session_id, cell), stream=stream)
+
+
+async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], Awaitable[Result]]:
+    """Return what runs a cell. Raises NotFound, PolicyDenied."""
     held, timeout = use.held.session(session_id), await allowed_timeout(use, cell.timeout)
 
     async def work(sink: Sink) -> Result:
         return await held.session.run(cell.code, timeout=timeout, collect=cell.collect, on_event=sink)
 
-    return await answer_call(request, use, work, stream=stream)
+    return work
 
 
 @router.post("/{session_id}/interrupt", responses=RESPONSES)

@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 
-from cloche.core.errors import ClocheError
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import AsyncProcess
 
-from ..auth import find_caller
 from ..problems import Refused
 from ..sandbox_use import Running
+from ..sockets import GOING_AWAY, BadMessage, carry
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}")
 SEND_S = 300.0
-LOOK_EVERY_S = 5.0  # at whether the key still holds
 READ_BYTES = 1 << 16
-GOING_AWAY, INVALID_DATA, NOT_ALLOWED, FAILED = 1001, 1007, 1008, 1011  # codes of RFC 6455
-MOST_REASON = 100
-
-
-class _BadMessage(Exception):
-    """Report a message that makes no sense here."""
 
 
 @router.websocket("/terminal")
@@ -59,14 +51,14 @@ async def terminal(
             result = await process.wait()
             await _send(websocket.send_text(json.dumps({"exitCode": result.exit_code, "status": str(result.status)})))
 
-        await _carry(websocket, outward(), _take_keys(websocket, process))
+        await carry(websocket, outward(), _take_keys(websocket, process))
 
 
 async def _take_keys(websocket: WebSocket, process: AsyncProcess) -> None:
     async def resize(said: dict[str, Any]) -> None:
         size = said.get("resize")
         if not isinstance(size, list) or len(size) != 2:
-            raise _BadMessage('send {"resize": [rows, columns]}')
+            raise BadMessage('send {"resize": [rows, columns]}')
         await process.resize(*size)
 
     await _receive_all(websocket, process.write, resize)
@@ -81,13 +73,13 @@ async def connect(websocket: WebSocket, port: int, use: Running) -> None:
         raise Refused(409, "connection-refused", str(error)) from error
     async with connection:
         await websocket.accept()
-        await _carry(websocket, _send_all(websocket, connection.read), _take_bytes(websocket, connection))
+        await carry(websocket, _send_all(websocket, connection.read), _take_bytes(websocket, connection))
 
 
 async def _take_bytes(websocket: WebSocket, connection: AsyncConnection) -> None:
     async def end(said: dict[str, Any]) -> None:
         if said != {"end": True}:
-            raise _BadMessage('send {"end": true}')
+            raise BadMessage('send {"end": true}')
         await connection.end()
 
     await _receive_all(websocket, connection.write, end)
@@ -120,43 +112,7 @@ async def _receive_all(
         try:
             said = json.loads(message["text"])
         except ValueError as error:
-            raise _BadMessage("text is JSON here; bytes are binary messages") from error
+            raise BadMessage("text is JSON here; bytes are binary messages") from error
         if not isinstance(said, dict):
-            raise _BadMessage("text is a JSON object here")
+            raise BadMessage("text is a JSON object here")
         await take(said)
-
-
-async def _watch_key(websocket: WebSocket) -> None:
-    """Raise Refused as soon as the key, or the cookie, holds no more."""
-    while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        (await find_caller(websocket)).require("run")
-
-
-async def _carry(websocket: WebSocket, *works: Coroutine[Any, Any, None]) -> None:
-    """Carry both ways until one of them ends, then close with a code that says why."""
-    tasks = [asyncio.ensure_future(work) for work in (*works, _watch_key(websocket))]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    error = next((error for task in done if (error := task.exception()) is not None), None)
-    code, reason = _close_of(error)
-    with suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
-        await websocket.close(code, reason)
-
-
-def _close_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the code and the reason that a web socket is closed with."""
-    if isinstance(error, _BadMessage | UnicodeDecodeError):
-        code = INVALID_DATA
-    elif isinstance(error, Refused):
-        code = NOT_ALLOWED
-    elif isinstance(error, WebSocketDisconnect | TimeoutError):
-        code = GOING_AWAY
-    else:
-        code = 1000 if error is None else FAILED
-    is_ours = isinstance(error, _BadMessage | Refused | ClocheError)
-    return code, str(error).encode()[:MOST_REASON].decode(errors="ignore") if is_ours else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Self
 
@@ -25,6 +25,7 @@ from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, decode
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
+from ..service import Service
 from .code import allowed_options
 
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"])
@@ -96,18 +97,23 @@ class NetworkRules(WireModel):
 @router.post("", status_code=201, responses=RESPONSES)
 async def create(asked: NewSandbox, caller: Runner, service: TheService, response: Response) -> dict[str, Any]:
     """Open a sandbox. Below scope admin its limits, network, users and time are bounded as those of runs are."""
+    facts = await open_sandbox(asked, caller, service)
+    response.headers["Location"] = f"/api/sandboxes/{facts.id}"
+    return facts.as_dict()
+
+
+async def open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
+    """Open one, checked against what this caller may. Raises PolicyDenied, InvalidRequest, Refused (429)."""
     options = await allowed_options(service, caller, asked.options())
     lifetime_s, idle_s = _times(asked, caller)
     document = {
         "name": None if asked.name is None else check_name(asked.name), "labels": asked.labels,
         "lifetime": lifetime_s, "idle": idle_s,
     }  # fmt: skip
-    facts = await service.sandboxes.create(
+    return await service.sandboxes.create(
         project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s, document=document,
         options=options, files={file.path: file.content() for file in asked.files} or None,
     )  # fmt: skip
-    response.headers["Location"] = f"/api/sandboxes/{facts.id}"
-    return facts.as_dict()
 
 
 def _times(asked: NewSandbox, caller: Caller) -> tuple[float, float | None]:
@@ -198,6 +204,11 @@ async def execute(request: Request, use: Running, asked: SandboxExec, stream: bo
     With `?stream=1` the answer is server-sent events: first `call` with an id, at last `result` or `error`. A client
     that goes away ends what it asked for.
     """
+    return await answer_call(request, use, await exec_work(use, asked), stream=stream)
+
+
+async def exec_work(use: Use, asked: SandboxExec) -> Callable[[Sink], Awaitable[Result]]:
+    """Return what runs code or a command. Raises PolicyDenied, InvalidRequest."""
     timeout, stdin = await allowed_timeout(use, asked.timeout), asked.input()
     files = {file.path: file.content() for file in asked.files} or None
 
@@ -212,7 +223,7 @@ async def execute(request: Request, use: Running, asked: SandboxExec, stream: bo
             timeout=timeout, collect=asked.collect, on_event=sink,
         )  # fmt: skip
 
-    return await answer_call(request, use, work, stream=stream)
+    return work
 
 
 @router.get("/{sandbox_id}/exec", responses=RESPONSES)

@@ -1,0 +1,66 @@
+"""Web sockets of the service: carried until one of their works ends or their key does, and closed with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from cloche.core.errors import ClocheError
+
+from .auth import find_caller
+from .problems import Refused
+
+LOOK_EVERY_S = 5.0  # at whether the key still holds
+CLOSE_S = 5.0  # for a client to take the close
+GOING_AWAY, INVALID_DATA, NOT_ALLOWED, FAILED = 1001, 1007, 1008, 1011  # codes of RFC 6455
+MOST_REASON = 100
+
+
+class BadMessage(Exception):
+    """Report a message that makes no sense here."""
+
+
+async def carry(websocket: WebSocket, *works: Coroutine[Any, Any, None], scope: str | None = "run") -> None:
+    """Carry both ways until one of them ends, then close with a code that says why.
+
+    That the key holds no more, or lacks the `scope`, is an end too.
+    """
+    tasks = [asyncio.ensure_future(work) for work in (*works, _watch_key(websocket, scope))]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    error = next((error for task in done if (error := task.exception()) is not None), None)
+    code, reason = _close_of(error)
+    with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):  # it is closed already, or nobody reads
+        async with asyncio.timeout(CLOSE_S):
+            await websocket.close(code, reason)
+
+
+async def _watch_key(websocket: WebSocket, scope: str | None) -> None:
+    """Raise Refused as soon as the key, or the cookie, holds no more."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        caller = await find_caller(websocket)
+        if scope is not None:
+            caller.require(scope)
+
+
+def _close_of(error: BaseException | None) -> tuple[int, str]:
+    """Return the code and the reason that a web socket is closed with."""
+    if isinstance(error, BadMessage | UnicodeDecodeError):
+        code = INVALID_DATA
+    elif isinstance(error, Refused):
+        code = NOT_ALLOWED
+    elif isinstance(error, WebSocketDisconnect | TimeoutError):
+        code = GOING_AWAY
+    else:
+        code = 1000 if error is None else FAILED
+    is_ours = isinstance(error, BadMessage | Refused | ClocheError)
+    return code, str(error).encode()[:MOST_REASON].decode(errors="ignore") if is_ours else ""

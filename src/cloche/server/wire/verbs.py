@@ -1,0 +1,91 @@
+"""The verbs of the wire: for each the scope, the work, its fields, and the ids that it names beside them.
+
+What a route does with the same fields is done by that route's own function. A field's name is known or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..exec_options import WireModel
+from ..routes import sandbox_files as files
+from ..routes import sandbox_processes as processes
+from ..routes import sandbox_sessions as sessions
+from ..routes import sandboxes
+from . import work
+from .calls import Asked, Call, Nothing
+
+Work = Callable[[Call, Asked], Awaitable[object]]
+IN_SANDBOX, IN_PROCESS, IN_SESSION = ("sandbox",), ("sandbox", "process"), ("sandbox", "session")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """Say what a verb takes. One that is inside has the sandbox open while it works."""
+
+    scope: str
+    work: Work
+    fields: type[WireModel] = Nothing
+    of: tuple[str, ...] = IN_SANDBOX
+    is_inside: bool = True
+
+
+def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
+    """Return the work that a route's function does, with the ids and the fields as the route has them."""
+
+    async def do(_: Call, asked: Asked) -> object:
+        more: dict[str, Any] = {f"{name}_id": value for name, value in asked.ids.items() if name != "sandbox"}
+        if not isinstance(asked.fields, Nothing):
+            more["asked"] = asked.fields
+        return await route(use=asked.use, **more)
+
+    return do
+
+
+VERBS: Mapping[str, Verb] = {
+    "sandbox.open": Verb("run", work.open_sandbox, sandboxes.NewSandbox, of=(), is_inside=False),
+    "sandbox.list": Verb("read", work.list_sandboxes, work.Listing, of=(), is_inside=False),
+    "sandbox.look": Verb("read", work.look, is_inside=False),
+    "sandbox.attach": Verb("read", work.attach),
+    "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
+    "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
+    "sandbox.end": Verb("run", work.end, is_inside=False),
+    "run": Verb("run", work.run, sandboxes.SandboxExec),
+    "exec": Verb("run", work.execute, processes.NewProcess),
+    "process.start": Verb("run", work.start, work.StartedProcess),
+    "process.follow": Verb("run", work.follow, of=IN_PROCESS),
+    "process.list": Verb("read", _as_route(processes.processes)),
+    "process.logs": Verb("read", work.logs, of=IN_PROCESS),
+    "process.wait": Verb("run", work.wait, work.Patience, of=IN_PROCESS),
+    "process.write": Verb("run", _as_route(processes.write), processes.Input, of=IN_PROCESS),
+    "process.signal": Verb("run", _as_route(processes.send_signal), processes.Signal, of=IN_PROCESS),
+    "process.resize": Verb("run", work.resize, work.Size, of=IN_PROCESS),
+    "process.detach": Verb("run", work.detach, of=IN_PROCESS),
+    "process.kill": Verb("run", _as_route(processes.kill), of=IN_PROCESS),
+    "session.open": Verb("run", _as_route(sessions.open_session), sessions.NewSession),
+    "session.list": Verb("read", _as_route(sessions.sessions)),
+    "session.look": Verb("read", _as_route(sessions.look), of=IN_SESSION),
+    "session.run": Verb("run", work.run_cell, sessions.Cell, of=IN_SESSION),
+    "session.interrupt": Verb("run", _as_route(sessions.interrupt), of=IN_SESSION),
+    "session.checkpoint": Verb("run", _as_route(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),
+    "session.rollback": Verb("run", _as_route(sessions.rollback), sessions.Checkpoint, of=IN_SESSION),
+    "session.fork": Verb("run", _as_route(sessions.fork), sessions.Forks, of=IN_SESSION),
+    "session.close": Verb("run", _as_route(sessions.close), of=IN_SESSION),
+    "file.stat": Verb("read", work.stat, work.AtPath),
+    "file.list": Verb("read", work.list_folder, work.AtPathBelow),
+    "file.read": Verb("read", work.read, work.Part),
+    "file.write": Verb("run", work.write, work.NewContent),
+    "file.makeFolder": Verb("run", _as_route(files.make_folder), files.NewFolder),
+    "file.move": Verb("run", _as_route(files.move), files.Move),
+    "file.remove": Verb("run", work.remove, work.AtPathBelow),
+    "file.pack": Verb("read", work.pack, work.AtPath),
+    "file.unpack": Verb("run", work.unpack, work.AtPath),
+    "file.watch": Verb("read", work.watch, work.AtPathBelow),
+    "port.list": Verb("read", _as_route(sandboxes.ports)),
+    "port.connect": Verb("run", work.connect, work.Port),
+    "network.look": Verb("read", _as_route(sandboxes.network)),
+    "network.allow": Verb("run", _as_route(sandboxes.allow), sandboxes.NetworkRules),
+    "network.deny": Verb("run", _as_route(sandboxes.deny), sandboxes.NetworkRules),
+}
