@@ -34,9 +34,10 @@ PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 # What does not depend on the Python that runs it: the project's own scripts and text, and other languages' compilers.
 FOR_ONE_PYTHON = ("test_adopt.py", "test_gate.py", "test_layering.py", "backends/test_toolchain.py")
 # What does by the standard library's plainest parts; `make soak AREA=other-python` tries it there too.
-PLAIN = ("agent", "audit", "autofix", "config", "mcp", "skills")
+PLAIN = ("agent", "audit", "autofix", "config", "mcp", "records", "server", "skills")
 LOCAL = "soak and not container and not machine"
 SERVICE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_service*.py")))
+SERVICE += ("tests/integration/test_docs.py",)
 LONG = ("--timeout", "1800")
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")

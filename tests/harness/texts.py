@@ -218,9 +218,11 @@ def commands(document: Path) -> Iterator[tuple[str, str]]:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Compare, with `...` for anything and without regard to the amount of blank space."""
-    first, *rest = (" ".join(piece.split()) for piece in expected.split("..."))
-    text = " ".join(printed.split())
+    """Compare, with `...` for anything and without regard to blank space: its amount, and any after a comma or a colon,
+    where JSON is written with and without it.
+    """
+    first, *rest = (_plain(piece) for piece in expected.split("..."))
+    text = _plain(printed)
     if not rest:
         return text == first
     if not text.startswith(first):
@@ -232,6 +234,10 @@ def matches(expected: str, printed: str) -> bool:
         if at < len(piece):
             return False
     return text.endswith(last) and at + len(last) <= len(text)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"(?<=[,:]) ", "", " ".join(text.split()))
 
 
 CARD = "---\nname: {name}\ndescription: What it is for.\n---\n\nHow it is used.\n"

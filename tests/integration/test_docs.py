@@ -58,7 +58,12 @@ def test_a_program_in_the_documents_runs(text: str, tmp_path: Path, surroundings
 
 
 @pytest.mark.parametrize(
-    "document", [pytest.param(d, id=str(d.relative_to(ROOT))) for d in DOCUMENTS if blocks(d, "console")]
+    "document",
+    [
+        pytest.param(d, id=str(d.relative_to(ROOT)), marks=pytest.mark.soak if "service" in d.parts else ())
+        for d in DOCUMENTS
+        if blocks(d, "console")
+    ],
 )
 def test_a_terminal_session_in_the_documents_is_true(
     document: Path, tmp_path: Path, surroundings: Mapping[str, str]

@@ -213,6 +213,7 @@ def test_code_is_run_and_its_plot_table_and_enforcement_are_seen(page: Page) -> 
     expect(page.locator(".note.good")).to_contain_text("no fault")
 
 
+@pytest.mark.soak
 def test_output_is_seen_while_code_runs_which_can_be_cancelled(page: Page) -> None:
     """Output comes before the end, as text; cancelling kills the run, and activity has both."""
     page.goto("/run")
@@ -231,6 +232,7 @@ def test_output_is_seen_while_code_runs_which_can_be_cancelled(page: Page) -> No
     expect(other.value.locator(".rows tbody tr")).to_have_count(1)
 
 
+@pytest.mark.soak
 def test_without_scripts_code_runs_and_all_can_be_read(
     service: Service, browser: Browser, cookies: StorageState
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_human_approves_a_high_call_by_a_key_while_an_agent_waits(page: Page, 
     assert "42" in answers[0]
 
 
+@pytest.mark.soak
 def test_a_critical_call_is_asked_for_twice_and_a_denial_says_why(page: Page, queue: ApprovalQueue) -> None:
     """A critical call takes a second yes; a changed call shows its difference, and a no carries its reason."""
     rules = {"runs_on": "local", "policy": {"network": "off"}, "limits": {"timeout_s": 30.0}}
@@ -348,6 +351,7 @@ def test_two_snapshots_are_compared_and_files_restored(page: Page, home: Path) -
         expect(page.get_by_role("alert")).to_contain_text("workspacePath")
 
 
+@pytest.mark.soak
 def test_keys_are_made_shown_once_rotated_and_revoked(page: Page, service: Service) -> None:
     """A key that the page made works until the page revokes it; its text is on one page only."""
     page.goto("/settings")
@@ -365,6 +369,7 @@ def test_keys_are_made_shown_once_rotated_and_revoked(page: Page, service: Servi
         assert client.get("/api/runs").status_code == 401
 
 
+@pytest.mark.soak
 def test_debug_namespaces_are_switched(page: Page, service: Service) -> None:
     """What is checked is on, for the service itself, and what is not is off."""
     page.goto("/settings")

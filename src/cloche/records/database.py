@@ -64,9 +64,13 @@ class Database:
             self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
         self._reader = self.engine.execution_options(is_reading=True)
-        with failures_named(self.name):
-            if self.version() != NEWEST:
-                self.migrate()
+        try:
+            with failures_named(self.name):
+                if self.version() != NEWEST:
+                    self.migrate()
+        except BaseException:
+            self.engine.dispose()
+            raise
 
     @property
     def name(self) -> str:
