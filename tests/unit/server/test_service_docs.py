@@ -48,6 +48,7 @@ def _listed() -> set[tuple[str, str]]:
 
 def _requests(page: Path) -> Iterator[tuple[str, str]]:
     """Yield method and path of each request that the examples of a page make."""
+    yield from (("WS", path) for path in re.findall(r'connect\(f"ws\{address\}(/[^"?]*)"', page.read_text()))
     for command, _ in commands(page):
         for part in re.split(r"\bcurl |\bpython client\.py ", command)[1:]:
             line = part
