@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import cloche
 from cloche.bench.harness import Case, Measurement, measure_interleaved, memory_of, processes_below, row, timed
 from cloche.bench.scenarios import library_call, output_of
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.egress.client import process_id
 
 HOST, LARGE_BYTES, SMALL_BYTES, CONNECTIONS = "good.example", 100_000_000, 1000, 200

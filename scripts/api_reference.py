@@ -10,7 +10,7 @@ from pathlib import Path
 import cloche
 from cloche.autofix.endpoint import Endpoint
 from cloche.autofix.loop import AutoFix
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.core.processes import FileChange, FileInfo, ListeningPort, ProcessInfo, Transfer

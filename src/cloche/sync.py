@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Un
 
 from .audit.log import Audit
 from .blocking import calls
-from .config.keys import SandboxOptions
+from .config.options import SandboxOptions
 from .config.settings import given_options, load_settings
 from .core.limits import Limits
 from .core.policy import Policy

@@ -72,7 +72,7 @@ RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backend
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "archive", "certificates", "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live",
-    "live_files", "live_runs", "live_session", "live_streams", "network", "results", "saved_files", "session",
+    "live_files", "live_runs", "live_session", "live_streams", "network", "remote", "results", "saved_files", "session",
     "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import given_options, load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Unpack
 
-from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import given_options, load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest

@@ -24,7 +24,7 @@ from typing import Any, Self, Unpack
 from cloche.audit.log import Audit, acting, sha256_of
 from cloche.audit.recording import Execution, is_traced, recorded
 from cloche.blocking import calls
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.enforcement import Level
 from cloche.core.errors import (
     ApprovalDenied,

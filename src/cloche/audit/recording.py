@@ -21,6 +21,7 @@ from cloche.core.errors import AuditFailed, ClocheError, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import Detached
+from cloche.core.remote import RemoteAccount
 from cloche.core.result import Result
 
 from .log import Audit, audit_for, log, sha256_of
@@ -35,7 +36,10 @@ _EXTRA = "opentelemetry.trace"  # nobody can collect spans without having import
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Say what is about to run. `kind` is run, cell, host, exec, start or terminal."""
+    """Say what is about to run. `kind` is run, cell, host, exec, start or terminal.
+
+    `account` is the one at a provider on other machines, None on this host.
+    """
 
     kind: str
     backend: str
@@ -46,6 +50,7 @@ class Execution:
     limits: Limits
     timeout_s: float | None = None
     policy: Policy | None = None
+    account: RemoteAccount | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return what both events say of it."""
@@ -57,6 +62,7 @@ class Execution:
             "code_sha256": None if self.code is None else sha256_of(self.code),
             "argv_sha256": sha256_of("\0".join(self.argv)) if self.argv else None,
             "network": None if self.policy is None else self.policy.network,
+            **({"remote": self.account.as_dict()} if self.account is not None else {}),
         }
 
     def limited(self) -> dict[str, float | int]:
@@ -156,6 +162,7 @@ def _outcome(result: Result) -> dict[str, Any]:
         "stderr_bytes": len(result.stderr_bytes),
         "is_truncated": result.truncated,
         "files": len(result.files),
+        **({"cost": remote["cost"]} if (remote := result.meta.get("remote") or {}).get("cost") is not None else {}),
     }
 
 

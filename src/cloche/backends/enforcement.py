@@ -431,8 +431,9 @@ def check_policy(
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(
-        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=_excused(policy)
-    )
+        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=_excused(policy),
+        accept_claimed=policy.accept_claimed, accept_claimed_level=policy.accept_claimed_level,
+    )  # fmt: skip
     if missing:
         raise lacks("; ".join(missing))
 

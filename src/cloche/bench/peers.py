@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 
 from .harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
 from .scenarios import (

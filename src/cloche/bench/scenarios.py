@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloche
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import ClocheError
 from cloche.core.result import Result, Status
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cloche.agent.approval import ApprovalRequest, Approver, Decision, Risk
     from cloche.agent.catalog import Tool
     from cloche.agent.queue import ApprovalQueue, Entry
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
 
 EXIT_TOOL_FAILED = 1
 TIER_ON_HOST = 4

@@ -28,7 +28,7 @@ from .output import say, show
 if TYPE_CHECKING:
     from cloche.audit.prune import Pruned
     from cloche.audit.verify import VerifyReport
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20

@@ -16,7 +16,7 @@ from .options import argument, flag, json_option, option, sandbox_options
 from .output import say, show, showing_progress
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.records.devenv import DevEnvManifest
 
 EXIT_FAILED_STEP = 1

@@ -27,7 +27,7 @@ from .output import exit_code_of, log_to_stderr
 from .run import conclude, read_files, read_pairs, run_and_report
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
 
 # Options end where the command begins, so that its own need no `--`.
 COMMAND_SETTINGS = {"allow_interspersed_args": False}

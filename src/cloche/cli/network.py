@@ -15,7 +15,8 @@ from .options import argument, flag, json_option, sandbox_options
 from .output import Row, show
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions, Settings
+    from cloche.config.keys import Settings
+    from cloche.config.options import SandboxOptions
     from cloche.core.network import Address, Decision, NetworkRules
 
 EXIT_REFUSED = 1

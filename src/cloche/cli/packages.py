@@ -16,7 +16,7 @@ from .options import argument, flag, json_option, option, sandbox_options
 from .output import show, showing_progress
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.packages.store import Layer
 
 MOST_NAMES = 6  # of a layer, in the table

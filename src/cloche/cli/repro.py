@@ -15,7 +15,7 @@ from .options import argument, json_option, option, sandbox_options
 from .output import EXIT_FAILED, show
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.records.reproductions import Reproductions
 
 EXIT_CODES = {"passed": 0, "failed": 1, "error": EXIT_FAILED}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
     from cloche.autofix.loop import AutoFix
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.core.events import Event, Stream
     from cloche.core.fixing import FixAsking, FixEvent
     from cloche.core.result import FixReport, FixRound, Result

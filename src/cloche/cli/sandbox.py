@@ -20,7 +20,7 @@ from .output import Writer, show, showing_progress
 from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.keeper.registry import Found
 
 KEEP = "1h"

@@ -13,7 +13,7 @@ from .options import debug_option, flag, no_sandbox_option, option, sandbox_opti
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
 
 
 @root.command("mcp")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType, TracebackType
 
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
     from cloche.core.result import Result
     from cloche.sync import Session
 

@@ -10,7 +10,7 @@ from .options import argument, debug_option, option, program_options, sandbox_op
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions
+    from cloche.config.options import SandboxOptions
 
 
 @root.command("shell")

@@ -20,7 +20,8 @@ from .output import log_to_stderr, say, show
 from .run import read_files, read_pairs, read_stdin, run_and_report
 
 if TYPE_CHECKING:
-    from cloche.config.keys import SandboxOptions, Settings
+    from cloche.config.keys import Settings
+    from cloche.config.options import SandboxOptions
     from cloche.skills.loader import Examined
     from cloche.skills.run import Terms
     from cloche.skills.skill import Fault, Skill

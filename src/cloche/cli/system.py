@@ -75,15 +75,18 @@ def _backends(as_json: bool) -> int:
     """List the backends, and which can be used here."""
     from cloche.config.settings import load_settings
     from cloche.core.policy import BACKEND_ROWS, Policy
+    from cloche.execution.accounts import accounts_of
     from cloche.execution.selection import BackendCriteria, describe
 
-    criteria = BackendCriteria(policy=Policy(), images=load_settings().images)
+    settings = load_settings()
+    criteria = BackendCriteria(policy=Policy(), images=settings.images, accounts=accounts_of(settings))
     found = {name: describe(name, criteria) for name in BACKEND_ROWS}
     rows = [
         {
             "backend": name,
             "available": found[name].available,
             "level": str(found[name].level) if found[name].available else None,
+            "level_source": found[name].level_source if found[name].available else None,
             "summary": row.summary,
             "reason": found[name].reason,
             "remedy": found[name].remedy,
@@ -99,11 +102,13 @@ def _backends(as_json: bool) -> int:
 def _gc(as_json: bool) -> int:
     """Remove what dead processes left behind.
 
-    Containers, workspaces, their folders and control groups.
+    Containers, workspaces, their folders and control groups; sandboxes at providers whose key is configured.
     """
+    from cloche.config.settings import load_settings
+    from cloche.execution.accounts import accounts_of
     from cloche.execution.registry import collect_garbage
 
-    found = collect_garbage()
+    found = collect_garbage(accounts_of(load_settings()))
     if as_json:
         print(json.dumps({backend: list(lines) for backend, lines in found.items()}, indent=2))
         return 0

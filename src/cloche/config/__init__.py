@@ -2,7 +2,8 @@
 
 In: files, environment, `.env`, arguments. Out: one frozen `Settings` in which each value knows where it came from.
 
-- `keys`: one row per configuration key; `Settings`; the keywords `SandboxOptions`. All else follows from these.
+- `keys`: one row per configuration key; `Settings`. All else follows from these and `options`.
+- `options`: `SandboxOptions`, the keywords that say how a sandbox is made.
 - `origins`: where a value came from; a layer, which is what one source says.
 - `readers`: how a value is parsed and checked. `plain_yaml`: YAML as bounded plain data.
 - `sources`: which files exist, and what files, environment, `.env` and arguments say, as layers.

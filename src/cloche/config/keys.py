@@ -5,7 +5,7 @@ Theory of operation: a source (a file, the environment, the arguments) becomes a
 Some spellings set several keys at once (`require` is a level and controls), so reading a spelling gives a mapping.
 Within one source two spellings may set the same key only to the same value. Whatever else needs to know the keys is
 derived from `KEYS`, from the fields of `Settings`, which give types and defaults, and from the keywords of
-`SandboxOptions`, which say what is an argument. All three stand here, so that a new key is written in this file alone.
+`SandboxOptions`, which say what is an argument.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, get_args
 
-from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import (
@@ -34,81 +32,33 @@ from cloche.core.limits import (
     parse_size,
 )
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
-from cloche.core.protocols import Backend
+from cloche.core.remote import Secret
 
 from . import readers
+from .options import Prefer, SandboxOptions
 from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
-from .readers import ANY_LANGUAGE, Parser, Reader, Secret, Values
+from .readers import ANY_LANGUAGE, Parser, Reader, Values
 
-Prefer = Literal["strongest", "fastest"]
 AUTO = "auto"
 # Whose own variable may be taken for a key: that of this host alone, over TLS, so that it goes nowhere else.
 OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
+# The variables of a provider's own, by key; those of Cloche's have names of ours.
+REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "e2b": {
+        "api_key": "E2B_API_KEY", "url": "E2B_API_URL", "domain": "E2B_DOMAIN", "sandbox_url": "E2B_SANDBOX_URL",
+    },
+    "daytona": {
+        "api_key": "DAYTONA_API_KEY", "url": "DAYTONA_API_URL", "organisation": "DAYTONA_ORGANIZATION_ID",
+        "region": "DAYTONA_TARGET",
+    },
+    "cloche": {
+        "api_key": "CLOCHE_REMOTE_KEY", "url": "CLOCHE_REMOTE_URL", "ca_file": "CLOCHE_REMOTE_CA_FILE",
+        "lifetime": "CLOCHE_REMOTE_LIFETIME", "runs_per_day": "CLOCHE_REMOTE_RUNS_PER_DAY",
+        "seconds_per_day": "CLOCHE_REMOTE_SECONDS_PER_DAY", "sandboxes_per_day": "CLOCHE_REMOTE_SANDBOXES_PER_DAY",
+        "sandboxes_at_once": "CLOCHE_REMOTE_SANDBOXES_AT_ONCE", "money_per_day": "CLOCHE_REMOTE_MONEY_PER_DAY",
+    },
+}  # fmt: skip
 _USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
-
-
-class SandboxOptions(TypedDict, total=False):
-    """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
-    "not given".
-
-    - timeout: seconds of wall clock, or text such as "30s" or "500ms".
-    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
-    - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
-    - network: "off", "allowlist", "open" or "bridge" (False and True are off and open; a list of hosts, an allowlist).
-    - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8".
-      Given without `network`, they are an allowlist. network_deny: hosts and networks that are never reached.
-    - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" asks the approver of an unlisted host.
-    - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
-    - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
-    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
-    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
-    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
-      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
-    - image: the container image, for backends that use images.
-    - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
-    - best_effort: names of controls that may be absent. level: ask for exactly one level.
-    - packages: what to install first: names with versions; "auto" takes them from the program's header and imports.
-    - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
-    - languages: the names that may be run; csharp is not among the default ones.
-    - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
-    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
-    - preload: modules that are already loaded when the code starts ("numpy", "pandas").
-    - audit: true writes an audit log, and a path does so in that folder; false does not.
-    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
-      itself.
-    """
-
-    timeout: float | str | None
-    memory: int | str | None
-    cpus: float | str | None
-    pids: int | None
-    disk: int | str | None
-    output_limit: int | str | None
-    network: bool | str | None
-    network_allow: Sequence[str] | None
-    network_deny: Sequence[str] | None
-    network_ports: Sequence[int] | None
-    on_network: OnNetwork | None
-    preset: str | None
-    tier: int | None
-    backend: str | Backend | None
-    runtime: str | None
-    image: str | None
-    require: str | Sequence[str] | None
-    best_effort: str | Sequence[str] | None
-    packages: Sequence[str] | Literal["auto"] | None
-    locked: bool | str | PathLike[str] | None
-    languages: Sequence[str] | None
-    screen: ScreenMode | None
-    users: bool | None
-    warm: bool | None
-    preload: Sequence[str] | None
-    level: Level | str | None
-    prefer: Prefer | None
-    fallback: Fallback | None
-    trusted: bool | None
-    audit: bool | str | PathLike[str] | None
-    config: str | PathLike[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +95,10 @@ class Settings:
 
     `ceilings` is keyed by the fields of `Limits` and by `users`, `network` (a `NetworkCeiling`), `packages` and `level`
     of the policy, `images` by language (`*` is any other), `roots` by those of `memory` and `configs` that have a
-    folder of the host. `skill_path` names folders with skills, besides the
-    platform's. `audit` None leaves it to the front end. `origins` says for every key, as one writes it in a file, which
-    source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
-    SANDBOX_TYPE" or "argument".
+    folder of the host, `remotes` by provider and field of `RemoteAccount` or `Quota` ("e2b/api_key"). `skill_path`
+    names folders with skills, besides the platform's. `audit` None leaves it to the front end. `origins` says for every
+    key, as one writes it in a file, which source its value came from: "default", "tier 3", "preset minimal (argument)",
+    a file's path, "environment SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -175,6 +125,7 @@ class Settings:
     packages_keep_count: int | None = None
     packages_lock: str = ""
     roots: Mapping[str, str] = field(default_factory=dict)
+    remotes: Mapping[str, Any] = field(default_factory=dict, repr=False)
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def image_for(self, language: str) -> str | None:
@@ -341,6 +292,39 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
     )  # fmt: skip
 
 
+def _remotes() -> Iterator[Key]:
+    """Yield the keys of each provider of sandboxes elsewhere. Whoever only put a file into a folder sets none."""
+    seconds: dict[str, Any] = {"parse": parse_duration, "render": _seconds}
+    address: dict[str, Any] = {"parse": readers.parse_line, "render": _render_address}
+    for provider, variables in REMOTE_VARIABLES.items():
+        yield Key(name=provider, read=partial(_read_remote, provider=provider))
+        fields: dict[str, dict[str, Any]] = {
+            "api_key": {"parse": readers.parse_secret, "render": lambda _key, _: "set (hidden)"},
+            "url": address,
+            **({"domain": {"parse": readers.parse_line}} if provider == "e2b" else {}),
+            **({"sandbox_url": address} if provider == "e2b" else {}),
+            **({name: {"parse": readers.parse_line} for name in ("organisation", "region") if provider == "daytona"}),
+            **({"template": {"parse": readers.parse_line}} if provider != "cloche" else {}),
+            "ca_file": {"parse": readers.parse_file},
+            "lifetime": seconds,
+            "runs_per_day": {"parse": parse_count},
+            "seconds_per_day": seconds,
+            "sandboxes_per_day": {"parse": parse_count},
+            "sandboxes_at_once": {"parse": parse_count},
+            "money_per_day": {"parse": readers.parse_money},
+        }  # fmt: skip
+        for name, more in fields.items():
+            where = "lifetime_s" if name == "lifetime" else name
+            yield Key(
+                name=f"{provider}.{name}", variable=variables.get(name, f"CLOCHE_{provider.upper()}_{name.upper()}"),
+                settings_field=f"remotes.{provider}/{where}", **more,
+            )  # fmt: skip
+
+
+def _read_remote(value: object, *, name: str, provider: str) -> Values:
+    return readers.read_section(value, name=name, readers=SECTIONS[provider])
+
+
 def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
     known = {spelling: by_name[spelling] for limit in CEILING_FIELDS for spelling in BY_NAME[limit].readers()}
     for limit in CEILING_FIELDS:
@@ -354,6 +338,10 @@ def format_limit(limit: str, value: float) -> str:
     if LIMIT_FIELDS[limit].endswith("_bytes"):
         return format_size(int(value))
     return f"{value:g}s" if limit == "timeout" else f"{value:g}"
+
+
+def _render_address(url: str, _: Settings) -> str:
+    return _USER.sub("//(hidden)@", url)
 
 
 def _seconds(value: float, _: Settings) -> str:
@@ -455,6 +443,10 @@ KEYS: tuple[Key, ...] = (
         is_looser=_is_wider, join=_in_both,
     ),
     Key(
+        name="accept_claimed", variable="CLOCHE_ACCEPT_CLAIMED", parse=readers.parse_switch,
+        settings_field="policy.accept_claimed", is_looser=lambda new, old: new and not old,
+    ),
+    Key(
         name="fallback", variable="CLOCHE_FALLBACK", parse=readers.one_of(get_args(Fallback), if_false="none"),
         settings_field="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
     ),
@@ -524,14 +516,15 @@ KEYS: tuple[Key, ...] = (
         settings_field="policy.runtime", text_if_empty="any", is_looser=_is_different,
     ),
     Key(
-        name="autofix", read=lambda value, *, name: readers.read_autofix(value, name=name, readers=SECTIONS["autofix"]),
+        name="autofix", read=lambda value, *, name: readers.read_section(value, name=name, readers=SECTIONS["autofix"]),
     ),
-    _autofix("base_url", readers.parse_line, render=lambda url, _: _USER.sub("//(hidden)@", url)),
+    _autofix("base_url", readers.parse_line, render=_render_address),
     _autofix("model", readers.parse_line),
     _autofix("api_key", readers.parse_secret, render=lambda _key, _: "set (hidden)"),
     _autofix("max_rounds", readers.parse_rounds, aliases=("maxRounds",), is_looser=operator.gt),
     _autofix("token_budget", parse_count, is_looser=operator.gt),
     _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, render=_seconds),
+    *_remotes(),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, get_args
 
 from cloche.core.enforcement import Control, Level, parse_requirements
@@ -17,6 +18,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.limits import parse_count, parse_duration, parse_size
 from cloche.core.policy import ContainerRuntime, parse_backend, parse_network, preset_named
+from cloche.core.remote import Secret
 
 Parser = Callable[..., Any]
 Values = Mapping[str, Any]
@@ -34,24 +36,6 @@ _PORT = re.compile(r"[0-9]{1,5}")
 _PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*@?[A-Za-z0-9])")
 _PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*|npm:@?[A-Za-z0-9*][A-Za-z0-9._*/-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
-
-
-class Secret(str):
-    """Be text that `repr`, `str` and `format` hide; only `reveal` returns it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "(hidden)" if len(self) else "none"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
-
-    def reveal(self) -> str:
-        """Return the text."""
-        return "".join(self)
 
 
 def parse_list(value: object, *, name: str) -> tuple[str, ...]:
@@ -307,6 +291,25 @@ def parse_secret(value: object, *, name: str) -> Secret:
     return Secret(value.strip())
 
 
+def parse_file(value: object, *, name: str) -> str:
+    """Return the absolute path of a file, `~` being the user's home."""
+    path = os.path.expanduser(value) if isinstance(value, str) else ""
+    if not os.path.isabs(path) or "\0" in path:
+        raise InvalidRequest(f"{name}: give the absolute path of a file")
+    return path
+
+
+def parse_money(value: object, *, name: str) -> float:
+    """Return an amount of money."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+    if number is None or not 0 < number < 1e9:
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is no amount; use a number above 0")
+    return float(number)
+
+
 def read_runtime(value: object, *, name: str) -> Values:
     """Read the name of a backend, or docker's own runtime, which is docker and never gVisor (C3)."""
     word = value.strip().lower() if isinstance(value, str) else ""
@@ -371,8 +374,8 @@ def read_roots(value: object, *, name: str, readers: Mapping[str, Reader]) -> Va
     return values
 
 
-def read_autofix(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
-    """Read whom auto-fix asks and what it may cost; a message does not repeat a value, which may be a key."""
+def read_section(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
+    """Read the keys of a section; a message does not repeat a value, which may be a secret."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{name}: this is not a mapping of names to values")
     values: dict[str, Any] = {}

@@ -16,7 +16,8 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import TIERS, Policy
 
-from .keys import CEILING_FIELDS, KEYS, AutoFixSettings, SandboxOptions, Settings
+from .keys import CEILING_FIELDS, KEYS, AutoFixSettings, Settings
+from .options import SandboxOptions
 from .origins import ARGUMENT, ConfiguredValue, Layer, Origin
 from .resolve import effective_network, resolve_settings
 from .sources import ConfigPaths, fingerprint
@@ -76,13 +77,16 @@ def load_settings(
 
 def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Settings:
     resolved, ceilings = resolve_settings(options, config_paths)
-    parts: dict[str, dict[str, Any]] = {"": {}, "limits": {}, "policy": {}, "autofix": {}, "images": {}, "roots": {}}
+    parts: dict[str, dict[str, Any]] = {
+        name: {} for name in ("", "limits", "policy", "autofix", "images", "roots", "remotes")
+    }
     for key in KEYS:
         if key.settings_field and key.name in resolved:
             part, _, name = key.settings_field.rpartition(".")
             parts[part][name] = resolved[key.name].value
     policy = parts["policy"]
     policy["network"] = effective_network(resolved)
+    policy["accept_claimed_level"] = resolved["require_level"].origin.kind == "tier"
     if policy["level"] is None:
         policy["level"], _ = _implied_level(resolved)
     return Settings(
@@ -93,6 +97,7 @@ def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Se
         ceilings=MappingProxyType({CEILING_FIELDS[name]: most.value for name, most in ceilings.items()}),
         images=MappingProxyType(parts["images"]),
         roots=MappingProxyType({root: folder for root, folder in parts["roots"].items() if folder}),
+        remotes=MappingProxyType(parts["remotes"]),
         origins=MappingProxyType(_origins(resolved, ceilings)),
     )
 

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
-_LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)")
+_LINE = re.compile(
+    r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE|E2B|DAYTONA)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)"
+)
 _VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
 # Variables that name another file, with the option that does the same.
 OTHER_FILES: Mapping[str, str] = {"CLOCHE_CONFIG": "--config", "CLOCHE_ENV_FILE": "--env-file"}
+_OURS = ("SANDBOX_", "CLOCHE_")  # what a `.env` that was merely found says for others is nothing to us
 _PROCESS_VARIABLES = ("HOME", "XDG_CONFIG_HOME")
 _WATCHED_VARIABLES = (*VARIABLE_READERS, *OTHER_FILES, *_PROCESS_VARIABLES)
 _WATCHED_ENCODED = tuple(os.fsencode(name) for name in _WATCHED_VARIABLES)
@@ -308,7 +311,8 @@ def _load(path: str, format_: Format) -> Layer | None:
 
 def _load_dotenv(path: str, *, is_users: bool) -> Layer | None:
     def read(text: str) -> Layer:
-        variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, *OTHER_FILES})
+        names = VARIABLE_READERS if is_users else [name for name in VARIABLE_READERS if name.startswith(_OURS)]
+        variables = read_dotenv(text, file=path, known={*names, *OTHER_FILES})
         return read_layer(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
 
     return _cached(path, is_users, read)

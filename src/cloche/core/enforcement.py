@@ -16,6 +16,7 @@ from .errors import InvalidRequest
 
 # From the least to the most; `network` has the rules. `bridge` is docker's own, which no rules hold for.
 NetworkMode = Literal["off", "allowlist", "open", "bridge"]
+LevelSource = Literal["measured", "claimed"]  # by us on this host, or by who runs the sandbox elsewhere
 
 
 class Level(enum.IntEnum):
@@ -59,10 +60,11 @@ class Control(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """Say how far a control is in force."""
+    """Say how far a control is in force; `claimed` is what a provider says of itself, and nobody here can see."""
 
     ENFORCED = "enforced"
     PARTIAL = "partial"
+    CLAIMED = "claimed"
     ABSENT = "absent"
 
 
@@ -105,12 +107,14 @@ ABSENT = Measure(state=State.ABSENT)
 class Enforcement:
     """Report what held during one run.
 
-    `hits` counts the limits that were reached (names as in `Status`), whatever the exit code was.
+    `hits` counts the limits that were reached (names as in `Status`), whatever the exit code was. A level that is
+    `claimed` is what a provider says of its own sandboxes.
     """
 
     level: Level = Level.NONE
     controls: Mapping[Control, Measure] = field(default_factory=dict)
     hits: Mapping[str, int] = field(default_factory=dict)
+    level_source: LevelSource = "measured"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "controls", MappingProxyType({c: self.controls.get(c, ABSENT) for c in Control}))
@@ -122,7 +126,8 @@ class Enforcement:
     def as_dict(self) -> dict[str, object]:
         """Return plain data, ready for JSON."""
         rows = {str(control): measure.as_dict() for control, measure in self.controls.items()}
-        return {"level": str(self.level), "controls": rows, "hits": dict(self.hits)}
+        source = {} if self.level_source == "measured" else {"level_source": self.level_source}
+        return {"level": str(self.level), **source, "controls": rows, "hits": dict(self.hits)}
 
 
 def shortfalls(
@@ -131,19 +136,25 @@ def shortfalls(
     level: Level | None,
     controls: Iterable[Control],
     best_effort: Iterable[Control] = (),
+    accept_claimed: bool = False,
+    accept_claimed_level: bool = False,
 ) -> list[str]:
     """List, as sentences, what `enforcement` lacks of what was required. Empty means that all of it holds.
 
-    A control named in `controls` must be `enforced`. Every other control may be `partial`, but `absent` is a
-    shortfall unless `best_effort` names it.
+    A control named in `controls` must be `enforced`, or with `accept_claimed` claimed; so must a level be measured,
+    unless one of the two accepts a claimed one. Every other control may be `partial`, but `absent` is a shortfall
+    unless `best_effort` names it.
     """
     missing = []
     if level is not None and enforcement.level < level:
         missing.append(f"level {level} is required but only {enforcement.level} can be reached")
+    elif level is not None and enforcement.level_source == "claimed" and not (accept_claimed or accept_claimed_level):
+        missing.append(f"level {level} is required, and {enforcement.level} is only claimed (accept_claimed takes it)")
     required, excused = set(controls), set(best_effort)
+    enough = (State.ENFORCED, State.CLAIMED) if accept_claimed else (State.ENFORCED,)
     for control, measure in enforcement.controls.items():
         why = f": {measure.reason}" if measure.reason else ""
-        if control in required and measure.state is not State.ENFORCED:
+        if control in required and measure.state not in enough:
             missing.append(f"{control} is required but would be {measure.state}{why}")
         elif control not in required | excused and measure.state is State.ABSENT:
             missing.append(f"{control} would not be enforced{why}")

@@ -43,6 +43,8 @@ class Policy:
     over mode `open`, which reaches any public host on the ports 80, 443 and `network_ports`. `on_network` says what
     happens to a host that is not listed: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
 
+    What a provider on other machines says of itself is `claimed`: with `accept_claimed` that does for what is required,
+    with `accept_claimed_level`, which a tier sets, for the level.
     `users` lets a sandbox that lives have several, root inside among them.
     `layers` are folders of the host with packages, shown read-only: what is in `site` can be imported, what is in
     `bin` is on PATH. Only Cloche sets them.
@@ -71,6 +73,8 @@ class Policy:
     require_level: Level | None = None
     require_controls: tuple[Control, ...] = ()
     best_effort: tuple[Control, ...] = ()
+    accept_claimed: bool = False
+    accept_claimed_level: bool = False
     trusted: bool = False
     fallback: Fallback = "none"
     warm: bool = True
@@ -220,10 +224,11 @@ class BackendRow:
     `provider` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
     the one level that this name stands for. `alternative` is a second provider, used where the first is not available
     and the caller names no image. `takes_image` says whether an image can be chosen, `queries_service` whether a daemon
-    or a machine has to be asked if the backend is available. `isolates`: tiers 3 and 4 may choose it. `strength` orders
-    the names between which an untrusted file may move, upwards only; remote ones have none, because they would send the
-    code elsewhere. `auto_max_level` is the highest level that it can give to `auto`; without it `auto` never takes it.
-    `auto_level` is the level that `auto` then asks it for, where it has several.
+    or a machine has to be asked if the backend is available. `isolates`: tiers 3 and 4 may choose it. One that
+    `is_remote` sends the code elsewhere, so only its name chooses it. `strength` orders the names between which an
+    untrusted file may move, upwards only; remote ones have none. `auto_max_level` is the highest level that it can give
+    to `auto`; without it `auto` never takes it. `auto_level` is the level that `auto` then asks it for, where it has
+    several.
     """
 
     summary: str
@@ -234,6 +239,7 @@ class BackendRow:
     takes_image: bool = False
     queries_service: bool = False
     isolates: bool = True
+    is_remote: bool = False
     strength: int | None = None
     auto_max_level: Level | None = None
     auto_level: Level | None = None
@@ -306,8 +312,9 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         queries_service=True,
         strength=5,
     ),
-    "e2b": BackendRow(summary="E2B cloud", needs="a remote service"),
-    "daytona": BackendRow(summary="Daytona cloud", needs="a remote service"),
+    "e2b": BackendRow(summary="machine of the E2B cloud", needs="a remote service", is_remote=True),
+    "daytona": BackendRow(summary="sandbox of the Daytona cloud", needs="a remote service", is_remote=True),
+    "cloche": BackendRow(summary="another machine's cloche serve", needs="a remote service", is_remote=True),
     "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
     "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
 }

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from .enforcement import Control, Enforcement, Level, Measure, NetworkMode
+from .enforcement import Control, Enforcement, Level, LevelSource, Measure, NetworkMode
 from .events import Sink
 from .limits import Limits
 from .policy import Policy
@@ -22,6 +22,7 @@ from .result import KillCause, Result
 
 if TYPE_CHECKING:
     from .network import NetworkRules
+    from .remote import RemoteAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,8 @@ class Capabilities:
     """Describe the strongest sandbox a backend can give here, or the one of a level that was asked for.
 
     `controls` holds one measure per control at that level, with the network off; `networks` lists what else the network
-    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it.
+    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it. A level that is
+    `claimed` is what a provider says of itself.
     """
 
     backend: str
@@ -39,10 +41,11 @@ class Capabilities:
     reason: str = ""
     remedy: str = ""
     networks: tuple[NetworkMode, ...] = ("off",)
+    level_source: LevelSource = "measured"
 
     def as_enforcement(self) -> Enforcement:
         """Return the enforcement that a run would report, before anything was hit."""
-        return Enforcement(level=self.level, controls=self.controls)
+        return Enforcement(level=self.level, controls=self.controls, level_source=self.level_source)
 
     def as_dict(self) -> dict[str, object]:
         """Return plain data, ready for JSON."""
@@ -51,6 +54,7 @@ class Capabilities:
             "backend": self.backend,
             "available": self.available,
             "level": str(self.level),
+            "level_source": self.level_source,
             "controls": rows,
             "reason": self.reason,
             "remedy": self.remedy,
@@ -274,6 +278,17 @@ class SupportsImages(Protocol):
 
     def with_images(self, images: Mapping[str, str]) -> Backend:
         """Return the same backend with other images by language; `*` stands for any other language."""
+        ...
+
+
+@runtime_checkable
+class SupportsAccount(Protocol):
+    """Be a backend that sends code to a provider on other machines."""
+
+    account: RemoteAccount | None
+
+    def with_account(self, account: RemoteAccount) -> Backend:
+        """Return the same backend for an account."""
         ...
 
 

@@ -17,7 +17,8 @@ from importlib.machinery import PathFinder
 from typing import Unpack, cast
 
 from cloche.audit.recording import refusals
-from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.origins import DEFAULT
 from cloche.core.ceilings import packages_above
 from cloche.core.enforcement import Level

@@ -11,7 +11,8 @@ from typing import Any, Unpack
 
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.recording import refusals
-from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import check_runnable, given_options, load_settings
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
@@ -19,6 +20,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from .accounts import accounts_of
 from .registry import policy_for, row_of
 from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_back, find
 
@@ -130,8 +132,9 @@ def _find_backend(resolved: ResolvedOptions) -> FoundBackend:
     if resolved.backend is not None:
         return FoundBackend(backend=resolved.backend, policy=settings.policy)
     criteria = BackendCriteria(
-        policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=resolved.wants_image
-    )
+        policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=resolved.wants_image,
+        accounts=accounts_of(settings),
+    )  # fmt: skip
     try:
         if settings.backend == LOCAL and settings.policy.trusted and settings.policy.fallback != "none":
             check_local(settings.policy)

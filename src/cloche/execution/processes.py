@@ -24,6 +24,7 @@ from cloche.core.request import MAX_STDIN_BYTES
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
+from .accounts import account_of
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
 from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink
@@ -312,6 +313,7 @@ class ProcessOperations(LiveOperations):
             execution = Execution(
                 kind=kind, backend=prepared.backend.name, language=COMMAND_LANGUAGE, code=shell, argv=request.argv,
                 env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+                account=account_of(prepared.backend),
             )  # fmt: skip
             result = await recorded(run, prepared.audit, execution)
         else:

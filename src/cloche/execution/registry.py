@@ -22,6 +22,7 @@ from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
 from cloche.core.protocols import (
     Backend,
     Capabilities,
+    SupportsAccount,
     SupportsBuilding,
     SupportsCheck,
     SupportsGarbageCollection,
@@ -30,6 +31,7 @@ from cloche.core.protocols import (
     SupportsReadiness,
     SupportsWorkspaceContainers,
 )
+from cloche.core.remote import RemoteAccount
 from cloche.core.request import WorkspaceContainer
 from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
@@ -64,13 +66,19 @@ def row_of(name: str) -> BackendRow:
     return row
 
 
-def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_image: bool = False) -> Backend:
-    """Return the backend called `name`, with these images where it uses any.
+def backend_named(
+    name: str,
+    *,
+    images: Mapping[str, str] | None = None,
+    needs_image: bool = False,
+    accounts: Mapping[str, RemoteAccount] | None = None,
+) -> Backend:
+    """Return the backend called `name`, with these images and accounts where it uses any.
 
     Of a name with two backends behind it, the first that works; `needs_image` leaves out the one without images. Raises
     InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
     """
-    found = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
+    found = [_set_up(one, images, accounts) for one in _backends_of(name, needs_image=needs_image)]
     if len(found) == 1:
         _check(found[0])
         return found[0]
@@ -114,21 +122,33 @@ def _backend_of(name: str) -> Backend:
     return _load(row.provider, os.getpid())
 
 
-def collect_garbage() -> Mapping[str, Sequence[str]]:
-    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
+def _set_up(
+    backend: Backend, images: Mapping[str, str] | None, accounts: Mapping[str, RemoteAccount] | None
+) -> Backend:
+    """Return the backend with what is configured for it."""
+    if accounts and (account := accounts.get(backend.name)) and _has_power(type(backend), SupportsAccount):
+        return cast("SupportsAccount", backend).with_account(account)
+    return with_images(backend, images or {})
+
+
+def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapping[str, Sequence[str]]:
+    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove.
+
+    Providers are asked only where an account is given; what they answer wrongly is logged, and the others go on.
+    """
     found: dict[str, Sequence[str]] = {}
     tried: set[str] = set()
-    for row in BACKEND_ROWS.values():
+    for name, row in BACKEND_ROWS.items():
         for target in (row.provider, row.alternative):
-            if target is None or target in tried:
+            if target is None or target in tried or (row.is_remote and name not in (accounts or {})):
                 continue
             tried.add(target)
             try:
-                backend = _load(target, os.getpid())
+                backend = _set_up(_load(target, os.getpid()), None, accounts)
                 if isinstance(backend, SupportsGarbageCollection):
                     found[backend.name] = backend.collect_garbage()
             except BackendUnavailable as error:
-                log.debug("%s", error)
+                log.log(logging.WARNING if row.is_remote else logging.DEBUG, "%s", error)
     if left := sweep(default_folder()):
         found["packages"] = [f"folder {path}" for path in left]
     if left := names.clear():
@@ -201,14 +221,19 @@ def policy_for(name: str, policy: Policy) -> Policy:
 
 
 def capabilities_of(
-    name: str, *, level: Level | None = None, images: Mapping[str, str] | None = None, needs_image: bool = False
+    name: str,
+    *,
+    level: Level | None = None,
+    images: Mapping[str, str] | None = None,
+    needs_image: bool = False,
+    accounts: Mapping[str, RemoteAccount] | None = None,
 ) -> Capabilities:
     """Say what a backend can do here, without raising: what is missing becomes `reason`.
 
     `level` asks for one exactly, as names do that stand for one; None for the strongest.
     """
     try:
-        backends = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
+        backends = [_set_up(one, images, accounts) for one in _backends_of(name, needs_image=needs_image)]
     except BackendUnavailable as error:
         return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
     wanted = row_of(name).level if level is None else level

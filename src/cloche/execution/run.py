@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
 
 from cloche.audit.log import sha256_of
 from cloche.audit.recording import Execution, is_traced, is_wanted, note_fallback, recorded, refusals
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
@@ -39,6 +39,7 @@ from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 from cloche.hostfs import open_in_place_of
 
+from .accounts import account_of
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .prepare import Prepared, prepare_in_thread
@@ -249,6 +250,7 @@ def _execution(prepared: Prepared, request: Request) -> Execution:
     return Execution(
         kind="run", backend=prepared.backend.name, language=request.language, code=request.code, argv=request.argv,
         env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+        account=account_of(prepared.backend),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink, discard
 from cloche.core.limits import parse_duration
@@ -37,6 +37,7 @@ from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
 from cloche.keeper.attach import Kept, find_kept
 
+from .accounts import account_of
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
@@ -618,7 +619,7 @@ class AsyncSandbox(
             return run()
         execution = Execution(
             kind="cell", backend=self.backend, language=language, code=code, env=env, limits=self.limits,
-            timeout_s=timeout_s, policy=self.policy,
+            timeout_s=timeout_s, policy=self.policy, account=account_of(self._prepared.backend),
         )  # fmt: skip
         return recorded(run, self.audit, execution)
 

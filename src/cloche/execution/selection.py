@@ -20,12 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from cloche.config.keys import AUTO, Prefer, Settings
+from cloche.config.keys import AUTO, Settings
+from cloche.config.options import Prefer
 from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.enforcement import Control, Level, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend, Capabilities
+from cloche.core.remote import RemoteAccount
 
 from .registry import OPTIONS, Option, backend_named, capabilities_of, policy_for, row_of, why_not_ready
 
@@ -42,6 +44,7 @@ class BackendCriteria:
     prefer: Prefer = "strongest"
     images: Mapping[str, str] = field(default_factory=dict)
     wants_image: bool = False
+    accounts: Mapping[str, RemoteAccount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ def find(name: str, criteria: BackendCriteria) -> FoundBackend:
     policy = policy_for(name, criteria.policy)
     if criteria.wants_image and not row_of(name).takes_image:
         raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
-    backend = backend_named(name, images=criteria.images, needs_image=criteria.wants_image)
+    backend = backend_named(name, images=criteria.images, needs_image=criteria.wants_image, accounts=criteria.accounts)
     return FoundBackend(backend=backend, policy=policy)
 
 
@@ -141,6 +144,8 @@ def unmet_policy(found: Capabilities, policy: Policy) -> str:
         level=policy.require_level,
         controls=policy.require_controls,
         best_effort=tuple(Control) if policy.level in LEVELS_WITHOUT_ISOLATION else policy.best_effort,
+        accept_claimed=policy.accept_claimed,
+        accept_claimed_level=policy.accept_claimed_level,
     )
     if policy.network not in found.networks:
         missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(found.networks)} only")
@@ -168,7 +173,7 @@ def _join_reasons(passed_over: Mapping[str, str]) -> str:
 def describe(name: str, criteria: BackendCriteria) -> Capabilities:
     """Say what a backend can do here; of `auto`, what it would choose now."""
     if name != AUTO:
-        return capabilities_of(name, images=criteria.images)
+        return capabilities_of(name, images=criteria.images, accounts=criteria.accounts)
     choice = choose(OPTIONS, criteria, _probe_for(criteria))
     if choice.option is None:
         return Capabilities(backend=AUTO, available=False, reason=_join_reasons(choice.passed_over))

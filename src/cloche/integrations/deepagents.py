@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, SandboxFileError
 from cloche.core.result import Result, Status
 from cloche.execution.sandbox import AsyncSandbox

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar, Unpack, cast
 
 from cloche.blocking import calls
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, OutcomeUnknown, StartFailed
 from cloche.execution.inputs import Files
 from cloche.execution.sandbox import AsyncSandbox

@@ -16,7 +16,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable
 from cloche.core.processes import FileInfo
 from cloche.core.result import Result, Status

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cloche.agent.approval import Approver, auto, deny
 from cloche.agent.interpreters import MOST_INTERPRETERS
 from cloche.agent.queue import ApprovalQueue
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.serving.process import log_plainly, until_signal
 

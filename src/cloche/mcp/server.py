@@ -24,7 +24,7 @@ from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, Risk, che
 from cloche.agent.catalog import Tool, tool_named
 from cloche.agent.interpreters import MOST_INTERPRETERS, Room, Share
 from cloche.agent.toolbox import Toolbox
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 
 from .approvals import NotedStates, Spent, answered

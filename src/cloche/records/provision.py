@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from cloche.config.keys import LIMIT_FIELDS, YAML_READERS, SandboxOptions, Settings, format_limit
+from cloche.config.keys import LIMIT_FIELDS, YAML_READERS, Settings, format_limit
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import given_options, load_settings
 from cloche.core.ceilings import covers, mode_rank
 from cloche.core.errors import ClocheError, InvalidRequest

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from sqlalchemy import CursorResult, select, update
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import ClocheError, InvalidRequest, NotFound
 from cloche.core.escape import escape, escape_name
 from cloche.core.languages import language_named

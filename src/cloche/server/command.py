@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.serving.process import until_signal

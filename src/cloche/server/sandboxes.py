@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
-from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import ClocheError, InvalidRequest

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from cloche.agent.catalog import DEFAULT_TIER, tools_of
 from cloche.audit.recording import note_fallback, refusals
-from cloche.config.keys import LIMIT_FIELDS, SandboxOptions, Settings, format_limit
+from cloche.config.keys import LIMIT_FIELDS, Settings, format_limit
+from cloche.config.options import SandboxOptions
 from cloche.config.origins import DEFAULT, Origin
 from cloche.config.settings import given_options, load_settings
 from cloche.config.sources import ConfigPaths, checkout_origins

@@ -16,7 +16,7 @@ from cloche.agent.catalog import (
     tool_named,
     tools_of,
 )
-from cloche.config.keys import SandboxOptions
+from cloche.config.options import SandboxOptions
 
 FILES = ["read_file", "list_files", "write_file", "edit_file"]
 SANDBOXED = ["run_code", "run_python_code", "code_exec", "code.execute", "os.execute_sandboxed"]

@@ -20,12 +20,12 @@ def test_every_setting_has_a_row() -> None:
     own = {spec.name for spec in fields(Settings)}
     parts = {"limits": Limits, "policy": Policy, "autofix": AutoFixSettings}
     named = {f"{part}.{spec.name}" for part, kind in parts.items() for spec in fields(kind)}
-    assert own - rows == {*parts, "ceilings", "images", "roots", "origins"}
+    assert own - rows == {*parts, "ceilings", "images", "roots", "remotes", "origins"}
     assert named - rows == {
         "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.package_managers",
-        "policy.layers",
+        "policy.layers", "policy.accept_claimed_level",
     }  # fmt: skip
-    assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots."))}
+    assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots.", "remotes."))}
     assert set(LIMIT_FIELDS.values()) == {spec.name for spec in fields(Limits)}
     assert {
         **LIMIT_FIELDS,

@@ -19,7 +19,7 @@ ABSENT = [name for name, row in BACKEND_ROWS.items() if row.needs]
 def test_every_name_of_the_mission_is_known() -> None:
     """All the words SANDBOX_TYPE may hold have a row."""
     assert set(BACKEND_ROWS) == {
-        "local", "docker", "gvisor", "firecracker", "microvm", "microsandbox", "e2b", "daytona", "kubernetes",
+        "local", "docker", "gvisor", "firecracker", "microvm", "microsandbox", "e2b", "daytona", "cloche", "kubernetes",
         "ray", "auto", "subprocess", "none",
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.config.keys import Prefer
+from cloche.config.options import Prefer
 from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import BACKEND_ROWS, Policy

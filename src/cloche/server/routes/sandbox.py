@@ -12,6 +12,7 @@ from cloche.audit.log import audit_for
 from cloche.config.keys import CEILING_FIELDS, Settings
 from cloche.core.limits import exact_size
 from cloche.core.policy import BACKEND_ROWS, Policy
+from cloche.execution.accounts import accounts_of
 from cloche.execution.selection import BackendCriteria, describe
 from cloche.records.settings import NAMES, loosened_by, read_names
 
@@ -118,10 +119,10 @@ def _is_ours(task: asyncio.Task[dict[str, Any]]) -> bool:
 
 
 async def _detect(name: str, settings: Settings) -> dict[str, Any]:
-    criteria = BackendCriteria(policy=Policy(), images=settings.images)
+    criteria = BackendCriteria(policy=Policy(), images=settings.images, accounts=accounts_of(settings))
     found = await asyncio.to_thread(describe, name, criteria)
     return {
         "name": name, "available": found.available, "level": str(found.level) if found.available else None,
-        "levelSource": "measured", "reason": found.reason, "remedy": found.remedy,
+        "levelSource": found.level_source, "reason": found.reason, "remedy": found.remedy,
         "summary": BACKEND_ROWS[name].summary,
     }  # fmt: skip

@@ -1,0 +1,58 @@
+"""Whether an account can be used at all, found out before anybody is asked."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.remote import RemoteAccount
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
+
+
+def check_account(
+    account: RemoteAccount | None, *, provider: str, package: str, extra: str, variable: str, needs_url: bool = False
+) -> RemoteAccount:
+    """Return the account. Raises BackendUnavailable for a package, a key or an address that is missing or wrong.
+
+    `package` is what is imported, `extra` brings it, `variable` has the key. Nothing is imported and nobody is asked.
+    """
+
+    def refused(reason: str, remedy: str) -> BackendUnavailable:
+        return BackendUnavailable(f"backend {provider!r}: {reason}.", remedy=remedy)
+
+    if importlib.util.find_spec(package) is None:
+        remedy = f'Install the extra that brings it: "pip install cloche[{extra}]".'
+        raise refused(f"the package {package} is not installed", remedy)
+    if account is None or not account.api_key.reveal():
+        remedy = f"Set {variable}, or {provider}.api_key in your own configuration file or a .env that you name."
+        raise refused("no key is configured", remedy)
+    if needs_url and not account.url:
+        remedy = f"Set {provider}.url in your configuration: https://HOST[:PORT]."
+        raise refused("no address is configured", remedy)
+    for name, text in (("url", account.url), ("sandbox_url", account.sandbox_url)):
+        if text and (why := why_no_address(text)):
+            raise refused(f"{name} {why}", "Correct it: https://HOST[:PORT].")
+    if account.domain and not _DOMAIN.fullmatch(account.domain):
+        raise refused("domain is none", "Correct it: HOST or HOST:PORT.")
+    if account.ca_file and not os.path.isfile(account.ca_file):
+        raise refused(f"ca_file: there is no file {account.ca_file}", "Correct the path, or leave it out.")
+    return account
+
+
+def why_no_address(text: str) -> str:
+    """Say what is wrong with the address that a key is sent to, empty if nothing; the address is not repeated."""
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        return "is no address"
+    if "@" in parts.netloc or parts.query or parts.fragment or not host:
+        return "is no plain address, without a name, a password and a query"
+    if parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK):
+        return ""
+    return "is not https, and a key is sent there (http is for this host alone)"

@@ -1,0 +1,70 @@
+"""What a provider says of its own sandboxes, which nobody here can see; and the refusal where that does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
+from cloche.core.errors import BackendUnavailable
+from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
+
+from ..enforcement import check_policy
+
+# What is done here, whatever the provider does.
+_OWN = {
+    Control.TIME: Measure(state=State.ENFORCED, mechanism="wall clock here; a remote sandbox that is late is ended"),
+    Control.OUTPUT: Measure(state=State.ENFORCED, mechanism="bounded buffers here, flood limit kills"),
+}
+
+
+def claimed(by: str, reason: str = "") -> Measure:
+    """Return the measure of what a provider says of itself."""
+    return Measure(state=State.CLAIMED, mechanism=f"claimed by {by}", reason=reason)
+
+
+def claimed_controls(by: str, changes: Mapping[Control, Measure] | None = None) -> Mapping[Control, Measure]:
+    """Return a row for each control: what we do is enforced, all else is claimed, but for these changes."""
+    return {**{control: claimed(by) for control in Control}, **_OWN, **(changes or {})}
+
+
+def claimed_enforcement(level: Level, controls: Mapping[Control, Measure]) -> Enforcement:
+    """Return the enforcement of a sandbox elsewhere."""
+    return Enforcement(level=level, controls=controls, level_source="claimed")
+
+
+def claimed_capabilities(
+    backend: str, level: Level, controls: Mapping[Control, Measure], networks: tuple[Any, ...] = ("off",)
+) -> Capabilities:
+    """Return the capabilities of a provider that can be asked."""
+    return Capabilities(
+        backend=backend, available=True, level=level, controls=controls, networks=networks, level_source="claimed"
+    )
+
+
+def unavailable(backend: str, error: BackendUnavailable) -> Capabilities:
+    """Return those of one that cannot."""
+    return Capabilities(
+        backend=backend, available=False, reason=error.reason, remedy=error.remedy, level_source="claimed"
+    )
+
+
+def check_claims(
+    policy: Policy,
+    enforcement: Enforcement,
+    *,
+    backend: str,
+    networks: tuple[str, ...],
+    network: str,
+    level: str,
+) -> None:
+    """Raise BackendUnavailable where something that a policy asks for would be missing; see `check_policy`."""
+    check_policy(
+        policy, enforcement, networks=networks, network=network, level=level,
+        lacks=lambda missing: BackendUnavailable(
+            f"backend {backend!r}: {missing}.",
+            remedy="Accept what the provider says of itself (accept_claimed), ask for less, or use a backend of this "
+            "host.",
+        ),
+    )  # fmt: skip

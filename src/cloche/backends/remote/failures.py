@@ -1,0 +1,85 @@
+"""One sentence for each way in which a provider does not give what is asked for, before anything ran there."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.remote import RemoteAccount
+
+MOST_DETAIL = 300  # characters of a provider's own words
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+
+class Failure(enum.Enum):
+    """Name the ways; each with what happened and what to do about it."""
+
+    UNAUTHORIZED = ("it does not accept the key", "Check that the key is whole, not revoked, and of this provider.")
+    FORBIDDEN = ("the key may not do this", "Use a key with the rights for it, or ask whoever gave it.")
+    RATE_LIMITED = ("it was asked too often", "Wait, and ask again.")
+    QUOTA = ("the account's own quota is used up", "Wait until it resets, end sandboxes, or raise it at the provider.")
+    REGION = ("the region is not one where it has room", "Configure another region, or leave it out.")
+    NO_NETWORK = ("it cannot be reached", "Check the address, the network of this host and its name server.")
+    TLS = ("its certificate is not what was expected", "Check the address, the clock, and ca_file of a private CA.")
+    BAD_ANSWER = ("its answer is not what the protocol says", "Check the address; a proxy may have answered.")
+    SERVER = ("it failed", "Try again later, and see the provider's status page.")
+    NOT_FOUND = ("it has no such thing", "It may have ended; open another sandbox. Check template and address.")
+    TIMEOUT = ("it did not answer in time", "Try again later.")
+
+    def __init__(self, sentence: str, remedy: str):
+        self.sentence, self.remedy = sentence, remedy
+
+
+_BY_STATUS = {
+    401: Failure.UNAUTHORIZED, 402: Failure.QUOTA, 403: Failure.FORBIDDEN, 404: Failure.NOT_FOUND, 408: Failure.TIMEOUT,
+    429: Failure.RATE_LIMITED, 504: Failure.TIMEOUT,
+}  # fmt: skip
+
+
+class RemoteUnavailable(BackendUnavailable):
+    """Blame a provider; `failure` says how, `retry_after_s` when it wants to be asked again, if it said so."""
+
+    def __init__(self, reason: str, *, remedy: str, failure: Failure, retry_after_s: float | None = None):
+        super().__init__(reason, remedy=remedy)
+        self.failure, self.retry_after_s = failure, retry_after_s
+
+
+def by_status(status: int) -> Failure:
+    """Return what an HTTP status of 400 and above means."""
+    return _BY_STATUS.get(status, Failure.SERVER if status >= 500 else Failure.BAD_ANSWER)
+
+
+def remote_error(
+    provider: str,
+    failure: Failure,
+    *,
+    detail: str = "",
+    status: int | None = None,
+    retry_after_s: float | None = None,
+    account: RemoteAccount | None = None,
+) -> RemoteUnavailable:
+    """Return the error; `detail` is the provider's own word, of which no more than a line is repeated."""
+    said = f" ({status})" if status is not None else ""
+    where = f" at {account.host}" if account is not None and account.host else ""
+    detail = scrub(detail, account)
+    reason = f"backend {provider!r}: {failure.sentence}{said}{where}{f': {detail}' if detail else ''}."
+    remedy = failure.remedy
+    if retry_after_s is not None and math.isfinite(retry_after_s) and retry_after_s >= 0:
+        remedy = f"It asks to wait for {retry_after_s:g} s. {remedy}"
+    else:
+        retry_after_s = None
+    return RemoteUnavailable(reason, remedy=remedy, failure=failure, retry_after_s=retry_after_s)
+
+
+def scrub(text: str, account: RemoteAccount | None = None) -> str:
+    """Return a line of a provider's words: bounded, without what moves a cursor, without the key."""
+    line = _CONTROL.sub(" ", text[: MOST_DETAIL * 4]).strip().rstrip(".")
+    key = account.api_key.reveal() if account is not None else ""
+    if key:
+        line = line.replace(key, "(hidden)")
+        for size in (len(key) // 2, 12):  # also where it was cut
+            if size >= 8:
+                line = line.replace(key[:size], "(hidden)")
+    return line if len(line) <= MOST_DETAIL else f"{line[: MOST_DETAIL - 1]}…"

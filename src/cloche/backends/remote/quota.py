@@ -1,0 +1,197 @@
+"""How much of an account is used: durable counters in one SQLite file, shared by all processes of a user.
+
+Theory of operation: what is about to be used is reserved in one transaction, with the limits looked at under the same
+lock, and settled afterwards to what it came to. Who dies in between leaves the reservation, so a limit errs on the safe
+side. A day is one of UTC. Sandboxes at once are rows that end with the sandbox, or when the provider has ended it by
+itself. Calls block for a moment: an event loop makes them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.remote import RemoteAccount
+
+BUSY_S = 10.0
+KEPT_DAYS = 40
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS used (
+    account TEXT NOT NULL, day TEXT NOT NULL, runs INTEGER NOT NULL DEFAULT 0, seconds REAL NOT NULL DEFAULT 0,
+    sandboxes INTEGER NOT NULL DEFAULT 0, money REAL NOT NULL DEFAULT 0, PRIMARY KEY (account, day));
+CREATE TABLE IF NOT EXISTS living (
+    id INTEGER PRIMARY KEY, account TEXT NOT NULL, sandbox TEXT NOT NULL DEFAULT '', ends REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTicket:
+    """Hold what is reserved for one run."""
+
+    counter: Counter
+    day: str
+    seconds: float
+
+    def settle(self, seconds: float, cost: float | None = None) -> None:
+        """Count what it came to, in seconds and in the provider's money."""
+        self.counter.add(self.day, seconds=seconds - self.seconds, money=cost or 0.0)
+
+    def refund(self) -> None:
+        """Count nothing, as nothing ran."""
+        self.counter.add(self.day, runs=-1, seconds=-self.seconds)
+
+
+@dataclass(slots=True)
+class SandboxTicket:
+    """Hold the place of one sandbox."""
+
+    counter: Counter
+    day: str
+    row: int
+
+    def note_id(self, sandbox: str) -> None:
+        """Remember what the provider calls it."""
+        self.counter.note_sandbox(self.row, sandbox)
+
+    def close(self, cost: float | None = None) -> None:
+        """Give the place back; the sandbox stays counted for its day."""
+        self.counter.end_sandbox(self.row)
+        if cost:
+            self.counter.add(self.day, money=cost)
+
+    def refund(self) -> None:
+        """Count nothing, as none was made."""
+        self.counter.end_sandbox(self.row)
+        self.counter.add(self.day, sandboxes=-1)
+
+
+class Counter:
+    """Count for one account. `now` returns seconds since the epoch."""
+
+    def __init__(self, account: RemoteAccount, now: Callable[[], float] = time.time):
+        self._account, self._now = account, now
+
+    def begin_run(self, seconds: float) -> RunTicket:
+        """Reserve a run of so many seconds at most. Raises BackendUnavailable saying what is left."""
+        quota, day = self._account.quota, self._today()
+        with self._open() as database:
+            used = self._used(database, day)
+            self._check("runs", used["runs"], 1, quota.runs_per_day)
+            self._check("seconds", used["seconds"], seconds, quota.seconds_per_day)
+            self._check("money", used["money"], 0, quota.money_per_day)
+            self._add(database, day, runs=1, seconds=seconds)
+        return RunTicket(self, day, seconds)
+
+    def open_sandbox(self, lifetime_s: float) -> SandboxTicket:
+        """Reserve a place for a sandbox that the provider ends after so long. Raises BackendUnavailable."""
+        quota, day = self._account.quota, self._today()
+        with self._open() as database:
+            database.execute("DELETE FROM living WHERE ends < ?", (self._now(),))
+            used = self._used(database, day)
+            self._check("sandboxes", used["sandboxes"], 1, quota.sandboxes_per_day)
+            self._check("money", used["money"], 0, quota.money_per_day)
+            living = database.execute("SELECT count(*) FROM living WHERE account = ?", (self._account.id,)).fetchone()
+            if quota.sandboxes_at_once is not None and living[0] >= quota.sandboxes_at_once:
+                raise self._refused(
+                    f"{living[0]} of {quota.sandboxes_at_once} sandboxes at once are open",
+                    'Close one; "cloche gc" ends what dead processes left.',
+                )
+            self._add(database, day, sandboxes=1)
+            made = database.execute(
+                "INSERT INTO living (account, ends) VALUES (?, ?)", (self._account.id, self._now() + lifetime_s)
+            )
+            return SandboxTicket(self, day, int(made.lastrowid or 0))
+
+    def forget_sandbox(self, sandbox: str) -> None:
+        """Give back the place of a sandbox by the provider's name for it."""
+        with self._open() as database:
+            database.execute("DELETE FROM living WHERE account = ? AND sandbox = ?", (self._account.id, sandbox))
+
+    def note_sandbox(self, row: int, sandbox: str) -> None:
+        """Remember what the provider calls it."""
+        with self._open() as database:
+            database.execute("UPDATE living SET sandbox = ? WHERE id = ?", (sandbox, row))
+
+    def end_sandbox(self, row: int) -> None:
+        """Give a place back."""
+        with self._open() as database:
+            database.execute("DELETE FROM living WHERE id = ?", (row,))
+
+    def add(self, day: str, **amounts: float) -> None:
+        """Add to what a day has used; never below nothing."""
+        with self._open() as database:
+            self._add(database, day, **amounts)
+
+    def used_today(self) -> dict[str, float]:
+        """Return runs, seconds, sandboxes and money."""
+        with self._open() as database:
+            return self._used(database, self._today())
+
+    def _add(self, database: sqlite3.Connection, day: str, **amounts: float) -> None:
+        database.execute("INSERT OR IGNORE INTO used (account, day) VALUES (?, ?)", (self._account.id, day))
+        for name, amount in amounts.items():
+            change = f"UPDATE used SET {name} = max(0, {name} + ?) WHERE account = ? AND day = ?"  # noqa: S608 - ours
+            database.execute(change, (amount, self._account.id, day))
+
+    def _used(self, database: sqlite3.Connection, day: str) -> dict[str, float]:
+        names = ("runs", "seconds", "sandboxes", "money")
+        row = database.execute(
+            "SELECT runs, seconds, sandboxes, money FROM used WHERE account = ? AND day = ?", (self._account.id, day)
+        ).fetchone()
+        return dict(zip(names, row or (0, 0.0, 0, 0.0), strict=True))
+
+    def _check(self, name: str, used: float, more: float, most: float | None) -> None:
+        if most is None or (used + more <= most and used < most):
+            return
+        left = max(0.0, most - used)
+        raise self._refused(
+            f"{used:g} of {most:g} {name} of today are used, {left:g} are left and {more:g} asked for",
+            f"It resets at {_next_day(self._now())} UTC; or raise {self._account.provider}.{name}_per_day.",
+        )
+
+    def _refused(self, reason: str, remedy: str) -> BackendUnavailable:
+        who = f"backend {self._account.provider!r} (account {self._account.id})"
+        return BackendUnavailable(f"{who}: {reason}.", remedy=remedy)
+
+    def _today(self) -> str:
+        return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%d")
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Hold the file's lock for the body; what it changes is there when it ends without an error."""
+        file = self._account.quota_file or ":memory:"
+        database: sqlite3.Connection | None = None
+        try:
+            if self._account.quota_file:
+                os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+                os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            database = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)
+            database.executescript(_SCHEMA)
+            database.execute("BEGIN IMMEDIATE")
+            oldest = datetime.fromtimestamp(self._now(), UTC) - timedelta(days=KEPT_DAYS)
+            database.execute("DELETE FROM used WHERE day < ?", (oldest.strftime("%Y-%m-%d"),))
+            yield database
+            database.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise self._refused(
+                f"the use of the account cannot be counted in {file} ({error})",
+                "Nothing runs there without that: free the disk or move the damaged file away.",
+            ) from error
+        finally:
+            if database is not None:
+                database.close()
+
+
+def counter_for(account: RemoteAccount) -> Counter | None:
+    """Return the counter of an account, None where nothing is limited: then nothing is counted."""
+    return None if account.quota == type(account.quota)() or account.quota_file is None else Counter(account)
+
+
+def _next_day(now: float) -> str:
+    return (datetime.fromtimestamp(now, UTC) + timedelta(days=1)).strftime("%Y-%m-%d 00:00")

@@ -1,0 +1,79 @@
+"""The keywords that say how a sandbox is made, for everybody who takes them; `keys` says how each is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Literal, TypedDict
+
+from cloche.core.enforcement import Level
+from cloche.core.policy import Fallback, OnNetwork, ScreenMode
+from cloche.core.protocols import Backend
+
+Prefer = Literal["strongest", "fastest"]
+
+
+class SandboxOptions(TypedDict, total=False):
+    """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
+    "not given".
+
+    - timeout: seconds of wall clock, or text such as "30s" or "500ms".
+    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
+    - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
+    - network: "off", "allowlist", "open" or "bridge" (False and True are off and open; a list of hosts, an allowlist).
+    - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8".
+      Given without `network`, they are an allowlist. network_deny: hosts and networks that are never reached.
+    - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" asks the approver of an unlisted host.
+    - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
+    - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
+    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
+    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
+    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
+      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
+    - image: the container image, for backends that use images.
+    - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
+    - accept_claimed: let what a provider on other machines says of itself do for `require`.
+    - best_effort: names of controls that may be absent. level: ask for exactly one level.
+    - packages: what to install first: names with versions; "auto" takes them from the program's header and imports.
+    - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
+    - languages: the names that may be run; csharp is not among the default ones.
+    - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
+    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
+    - preload: modules that are already loaded when the code starts ("numpy", "pandas").
+    - audit: true writes an audit log, and a path does so in that folder; false does not.
+    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
+      itself.
+    """
+
+    timeout: float | str | None
+    memory: int | str | None
+    cpus: float | str | None
+    pids: int | None
+    disk: int | str | None
+    output_limit: int | str | None
+    network: bool | str | None
+    network_allow: Sequence[str] | None
+    network_deny: Sequence[str] | None
+    network_ports: Sequence[int] | None
+    on_network: OnNetwork | None
+    preset: str | None
+    tier: int | None
+    backend: str | Backend | None
+    runtime: str | None
+    image: str | None
+    require: str | Sequence[str] | None
+    best_effort: str | Sequence[str] | None
+    accept_claimed: bool | None
+    packages: Sequence[str] | Literal["auto"] | None
+    locked: bool | str | PathLike[str] | None
+    languages: Sequence[str] | None
+    screen: ScreenMode | None
+    users: bool | None
+    warm: bool | None
+    preload: Sequence[str] | None
+    level: Level | str | None
+    prefer: Prefer | None
+    fallback: Fallback | None
+    trusted: bool | None
+    audit: bool | str | PathLike[str] | None
+    config: str | PathLike[str] | None

@@ -1,0 +1,86 @@
+"""What reaches a provider of sandboxes on other machines: whose account, where, and how much of it may be used.
+
+An account comes from the caller's own configuration alone. Nothing here reads a file or the environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
+LIFETIME_S = 3600.0
+
+
+class Secret(str):
+    """Be text that `repr`, `str` and `format` hide; only `reveal` returns it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "(hidden)" if len(self) else "none"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return "".join(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Say how much of an account all processes of this user may use; None is without a limit.
+
+    A day is one of UTC. `money_per_day` is in the provider's currency, and counts where the provider tells what a
+    sandbox costs.
+    """
+
+    runs_per_day: int | None = None
+    seconds_per_day: float | None = None
+    sandboxes_per_day: int | None = None
+    sandboxes_at_once: int | None = None
+    money_per_day: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteAccount:
+    """Hold all that reaches one provider: `e2b`, `daytona`, or `cloche`, another machine's service.
+
+    `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
+    what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. For `lifetime_s` at most
+    the provider keeps a sandbox. `quota_file` holds the counters; without one nothing is counted.
+    """
+
+    provider: str
+    api_key: Secret = field(default=Secret(), repr=False)
+    url: str = field(default="", repr=False)
+    domain: str = ""
+    sandbox_url: str = field(default="", repr=False)
+    organisation: str = ""
+    region: str = ""
+    template: str = ""
+    ca_file: str = ""
+    lifetime_s: float = LIFETIME_S
+    quota: Quota = Quota()
+    quota_file: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Name the account without its key: the provider, and the beginning of the key's SHA-256."""
+        return f"{self.provider}:{hashlib.sha256(self.api_key.reveal().encode()).hexdigest()[:12]}"
+
+    def as_dict(self) -> dict[str, str]:
+        """Return where the code goes and with which account, as results and the audit log say it."""
+        return {"provider": self.provider, "account": self.id, "host": self.host}
+
+    @property
+    def host(self) -> str:
+        """Return where the code goes: host and port of the API; empty where the provider's own are used."""
+        found = urlsplit(self.url) if "//" in self.url else None
+        if found is None:
+            return self.domain
+        return found.netloc.rpartition("@")[2]

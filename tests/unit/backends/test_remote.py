@@ -1,0 +1,200 @@
+"""What backends on other machines share: accounts, claims, sentences, and the counters of quotas."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cloche.backends.remote.accounts import check_account
+from cloche.backends.remote.claims import check_claims, claimed_controls, claimed_enforcement
+from cloche.backends.remote.failures import Failure, by_status, remote_error, scrub
+from cloche.backends.remote.quota import Counter, counter_for
+from cloche.core.enforcement import Control, Level, State
+from cloche.core.errors import BackendUnavailable
+from cloche.core.policy import Policy
+from cloche.core.remote import Quota, RemoteAccount, Secret
+
+KEY = "e2b_0123456789abcdef0123"
+ASKED = {"provider": "e2b", "package": "json", "extra": "e2b", "variable": "E2B_API_KEY"}
+MIDNIGHT = 1_800_000_000.0 // 86400 * 86400
+
+
+def account_with(tmp_path: Path, **quota: float) -> RemoteAccount:
+    """Return an account with such a quota."""
+    return RemoteAccount(
+        provider="e2b", api_key=Secret(KEY), quota=Quota(**quota),  # type: ignore[arg-type]
+        quota_file=str(tmp_path / "below" / "quota.db"),
+    )  # fmt: skip
+
+
+def test_the_key_is_in_no_text_of_an_account() -> None:
+    """Its repr, its name and what the audit log says have none of it, and two keys have two names."""
+    one = RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://api.example.test:8443/v1")
+    texts = [repr(one), one.id, str(one.as_dict()), f"{one.api_key}", repr(one.api_key)]
+    assert not [text for text in texts if KEY in text or KEY[4:] in text]
+    assert one.host == "api.example.test:8443"
+    assert one.id != RemoteAccount(provider="e2b", api_key=Secret(f"{KEY}0")).id
+
+
+@pytest.mark.parametrize(
+    ("account", "wanted"),
+    [
+        (None, "E2B_API_KEY"),
+        (RemoteAccount(provider="e2b"), "E2B_API_KEY"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="http://example.test"), "https"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://me:s3cr3t@example.test"), "plain address"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), sandbox_url="https://[::1"), "no address"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), domain="a/b"), "HOST:PORT"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), ca_file="/none/here.pem"), "/none/here.pem"),
+    ],
+)
+def test_what_an_account_lacks_is_said_before_anybody_is_asked(account: RemoteAccount | None, wanted: str) -> None:
+    """Each error names what is wrong and what to do, and no key."""
+    with pytest.raises(BackendUnavailable, match=wanted) as caught:
+        check_account(account, **ASKED)
+    assert KEY not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
+    """What is not installed is said with what installs it."""
+    with pytest.raises(BackendUnavailable, match=r"cloche\[e2b\]"):
+        check_account(RemoteAccount(provider="e2b", api_key=Secret(KEY)), **{**ASKED, "package": "no_such_package"})
+
+
+@pytest.mark.parametrize("url", ["https://example.test", "http://127.0.0.1:3000", "http://localhost:3000", ""])
+def test_plain_http_is_for_this_host_alone(url: str) -> None:
+    """These addresses do; the others are above."""
+    account = RemoteAccount(provider="e2b", api_key=Secret(KEY), url=url)
+    assert check_account(account, **ASKED) is account
+
+
+def refusal(policy: Policy) -> str:
+    """Return why a provider that claims all does not do for a policy."""
+    enforcement = claimed_enforcement(Level.VM, claimed_controls("E2B"))
+    try:
+        check_claims(policy, enforcement, backend="e2b", networks=("off",), network="", level="E2B gives")
+    except BackendUnavailable as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_claimed_does_for_a_tier_and_not_for_require() -> None:
+    """A required level or control has to be measured, unless the caller accepts claims; time is ours."""
+    assert refusal(Policy()) == ""
+    assert refusal(Policy(require_level=Level.JAIL, accept_claimed_level=True)) == ""
+    assert "only claimed" in refusal(Policy(require_level=Level.JAIL))
+    assert "memory is required but would be claimed" in refusal(
+        Policy(require_controls=(Control.MEMORY,), accept_claimed_level=True)
+    )
+    assert refusal(Policy(require_level=Level.VM, require_controls=tuple(Control), accept_claimed=True)) == ""
+    assert refusal(Policy(require_controls=(Control.TIME, Control.OUTPUT))) == ""
+    controls = claimed_controls("E2B")
+    assert {controls[control].state for control in Control} == {State.CLAIMED, State.ENFORCED}
+    assert controls[Control.FILESYSTEM].mechanism == "claimed by E2B"
+
+
+def test_each_failure_is_a_sentence_of_its_own(tmp_path: Path) -> None:
+    """No two are alike, each has a remedy, and a provider's words come without the key and without an end."""
+    account = account_with(tmp_path)
+    said = {str(remote_error("e2b", one, account=account)) for one in Failure}
+    assert len(said) == len(Failure)
+    long = remote_error("e2b", Failure.SERVER, detail=f"{KEY} \x1b[31m\n{'x' * 10_000}", status=500, account=account)
+    assert KEY not in str(long)
+    assert "\x1b" not in str(long)
+    assert len(str(long)) < 1000
+    limited = remote_error("e2b", Failure.RATE_LIMITED, status=429, retry_after_s=7)
+    assert limited.retry_after_s == 7
+    assert "7 s" in limited.remedy
+    assert remote_error("e2b", Failure.RATE_LIMITED, retry_after_s=float("nan")).retry_after_s is None
+    assert [by_status(code) for code in (401, 403, 418, 429, 500, 504)] == [
+        Failure.UNAUTHORIZED, Failure.FORBIDDEN, Failure.BAD_ANSWER, Failure.RATE_LIMITED, Failure.SERVER,
+        Failure.TIMEOUT,
+    ]  # fmt: skip
+    assert KEY[:12] not in scrub(f"{'y' * 1190}{KEY}", account)
+
+
+def test_nothing_is_counted_where_nothing_is_limited(tmp_path: Path) -> None:
+    """Without a quota there is no file."""
+    assert counter_for(account_with(tmp_path)) is None
+    assert counter_for(account_with(tmp_path, runs_per_day=1)) is not None
+
+
+def test_what_is_reserved_is_settled_to_what_it_came_to(tmp_path: Path) -> None:
+    """Seconds and runs count before the call; afterwards what they were; a day later from the beginning."""
+    now = [MIDNIGHT + 60]
+    counter = Counter(account_with(tmp_path, runs_per_day=3, seconds_per_day=100), lambda: now[0])
+    first = counter.begin_run(60)
+    with pytest.raises(BackendUnavailable, match=r"60 of 100 seconds.*40 are left and 60 asked.*resets at"):
+        counter.begin_run(60)
+    first.settle(1.5)
+    second = counter.begin_run(60)
+    second.refund()
+    assert counter.used_today() == {"runs": 1, "seconds": 1.5, "sandboxes": 0, "money": 0}
+    counter.begin_run(1)
+    counter.begin_run(1)
+    with pytest.raises(BackendUnavailable, match="3 of 3 runs"):
+        counter.begin_run(1)
+    now[0] += 86400
+    counter.begin_run(60)
+
+
+def test_sandboxes_at_once_are_places_that_come_back(tmp_path: Path) -> None:
+    """By the end of the sandbox, by the provider's own end of it, and by its name, as gc knows it."""
+    now = [MIDNIGHT]
+    counter = Counter(account_with(tmp_path, sandboxes_at_once=2, sandboxes_per_day=5), lambda: now[0])
+    first, second = counter.open_sandbox(600), counter.open_sandbox(600)
+    with pytest.raises(BackendUnavailable, match="2 of 2 sandboxes at once"):
+        counter.open_sandbox(600)
+    first.close()
+    second.note_id("sb1")
+    counter.open_sandbox(600).refund()
+    third = counter.open_sandbox(1200)
+    counter.forget_sandbox("sb1")
+    counter.open_sandbox(10)
+    now[0] += 700
+    counter.open_sandbox(10)
+    third.close()
+    with pytest.raises(BackendUnavailable, match="5 of 5 sandboxes of today"):
+        counter.open_sandbox(10)
+
+
+def test_money_stops_what_comes_next(tmp_path: Path) -> None:
+    """What a run costs is known when it is over, so the next one is refused."""
+    counter = Counter(account_with(tmp_path, money_per_day=1.0), lambda: MIDNIGHT)
+    counter.begin_run(1).settle(1, cost=1.2)
+    with pytest.raises(BackendUnavailable, match="money"):
+        counter.begin_run(1)
+
+
+def test_processes_at_once_never_use_more_than_there_is(tmp_path: Path) -> None:
+    """Sixteen connections ask for a hundred runs of fifty."""
+    account = account_with(tmp_path, runs_per_day=50)
+
+    def ask(_: int) -> int:
+        with suppress(BackendUnavailable):
+            Counter(account, lambda: MIDNIGHT).begin_run(1)
+            return 1
+        return 0
+
+    with ThreadPoolExecutor(16) as threads:
+        assert sum(threads.map(ask, range(100))) == 50
+
+
+def test_a_damaged_file_stops_runs_and_loses_nothing(tmp_path: Path) -> None:
+    """What cannot be counted does not run; the file is left as it is, and only its owner reads it."""
+    account = account_with(tmp_path, runs_per_day=2)
+    counter = Counter(account)
+    counter.begin_run(1)
+    file = Path(account.quota_file or "")
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(b"no database" * 1000)
+    with pytest.raises(BackendUnavailable, match="cannot be counted"):
+        counter.begin_run(1)
+    assert file.read_bytes().startswith(b"no database")
+    with suppress(sqlite3.Error):
+        file.unlink()
