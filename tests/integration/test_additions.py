@@ -44,7 +44,7 @@ CONTROL = {
         '        Control.CLOCK: _partial("a time namespace", "the wall clock is the host\'s"),\n'
     ),
 }
-# A row, its field with its type and default, and its keyword: all in one file.
+# A row and its field with its type and default, in one file; its keyword, in another.
 KEY = {
     '    Key(name="audit_folder", ': """    Key(
         name="example", variable="CLOCHE_EXAMPLE", parse=parse_count, settings_field="example", is_looser=operator.gt

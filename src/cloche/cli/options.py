@@ -148,6 +148,9 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "metavar": "NAME", "multiple": True, "callback": lambda *given: _joined(*given) or (),
         "help": "A control that may be absent. Repeatable.",
     },
+    "accept_claimed": {
+        "is_flag": True, "default": None, "help": "Let what a provider says of itself do for --require.",
+    },
     "preset": {"metavar": "NAME", "help": "A name of `cloche presets`."},
     "tier": {"metavar": "N", "type": int, "help": "Tier of trust, 1 to 4."},
     "config": {"metavar": "FILE", "help": "Use this configuration file."},

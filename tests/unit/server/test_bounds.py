@@ -141,13 +141,13 @@ def test_who_asks_at_once_is_answered_by_one_look(monkeypatch: pytest.MonkeyPatc
     def describe(name: str, _: object) -> Any:
         looks.append(name)
         time.sleep(0.05)
-        return SimpleNamespace(available=False, level=None, reason="", remedy="")
+        return SimpleNamespace(available=False, level=None, level_source="measured", reason="", remedy="")
 
     monkeypatch.setattr(sandbox, "describe", describe)
     monkeypatch.setattr(sandbox, "_detected", {})
 
     async def work() -> None:
-        settings: Any = SimpleNamespace(images={})
+        settings: Any = SimpleNamespace(images={}, remotes={})
         await asyncio.gather(*(sandbox._backend("docker", settings) for _ in range(100)))
 
     asyncio.run(work())
