@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,14 +39,23 @@ LOCAL = "soak and not container and not machine"
 SERVICE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_service*.py")))
 SERVICE += ("tests/integration/test_docs.py",)
 LONG = ("--timeout", "1800")
+REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
+REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
     "machines": (*LONG, "-m", "soak and machine"),
     "containers": (*LONG, "-m", "soak and container and not machine"),
     "escape": (*LONG, "-m", LOCAL, "tests/escape"),
-    "sessions": (*LONG, "-m", LOCAL, "-k", "session and not service", "--ignore=tests/escape"),
-    "local": (*LONG, "-m", LOCAL, "-k", "not session and not keeper and not service", "--ignore=tests/escape"),
+    "sessions": (
+        *LONG, "-m", LOCAL, "-k", "session and not service", "--ignore=tests/escape",
+        *(f"--ignore={path}" for path in REMOTE),
+    ),
+    "local": (
+        *LONG, "-m", LOCAL, "-k", "not session and not keeper and not service", "--ignore=tests/escape",
+        *(f"--ignore={path}" for path in REMOTE),
+    ),
+    "remote": (*LONG, "-m", LOCAL, *REMOTE),
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
@@ -60,6 +69,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
     "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
 }
+# The packages of E2B and Daytona at the lower bounds of the extras.
+OLDER = {"remote_older": ("-m", "not soak", *(path for path in REMOTE if "cloche" not in path))}
 
 
 class Account(NamedTuple):
@@ -168,14 +179,15 @@ def soak_lanes(user: Path, area: str) -> list[Lane]:
         lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
     if area in ("", "other-python"):
         lanes.append(other_python(FOR_ONE_PYTHON))
-    return [*lanes, *(framework_lanes(user) if area in ("", "frameworks") else ())]
+    with_packages = {**(FRAMEWORKS if area in ("", "frameworks") else {}), **(OLDER if area in ("", "remote") else {})}
+    return [*lanes, *framework_lanes(user, with_packages)]
 
 
-def framework_lanes(user: Path) -> list[Lane]:
-    """Return the frameworks' suites, of this user and of an ordinary one."""
+def framework_lanes(user: Path, suites: Mapping[str, Sequence[str]]) -> list[Lane]:
+    """Return suites in environments with packages of their own, of this user and of an ordinary one."""
     lanes = []
     user.chmod(0o755)
-    for name, tests in FRAMEWORKS.items():
+    for name, tests in suites.items():
         # Their own warnings are theirs to mend.
         words = [*LONG, "-o", "filterwarnings=default", *tests]
         target = f"build/frameworks/{name}"
