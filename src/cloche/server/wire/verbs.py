@@ -52,6 +52,7 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
+    "code.exec": Verb("run", work.run_apart, work.WireExec, of=(), is_inside=False),
     "run": Verb("run", work.run, sandboxes.SandboxExec),
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -20,19 +23,21 @@ from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S
-from ..exec_options import WireModel, Word
+from ..events import HEARTBEAT_S, LiveRun
+from ..exec_options import ExecRequest, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
+from ..routes.code import make_order
 from ..sandbox_use import Use
 from ..sandboxes import sandbox_name
 from .calls import Asked, Call
 from .frames import ERR, IN, OUT
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
+PIECE = 1 << 18  # of a file that is read
 
 
 class Listing(WireModel):
@@ -43,6 +48,12 @@ class Listing(WireModel):
     name: Word | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     cursor: Word | None = None
+
+
+class WireExec(ExecRequest):
+    """A run in a sandbox of its own; with `stream`, what happens is told as it goes on."""
+
+    stream: bool = False
 
 
 class StartedProcess(processes.NewProcess):
@@ -148,6 +159,41 @@ async def attach(_: Call, asked: Asked) -> object:
 # Code, commands and processes.
 
 
+async def run_apart(call: Call, asked: Asked) -> object:
+    """Run code or a command in a sandbox of its own, as `POST /api/code/exec` does; its files are sent before it ends.
+
+    It is in the list of runs, under the id that the first event has.
+    """
+    one: WireExec = asked.fields
+    order = await make_order(asked.service, asked.caller, one, size=call.held)
+    results: list[Result] = []
+
+    async def start(sink: Sink | None) -> Result:
+        results.append(await order.start(sink))
+        return results[0]
+
+    live = await asked.service.runs.submit(replace(order, start=start, returns_files=False, has_events=one.stream))
+    async with _ended_with(live):
+        await call.event("run", {"id": live.id})
+        if one.stream:
+            await _tell_events(call, live)
+        await live.wait()
+        if one.return_files and results[0].files:
+            await call.send_all(OUT, _contents(results[0]))
+    if results[0].files or len(results[0].stdout_bytes) > PIECE:
+        return await asyncio.to_thread(encode_result, live.id, results[0])
+    return encode_result(live.id, results[0])
+
+
+async def _contents(result: Result) -> AsyncIterator[bytes]:
+    """Yield what the files of a result have in them, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="cloche-files-") as folder:
+        for path in await asyncio.to_thread(result.save, folder):
+            with open(os.path.join(folder, path), "rb") as source:  # noqa: ASYNC230 - a file that was just written
+                while piece := await asyncio.to_thread(source.read, PIECE):
+                    yield piece
+
+
 async def run(call: Call, asked: Asked) -> object:
     """Run code or a command to its end; its output comes as events, and is in the result."""
     return await _tell(call, asked, await sandboxes.exec_work(_use(asked), asked.fields))
@@ -160,14 +206,24 @@ async def run_cell(call: Call, asked: Asked) -> object:
 
 async def _tell(call: Call, asked: Asked, work: Callable[[Sink], Awaitable[Result]]) -> str:
     live = _use(asked).held.begin(asked.caller.project, work)
-    assert live.task is not None  # noqa: S101 - it was begun
-    try:
-        async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
-            if event is not None and event.name not in ("result", "error"):  # which end the call
-                await call.event(event.name, event.data)
+    async with _ended_with(live):
+        await _tell_events(call, live)
         return await live.wait()
+
+
+async def _tell_events(call: Call, live: LiveRun) -> None:
+    async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
+        if event is not None and event.name not in ("result", "error"):  # which end the call
+            await call.event(event.name, event.data)
+
+
+@asynccontextmanager
+async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
+    """Kill it where it goes on after the body."""
+    try:
+        yield
     finally:
-        if not live.task.done():
+        if live.task is not None and not live.task.done():
             live.cancel()
             await asyncio.wait({live.task})
 
