@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cloche.core.enforcement import Level, NetworkMode
@@ -18,6 +17,7 @@ from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
 from ..garbage_collection import is_dead
+from ..remote.accounts import check_account
 from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
 from ..remote.failures import RemoteUnavailable
 from ..remote.quota import counter_for
@@ -25,10 +25,8 @@ from .connections import ask
 from .fields import option_fields
 from .live import END_S, LABEL, RemoteSandbox, opened
 from .sandbox import ThrowawaySandbox
-from .websocket import read_address
 
 NAME = "cloche"
-PACKAGE = "websockets"
 NETWORKS: tuple[NetworkMode, ...] = ("off", "allowlist", "open", "bridge")
 LANGUAGES = ("python", "javascript", "bash")
 MOST_PAGES = 50
@@ -40,7 +38,7 @@ class ClocheBackend:
     name = NAME
 
     def __init__(self, account: RemoteAccount | None = None):
-        self._account = account
+        self.account = account
 
     def with_account(self, account: RemoteAccount) -> ClocheBackend:
         """Return the same backend for an account."""
@@ -51,22 +49,15 @@ class ClocheBackend:
         self._checked()
 
     def _checked(self) -> RemoteAccount:
-        if importlib.util.find_spec(PACKAGE) is None:
-            raise BackendUnavailable(
-                f"backend 'cloche' needs the package {PACKAGE}, which is not installed.",
-                remedy="pip install 'cloche[remote]'",
-            )
-        account = self._account
-        key = account.api_key.reveal() if account is not None else ""
-        if account is None or not key:
-            raise BackendUnavailable(
-                "backend 'cloche' has no key.", remedy="Set CLOCHE_API_KEY, or a file with it in the configuration."
-            )
+        account = check_account(
+            self.account, provider=NAME, package="websockets", extra="remote", variable="CLOCHE_REMOTE_KEY",
+            needs_url=True,
+        )  # fmt: skip
+        key = account.api_key.reveal()
         if not key.isascii() or not key.isprintable() or " " in key:
             raise BackendUnavailable(
                 "backend 'cloche': the key has characters that no key has.", remedy="Copy the key anew, without blanks."
             )
-        read_address(account)
         return account
 
     def capabilities(self) -> Capabilities:
@@ -96,9 +87,11 @@ class ClocheBackend:
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
         """Open a throwaway sandbox; what it needs is asked for with the first run."""
-        account = self._settled(policy, limits)
-        async with AsyncExitStack() as stack:
-            yield ThrowawaySandbox(account, policy, limits, lambda: opened(account, policy, limits), stack)
+        sandbox = ThrowawaySandbox(self._settled(policy, limits), policy, limits)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
         """Open one that lives."""

@@ -121,7 +121,18 @@ async def begin(
     connections = _of_loops.get(loop)
     if connections is None:
         connections = _of_loops[loop] = _Connections()
-    wire = await connections.wire(account)
+    return await begin_on(await connections.wire(account), verb, fields, on_event=on_event, on_data=on_data)
+
+
+async def begin_on(
+    wire: Wire,
+    verb: str,
+    fields: Mapping[str, Any],
+    *,
+    on_event: TakeEvent | None = None,
+    on_data: TakeData | None = None,
+) -> Call:
+    """Begin a call over one connection. Raises InvalidRequest."""
     try:
         return await wire.begin(verb, fields, on_event=on_event, on_data=on_data)
     except ValueError as error:

@@ -74,8 +74,7 @@ def _check_own(asked: Policy | Limits, names: tuple[str, ...]) -> None:
 
 def fits_call(request: Request) -> bool:
     """Tell whether all that a request brings can go with its call."""
-    size = len(request.stdin) + sum(len(file.data) for file in request.files)
-    return size <= MOST_SENT and all(file.mode == MODE for file in request.files)
+    return len(request.stdin) + sum(len(file.data) for file in request.files) <= MOST_SENT
 
 
 def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]:
@@ -103,7 +102,15 @@ def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]
 
 
 def _file_field(file: InputFile) -> dict[str, str]:
-    return {"path": file.path, "base64": base64.b64encode(file.data).decode()}
+    mode = {} if file.mode == MODE else {"mode": mode_field(file.mode)}
+    return {"path": file.path, "base64": base64.b64encode(file.data).decode(), **mode}
+
+
+def mode_field(mode: int) -> str:
+    """Return permission bits as the wire has them. Raises InvalidRequest."""
+    if type(mode) is not int or not 0 <= mode <= 0o777:
+        raise InvalidRequest(f"mode: {mode!r} cannot be had at a service; give permission bits up to 0o777")
+    return f"{mode:03o}"
 
 
 def path_fields(path: str) -> dict[str, str]:
@@ -112,10 +119,19 @@ def path_fields(path: str) -> dict[str, str]:
         raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
     whole = path if path.startswith("/") else f"/workspace/{path}"
     try:
-        whole.encode()
-    except UnicodeEncodeError:
-        return {"pathBase64": base64.b64encode(whole.encode("utf-8", "surrogateescape")).decode()}
+        encoded = whole.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"path: {path!r} is none: it cannot be encoded") from error
+    try:
+        encoded.decode()
+    except UnicodeDecodeError:
+        return encoded_path(whole)
     return {"path": whole}
+
+
+def encoded_path(path: str) -> dict[str, str]:
+    """Return a path that is no UTF-8."""
+    return {"pathBase64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
 
 
 def limits_of(said: Mapping[str, Any], asked: Limits) -> Limits:

@@ -24,7 +24,7 @@ from ..live_files import CHANGES, FILE_S
 from ..live_streams import ByteStream
 from ..remote.failures import Failure, remote_error
 from .connections import ask, begin, outcome
-from .fields import path_fields
+from .fields import mode_field, path_fields
 from .results import kept
 from .wire import IN, JSON, OUT, Call
 
@@ -171,9 +171,7 @@ class RemoteFiles:
         """Write a file; of an iterator no more is taken than the sandbox has written."""
         fields: dict[str, Any] = {**path_fields(path), "how": how}
         if mode is not None:
-            if _natural("mode", mode) > 0o777:
-                raise InvalidRequest(f"mode: {mode:o} cannot be had at a service; give permission bits up to 777")
-            fields["mode"] = f"{mode:03o}"
+            fields["mode"] = mode_field(mode)
         await self._send("file.write", path, fields, data)
 
     async def unpack_path(self, path: str, archive: Content) -> None:

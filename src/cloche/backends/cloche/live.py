@@ -27,7 +27,7 @@ from ..garbage_collection import owner
 from ..live import check_port
 from ..remote.failures import Failure, RemoteUnavailable, remote_error
 from .connections import ask, begin, outcome
-from .fields import MOST_SENT, limits_of, option_fields, run_fields
+from .fields import fits_call, limits_of, option_fields, run_fields
 from .files import RemoteFiles, incoming
 from .process import START_S, RemoteProcess, not_there
 from .results import ResultReader, read_records
@@ -49,7 +49,7 @@ async def opened(account: RemoteAccount, policy: Policy, limits: Limits) -> Asyn
     async with counted_sandbox(account, account.lifetime_s) as note:
         facts = await ask(
             account, "sandbox.open", fields, timeout_s=OPEN_S,
-            where=f"A sandbox may be there with the label {LABEL}={owner()}: it ends after its lifetime, or by cloche gc.",
+            where=f"A sandbox may be there with the label {LABEL}={owner()}; it ends after its lifetime.",
         )  # fmt: skip
         sandbox_id = facts.get("id")
         if not isinstance(sandbox_id, str) or not _ID.fullmatch(sandbox_id):
@@ -86,9 +86,7 @@ class RemoteSandbox(RemoteFiles):
     async def _run(self, request: Request, sink: Sink | None) -> Result:
         timeout_s = request.timeout_s or self.limits.timeout_s
         files = request.files
-        if sum(len(file.data) for file in files) + len(request.stdin) > MOST_SENT or any(
-            file.mode != 0o644 for file in files
-        ):
+        if not fits_call(request):
             await self.write_files(files)
             files = ()
         fields = {"sandbox": self.id, **run_fields(request, files)}
@@ -97,18 +95,12 @@ class RemoteSandbox(RemoteFiles):
         events = RunEvents(sink)
         async with counted_run(self.account, timeout_s) as took:
             call = await begin(self.account, "run", fields, on_event=events.take)
-            said = await self._waited(call, timeout_s)
+            said = await run_outcome(
+                call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
+            )
             result = events.note(await self.result_of(said))
             took.append(result.duration)
         return result
-
-    async def _waited(self, call: Call, timeout_s: float) -> dict[str, Any]:
-        """Wait for the end of a run; a pause holds its clock."""
-        while True:
-            await asyncio.wait([call.ended], timeout=timeout_s + GRACE_S)
-            if call.ended.done() or not await self.is_paused():
-                break
-        return await run_outcome(call, self.account, "code ran", timeout_s=0.0, where=self.where)
 
     async def result_of(self, said: Mapping[str, Any]) -> Result:
         """Return a result with its files, as they are now. Raises BackendUnavailable."""
@@ -133,9 +125,8 @@ class RemoteSandbox(RemoteFiles):
             fields["terminal"] = list(request.terminal)
         if request.kept:
             fields["keep"] = True
-        for name, value in (("cwd", request.cwd), ("user", request.user), ("timeout", request.timeout_s)):
-            if value is not None:
-                fields[name] = value
+        said = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
+        fields |= {name: value for name, value in said.items() if value is not None}
         process = RemoteProcess(
             self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None
         )
@@ -219,7 +210,10 @@ class RemoteSandbox(RemoteFiles):
         return self._rules
 
     async def change_network(self, rules: NetworkRules) -> None:
-        """Allow and deny further hosts; what was allowed or denied stays so. Raises InvalidRequest, BackendUnavailable."""
+        """Allow and deny further hosts; what was allowed or denied stays so.
+
+        Raises InvalidRequest, BackendUnavailable.
+        """
         now, new = self._rules.as_wire(), rules.as_wire()
         more = {name: [one for one in new[name] if one not in now[name]] for name in ("allow", "deny")}
         if (new["mode"], new["ports"]) != (now["mode"], now["ports"]) or any(
@@ -249,7 +243,7 @@ class RemoteSandbox(RemoteFiles):
 
     # The sandbox itself.
 
-    async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
+    async def ask(self, op: str, **_: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Pause it, let it go on, or say how it is."""
         if op in ("pause", "resume"):
             return await self.ask_inside(f"sandbox.{op}")

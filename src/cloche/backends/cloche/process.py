@@ -48,7 +48,7 @@ class RemoteProcess:
         self._call: Call | None = None
 
     async def begin(self, verb: str, fields: Mapping[str, Any], *, cwd: str | None = None) -> None:
-        """Begin the call, and wait until the process is there. Raises StartFailed, OutcomeUnknown, and what refuses it."""
+        """Begin the call, and wait until the process is there. Raises StartFailed, OutcomeUnknown, InvalidRequest."""
         account = self._sandbox.account
         call = self._call = await begin(account, verb, fields, on_event=self._hear)
         self.stdout, self.stderr = ByteStream(call, OUT), ByteStream(call, ERR)

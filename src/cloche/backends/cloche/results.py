@@ -1,4 +1,4 @@
-"""Results of the wire as `Result`: each field checked and bounded, since another machine says them, and a guest there."""
+"""Results of the wire as `Result`: each field is checked and bounded, as another machine says them, and a guest there."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ResultReader:
 
     def meta(self, said: Mapping[str, Any], sandbox: str) -> dict[str, Any]:
         """Return a result's meta: the service's own, and where it ran."""
-        remote = {"provider": "cloche", "account": self._account.id, "url": self._account.host, "sandbox": sandbox}
+        remote = {**self._account.as_dict(), "sandbox": sandbox}
         if isinstance(said.get("backend"), str):
             remote["backend"] = scrub(said["backend"], self._account)
         meta = {**said, "backend": "cloche", "level_source": "claimed", "remote": remote}
@@ -192,7 +192,7 @@ def _number(value: object) -> float:
 
 
 def read_records(rows: object) -> tuple[FileRecord, ...]:
-    """Return the files of a result: paths below the workspace, each once, and no more than a result has. Raises ValueError."""
+    """Return the files of a result: paths below the workspace, no more than a result has. Raises ValueError."""
     if not isinstance(rows, list) or len(rows) > MAX_FILES:
         raise ValueError
     found: dict[str, FileRecord] = {}

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from cloche.core.errors import ClocheError, OutcomeUnknown, SandboxFileTooLarge
+from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileTooLarge
 from cloche.core.events import Displayed, OutputChunk, Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.remote import RemoteAccount
-from cloche.core.request import InputFile, Request
+from cloche.core.request import Request
 from cloche.core.result import Result
 
 from ..archive import Spool
+from ..live_files import FILE_S
 from ..remote.quota import counter_for
-from .connections import begin, outcome
-from .fields import fits_call, option_fields, run_fields
+from .connections import begin, begin_on, outcome
+from .fields import MOST_SENT, encoded_path, fits_call, option_fields, path_fields, run_fields
+from .files import incoming
 from .results import ResultReader, kept, read_output, read_records
-from .wire import CANCEL_S, OUT, Call
+from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
 
+OPEN_S = 120.0
 GRACE_S = 60.0  # beyond a run's time-out: for its turn at the service, its start, and its files
 
 
@@ -75,12 +78,25 @@ def _content(data: Mapping[str, Any]) -> bytes:
 
 
 async def run_outcome(
-    call: Call, account: RemoteAccount, what: str, *, timeout_s: float | None, where: Callable[[], str]
+    call: Call,
+    account: RemoteAccount,
+    what: str,
+    *,
+    timeout_s: float,
+    where: Callable[[], str],
+    is_held: Callable[[], Awaitable[bool]] | None = None,
 ) -> dict[str, Any]:
-    """Wait for the end of code that runs; who stops to wait has it ended, and waits for that."""
+    """Wait for the end of code that runs; who stops to wait has it ended, and waits for that.
+
+    It has so long, and again so long as often as it `is_held`: a pause stops its clock.
+    """
     try:
-        return await outcome(call, account, what, timeout_s=timeout_s)
+        await asyncio.wait([call.ended], timeout=timeout_s)
+        while not call.ended.done() and is_held is not None and await is_held():
+            await asyncio.wait([call.ended], timeout=timeout_s)
+        return await outcome(call, account, what, timeout_s=0.0)
     except asyncio.CancelledError:
+        call.cancel()
         await finish(asyncio.wait([call.ended], timeout=CANCEL_S))
         raise
     except OutcomeUnknown as error:
@@ -129,23 +145,20 @@ async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIte
 
 
 class ThrowawaySandbox:
-    """Run in sandboxes of a service; see core.protocols.OpenSandbox."""
+    """Run in sandboxes of a service; see core.protocols.OpenSandbox.
 
-    def __init__(
-        self,
-        account: RemoteAccount,
-        policy: Policy,
-        limits: Limits,
-        open_live: Callable[[], Any],
-        stack: AsyncExitStack,
-    ):
-        self._account, self._policy, self._limits = account, policy, limits
+    A single run has one of its own by one call. Several have a workspace there, which lives as long as a call over one
+    connection goes on: when this process dies, the service closes it.
+    """
+
+    def __init__(self, account: RemoteAccount, policy: Policy, limits: Limits):
+        self._account, self._limits = account, limits
         self._options = option_fields(policy, limits)
         self._reader = ResultReader(account, limits)
-        self._open_live, self._stack = open_live, stack
-        self._live: Any = None
+        self._workspace: _Workspace | None = None
+        self._stack = AsyncExitStack()
         self._is_single = False
-        self._turns = asyncio.Lock()
+        self._opening = asyncio.Lock()
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; see core.protocols.SupportsSingleRun."""
@@ -161,44 +174,65 @@ class ThrowawaySandbox:
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a file of the workspace."""
-        found: bytes = await (await self._living()).read_file(path, max_bytes=max_bytes)
-        return found
+        workspace = await self._opened()
+        fields = {**relative_path(path), "most": max(0, max_bytes)}
+        call = await workspace.begin("workspace.read", fields)
+        stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
+        while (piece := await stream.read()) and size <= max_bytes:
+            size += len(piece)
+            pieces.append(piece)
+        await outcome(call, self._account, "a file was read", timeout_s=FILE_S, path=path)
+        if size > max_bytes:
+            raise too_large(path, max_bytes)
+        return b"".join(pieces)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the workspace."""
-        await (await self._living()).write_file(path, data)
+        workspace = await self._opened()
+        call = await workspace.begin("workspace.write", relative_path(path))
+        await call.send(IN, data)
+        call.end(IN)
+        await outcome(call, self._account, "a file was written", timeout_s=FILE_S, path=path)
 
-    async def write_files(self, files: Sequence[InputFile]) -> None:
-        """Write several."""
-        await (await self._living()).write_files(files)
+    async def close(self) -> None:
+        """Have what was opened closed."""
+        await self._stack.aclose()
 
-    async def _living(self) -> Any:  # noqa: ANN401 - a RemoteSandbox, whose module imports this one
-        async with self._turns:
-            if self._live is None:
-                self._live = await self._stack.enter_async_context(self._open_live())
-        return self._live
+    async def _opened(self) -> _Workspace:
+        async with self._opening:
+            if self._workspace is None:
+                lifetime_s = self._account.lifetime_s
+                note = await self._stack.enter_async_context(counted_sandbox(self._account, lifetime_s))
+                workspace = await _open_workspace(self._account, self._options)
+                self._stack.push_async_callback(workspace.close)
+                note(workspace.id)
+                self._workspace = workspace
+        return self._workspace
 
     async def _run(self, request: Request, sink: Sink | None) -> Result:
-        if self._is_single and self._live is None and fits_call(request):
-            return await self._run_apart(request, sink)
-        live = await self._living()
-        request = dataclasses.replace(request, collect=("**",))
-        result: Result = await (live.run(request) if sink is None else live.run_streaming(request, sink))
-        result.meta.pop("files_shared", None)
-        return result
-
-    async def _run_apart(self, request: Request, sink: Sink | None) -> Result:
-        """Run in a sandbox of its own, by one call."""
+        if not fits_call(request):
+            raise InvalidRequest(
+                f"files and stdin have more than {MOST_SENT} bytes, which backend 'cloche' sends with a run; write "
+                "them into a sandbox that lives"
+            )
+        fields = {**run_fields(request, request.files), "returnFiles": True, **({"stream": True} if sink else {})}
         timeout_s = request.timeout_s or self._limits.timeout_s
-        fields = {**self._options, **run_fields(request, request.files), "returnFiles": True}
-        if sink is not None:
-            fields["stream"] = True
-        async with (
-            counted_sandbox(self._account, timeout_s + GRACE_S) as note,
-            counted_run(self._account, timeout_s) as took,
-        ):
+        if not self._is_single or self._workspace is not None:
+            workspace = await self._opened()
+            return await self._finished("workspace.run", fields, timeout_s, sink, workspace.begin)
+        async with counted_sandbox(self._account, timeout_s + GRACE_S) as note:
+            begin_here = functools.partial(begin, self._account)
+            result = await self._finished("code.exec", {**self._options, **fields}, timeout_s, sink, begin_here)
+            note(result.meta["remote"]["sandbox"])
+            return result
+
+    async def _finished(
+        self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
+    ) -> Result:
+        """Run by one call, and return its result with the files that came before it."""
+        async with counted_run(self._account, timeout_s) as took:
             events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
-            call = await begin(self._account, "code.exec", fields, on_event=events.take)
+            call = await begin_here(verb, fields, on_event=events.take)
             is_kept = True
 
             def take(channel: int, data: bytes) -> None:
@@ -216,13 +250,12 @@ class ThrowawaySandbox:
             )
             result = events.note(self._result(said, spool, is_kept=is_kept))
             took.append(result.duration)
-            note(events.id)
             return result
 
     def _where(self, run_id: str) -> str:
         if not run_id:
-            return f"Runs of the service are listed at {self._account.url}/api/runs."
-        return f"It is run {run_id}: look at {self._account.url}/api/runs/{run_id}."
+            return f"Runs of the service are listed at {self._account.host}/api/runs."
+        return f"It is run {run_id}: look at {self._account.host}/api/runs/{run_id}."
 
     def _result(self, said: Mapping[str, Any], spool: Spool, *, is_kept: bool) -> Result:
         try:
@@ -234,6 +267,56 @@ class ThrowawaySandbox:
         result = self._reader.read(said)
         result.meta["files_partial"] = "bytes"
         return result
+
+
+class Begin(Protocol):
+    """Begin a call, over any connection or over one."""
+
+    async def __call__(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call: ...
+
+
+class _Workspace:
+    """Hold a workspace: the call that keeps it, whose connection alone leads to it."""
+
+    def __init__(self, account: RemoteAccount, call: Call, opened: asyncio.Future[str]):
+        self._account, self._call = account, call
+        self.id = opened.result()
+
+    async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
+        """Begin a call about it. Raises BackendUnavailable where it is gone."""
+        if self._call.ended.done():
+            await outcome(self._call, self._account, "a workspace was kept", timeout_s=0.0)
+        return await begin_on(self._call.wire, verb, {"workspace": self.id, **fields}, on_event=on_event)
+
+    async def close(self) -> None:
+        """Have it closed, and wait for that."""
+        self._call.cancel()
+        await finish(asyncio.wait([self._call.ended], timeout=CANCEL_S))
+
+
+async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) -> _Workspace:
+    opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def hear(name: str, data: Mapping[str, Any]) -> None:
+        if name == "opened" and not opened.done():
+            opened.set_result(str(data.get("id"))[:64])
+
+    call = await begin(account, "workspace.open", options, on_event=hear)
+    try:
+        await asyncio.wait([opened, call.ended], timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    if not opened.done():
+        await outcome(call, account, "a workspace was opened", timeout_s=0.0)
+        raise OutcomeUnknown(f"{account.host} ended a workspace at once; nothing has run")
+    return _Workspace(account, call, opened)
+
+
+def relative_path(path: str) -> dict[str, str]:
+    """Return a path of a workspace as the wire has it; it is passed on as it stands. Raises InvalidRequest."""
+    fields = path_fields(path)  # which refuses what is no path
+    return {"path": path} if "path" in fields else encoded_path(path)
 
 
 def too_large(path: str, max_bytes: int) -> SandboxFileTooLarge:

@@ -116,14 +116,17 @@ class RemoteSession:
 class _WorkspaceApart:
     """Be the workspace of a session with checkpoints, which the wire does not lead to: its cells read and write it."""
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, _: Request) -> Result:
+        """Refuse."""
         raise _no_way("run")
 
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        raise _no_way("read_file")
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:  # noqa: ARG002
+        """Refuse."""
+        raise _no_way(f"read_file {path!r}")
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        raise _no_way("write_file")
+    async def write_file(self, path: str, _: bytes) -> None:
+        """Refuse."""
+        raise _no_way(f"write_file {path!r}")
 
 
 def _no_way(what: str) -> BackendUnavailable:

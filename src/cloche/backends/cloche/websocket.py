@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from websockets.http11 import Response
 
 MOST_MESSAGE = 1 << 20
-MOST_RETRY_AFTER_S = 86_400.0
-REMEDY = "Give the address of another machine's cloche serve, such as https://host:8470."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +46,10 @@ class Address:
 
 
 def read_address(account: RemoteAccount) -> Address:
-    """Return where the service of an account is. Raises BackendUnavailable for what is no address, or not safe."""
-    try:
-        found = urlsplit(account.url)
-        port = found.port
-    except ValueError:
-        raise _no_address("it cannot be read") from None
-    if found.scheme not in ("https", "http") or not found.hostname:
-        raise _no_address("it does not begin with https:// and a host")
-    if found.username is not None or found.password is not None or found.query or found.fragment:
-        raise _no_address("it has more than host, port and path; the key is given apart")
-    if found.scheme == "http" and not _is_loopback(found.hostname):
-        raise _no_address("over http:// the key and the code would pass in the clear, which only loopback may")
+    """Return where the service of an account is; that its url is a plain address was checked."""
+    found = urlsplit(account.url)
     is_secure = found.scheme == "https"
-    return Address(found.hostname, port or (443 if is_secure else 80), found.path.rstrip("/"), is_secure)
-
-
-def _no_address(why: str) -> BackendUnavailable:
-    return BackendUnavailable(f"backend 'cloche': its url cannot be used: {why}.", remedy=REMEDY)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return Address(found.hostname or "", found.port or (443 if is_secure else 80), found.path.rstrip("/"), is_secure)
 
 
 def _context(account: RemoteAccount) -> ssl.SSLContext:
@@ -116,7 +93,7 @@ class WebSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - it is TCP
         self._transport = transport
-        if not self._is_secure and not _is_loopback(transport.get_extra_info("peername")[0]):
+        if not self._is_secure and not ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
             self._end(Failure.TLS, "the name leads to no loopback address")
             return
         request = self._ws.connect()

@@ -66,7 +66,7 @@ class Call:
     """Hold one call. `on_event`, `on_data` and `on_end` are told at once; who takes data gives credit for it."""
 
     def __init__(self, wire: Wire, number: int, *, on_event: TakeEvent | None, on_data: TakeData | None):
-        self._wire, self.number = wire, number
+        self.wire, self.number = wire, number
         self._on_event: TakeEvent = on_event or _drop_event
         self.on_data: TakeData = on_data or self.grant_all
         self.on_end: Callable[[int], None] = lambda _: None
@@ -99,7 +99,7 @@ class Call:
             if self._left[channel] < 0:
                 raise _Fault("more content than its window")
             if channel == JSON:
-                self._wire.hold(len(data))
+                self.wire.hold(len(data))
                 self._json += data
                 if len(self._json) > MOST_JSON:
                     raise _Fault("a result beyond all bounds")
@@ -147,7 +147,7 @@ class Call:
     def fail(self, error: Exception) -> None:
         """End it with an error."""
         self._has_room.set()
-        self._wire.hold(-len(self._json))
+        self.wire.hold(-len(self._json))
         self._json.clear()
         if not self.ended.done():
             self.ended.set_exception(error)
@@ -155,7 +155,7 @@ class Call:
 
     def _taken(self) -> bytes:
         data = bytes(self._json)
-        self._wire.hold(-len(data))
+        self.wire.hold(-len(data))
         self._json.clear()
         self._closed.discard(JSON)
         return data
@@ -172,7 +172,7 @@ class Call:
         if self._owed[channel] >= CREDIT_AT_ONCE and not self.ended.done():
             count, self._owed[channel] = self._owed[channel], 0
             self._left[channel] += count
-            self._wire.send_frame(self.number, channel, CREDIT, GRANT.pack(count))
+            self.wire.send_frame(self.number, channel, CREDIT, GRANT.pack(count))
 
     def grant_all(self, channel: int, data: bytes) -> None:
         """Drop what nobody takes."""
@@ -191,20 +191,20 @@ class Call:
                 return False
             piece = left[: min(self._room[channel], MOST_DATA)]
             self._room[channel] -= len(piece)
-            self._wire.send_frame(self.number, channel, DATA, piece)
+            self.wire.send_frame(self.number, channel, DATA, piece)
             left = left[len(piece) :]
         return not self.ended.done()
 
     def end(self, channel: int) -> None:
         """Say that nothing more comes on a channel."""
         if not self.ended.done():
-            self._wire.send_frame(self.number, channel, END, b"")
+            self.wire.send_frame(self.number, channel, END, b"")
 
     def cancel(self) -> None:
         """Have the service end it; it is over when the service says so."""
         if not self._is_cancelled and not self.ended.done():
             self._is_cancelled = True
-            self._wire.cancel(self)
+            self.wire.cancel(self)
 
     async def result(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 - any JSON
         """Wait for the end and return the result; who stops to wait cancels the call.
@@ -226,7 +226,7 @@ class Call:
         try:
             return await asyncio.to_thread(json.loads, found)
         except (ValueError, RecursionError) as error:
-            self._wire.lose(Failure.BAD_ANSWER, "a result is no JSON")
+            self.wire.lose(Failure.BAD_ANSWER, "a result is no JSON")
             raise LinkLost(Failure.BAD_ANSWER, "a result is no JSON") from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..exec_options import WireModel
+from ..exec_options import OptionFields, WireModel
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
@@ -19,6 +19,7 @@ from .calls import Asked, Call, Nothing
 
 Work = Callable[[Call, Asked], Awaitable[object]]
 IN_SANDBOX, IN_PROCESS, IN_SESSION = ("sandbox",), ("sandbox", "process"), ("sandbox", "session")
+IN_WORKSPACE = ("workspace",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
     "code.exec": Verb("run", work.run_apart, work.WireExec, of=(), is_inside=False),
+    "workspace.open": Verb("run", work.open_workspace, OptionFields, of=(), is_inside=False),
+    "workspace.run": Verb("run", work.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
+    "workspace.read": Verb("read", work.read_in_workspace, work.WorkspaceFile, of=IN_WORKSPACE, is_inside=False),
+    "workspace.write": Verb("run", work.write_in_workspace, work.AtPath, of=IN_WORKSPACE, is_inside=False),
     "run": Verb("run", work.run, sandboxes.SandboxExec),
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -19,22 +19,24 @@ from cloche.core.processes import Detached
 from cloche.core.result import Result
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import MOST_CELLS, AsyncProcess
+from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S, LiveRun
-from ..exec_options import ExecRequest, WireModel, Word
+from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
-from ..routes.code import make_order
+from ..routes.code import allowed_options, make_order
+from ..runs import RunOrder
 from ..sandbox_use import Use
 from ..sandboxes import sandbox_name
 from .calls import Asked, Call
-from .frames import ERR, IN, OUT
+from .frames import ERR, IN, MOST_FIELDS, OUT
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
@@ -50,10 +52,20 @@ class Listing(WireModel):
     cursor: Word | None = None
 
 
-class WireExec(ExecRequest):
-    """A run in a sandbox of its own; with `stream`, what happens is told as it goes on."""
+class WireRun(RunFields):
+    """What is run; with `stream`, what happens is told as it goes on."""
 
     stream: bool = False
+
+
+class WireExec(ExecRequest, WireRun):
+    """A run in a sandbox of its own."""
+
+
+class WorkspaceRun(WireRun):
+    """A run in a workspace."""
+
+    timeout: Amount | None = None
 
 
 class StartedProcess(processes.NewProcess):
@@ -105,6 +117,12 @@ class NewContent(AtPath):
 
     how: Literal["replace", "append", "new"] = "replace"
     mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
+
+
+class WorkspaceFile(AtPath):
+    """A file of a workspace, of `most` bytes at the most."""
+
+    most: Annotated[int, Field(ge=0)] = MOST_FIELDS
 
 
 class Port(WireModel):
@@ -164,8 +182,11 @@ async def run_apart(call: Call, asked: Asked) -> object:
 
     It is in the list of runs, under the id that the first event has.
     """
-    one: WireExec = asked.fields
-    order = await make_order(asked.service, asked.caller, one, size=call.held)
+    return await _queued(call, asked, await make_order(asked.service, asked.caller, asked.fields, size=call.held))
+
+
+async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
+    one: WireRun = asked.fields
     results: list[Result] = []
 
     async def start(sink: Sink | None) -> Result:
@@ -183,6 +204,63 @@ async def run_apart(call: Call, asked: Asked) -> object:
     if results[0].files or len(results[0].stdout_bytes) > PIECE:
         return await asyncio.to_thread(encode_result, live.id, results[0])
     return encode_result(live.id, results[0])
+
+
+async def open_workspace(call: Call, asked: Asked) -> object:
+    """Keep a workspace, in which runs are one fresh process after the other, until the call is cancelled."""
+    options = await allowed_options(asked.service, asked.caller, asked.fields.options())
+    sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
+    with asked.service.wire.workspace(asked.caller.project, sandbox) as number:
+        async with sandbox:
+            await call.event("opened", {"id": number})
+            await asyncio.Event().wait()
+    return {}
+
+
+def _workspace(asked: Asked) -> AsyncSandbox:
+    return asked.service.wire.find_workspace(asked.ids["workspace"], asked.caller.project)
+
+
+async def run_in_workspace(call: Call, asked: Asked) -> object:
+    """Run code or a command in a workspace, as `code.exec` does in a sandbox of its own."""
+    one: WorkspaceRun = asked.fields
+    sandbox, arguments = _workspace(asked), one.run_arguments()
+    if one.timeout is not None:
+        await allowed_options(asked.service, asked.caller, {"timeout": one.timeout})
+
+    async def start(sink: Sink | None) -> Result:
+        return await sandbox.run(**arguments, timeout=one.timeout, on_event=sink)
+
+    order = RunOrder(
+        project=asked.caller.project, api_key=asked.caller.key_id, session_id=one.session_id, start=start,
+        size=call.held, summary={"sessionId": one.session_id, "language": one.language},
+    )  # fmt: skip
+    return await _queued(call, asked, order)
+
+
+async def read_in_workspace(call: Call, asked: Asked) -> object:
+    """Send a file of a workspace."""
+    one: WorkspaceFile = asked.fields
+    data = await _workspace(asked).read_file(one.read(), max_bytes=min(one.most, MOST_FIELDS))
+    async with aclosing(_in_one(data)) as pieces:
+        return {"size": await call.send_all(OUT, pieces)}
+
+
+async def _in_one(data: bytes) -> AsyncGenerator[bytes]:
+    yield data
+
+
+async def write_in_workspace(call: Call, asked: Asked) -> object:
+    """Write a file of a workspace of what the client sends, which is held until it is whole."""
+    found = bytearray()
+    async for piece in call.content():
+        if len(found) + len(piece) > MOST_FIELDS:
+            raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes for a workspace")
+        asked.service.wire.hold(len(piece))
+        call.held += len(piece)
+        found += piece
+    await _workspace(asked).write_file(asked.fields.read(), bytes(found))
+    return {"size": len(found)}
 
 
 async def _contents(result: Result) -> AsyncIterator[bytes]:
