@@ -1,4 +1,4 @@
-"""Results of the wire as `Result`: each field is checked and bounded, as another machine says them, and a guest there."""
+"""Results of the wire as `Result`: each field is checked and bounded, since others say them, and a guest among them."""
 
 from __future__ import annotations
 

@@ -174,25 +174,11 @@ class ThrowawaySandbox:
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a file of the workspace."""
-        workspace = await self._opened()
-        fields = {**relative_path(path), "most": max(0, max_bytes)}
-        call = await workspace.begin("workspace.read", fields)
-        stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
-        while (piece := await stream.read()) and size <= max_bytes:
-            size += len(piece)
-            pieces.append(piece)
-        await outcome(call, self._account, "a file was read", timeout_s=FILE_S, path=path)
-        if size > max_bytes:
-            raise too_large(path, max_bytes)
-        return b"".join(pieces)
+        return await read_whole((await self._opened()).begin, self._account, "workspace.read", path, max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the workspace."""
-        workspace = await self._opened()
-        call = await workspace.begin("workspace.write", relative_path(path))
-        await call.send(IN, data)
-        call.end(IN)
-        await outcome(call, self._account, "a file was written", timeout_s=FILE_S, path=path)
+        await write_whole((await self._opened()).begin, self._account, "workspace.write", path, data)
 
     async def close(self) -> None:
         """Have what was opened closed."""
@@ -313,12 +299,29 @@ async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) ->
     return _Workspace(account, call, opened)
 
 
-def relative_path(path: str) -> dict[str, str]:
-    """Return a path of a workspace as the wire has it; it is passed on as it stands. Raises InvalidRequest."""
+async def read_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, max_bytes: int) -> bytes:
+    """Return a file that comes as a whole. Raises SandboxFileError."""
+    call = await begin_here(verb, {**_as_it_stands(path), "most": max(0, max_bytes)})
+    stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
+    while (piece := await stream.read()) and size <= max_bytes:
+        size += len(piece)
+        pieces.append(piece)
+    if size > max_bytes:
+        call.cancel()
+        raise SandboxFileTooLarge(f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large")
+    await outcome(call, account, "a file was read", timeout_s=FILE_S, path=path)
+    return b"".join(pieces)
+
+
+async def write_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, data: bytes) -> None:
+    """Write a file that the service holds until it is whole. Raises SandboxFileError."""
+    call = await begin_here(verb, _as_it_stands(path))
+    await call.send(IN, data)
+    call.end(IN)
+    await outcome(call, account, "a file was written", timeout_s=FILE_S, path=path)
+
+
+def _as_it_stands(path: str) -> dict[str, str]:
+    """Return a path that the service passes on as it is, and reads as one of a workspace. Raises InvalidRequest."""
     fields = path_fields(path)  # which refuses what is no path
     return {"path": path} if "path" in fields else encoded_path(path)
-
-
-def too_large(path: str, max_bytes: int) -> SandboxFileTooLarge:
-    """Return the error for a file that is more than its reader wants."""
-    return SandboxFileTooLarge(f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large")

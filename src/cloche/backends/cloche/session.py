@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.events import Sink, discard
+from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
 from cloche.core.result import Result
 
 from ..remote.failures import Failure, remote_error, scrub
 from .connections import begin
-from .sandbox import GRACE_S, RunEvents, counted_run, run_outcome
+from .sandbox import GRACE_S, RunEvents, counted_run, read_whole, run_outcome, write_whole
+from .wire import Call, TakeEvent
 
 if TYPE_CHECKING:
     from .live import RemoteSandbox
@@ -56,7 +58,17 @@ class RemoteSession:
     @property
     def sandbox(self) -> Any:  # noqa: ANN401 - one of two kinds
         """Return the sandbox in whose workspace it works."""
-        return _WorkspaceApart() if self._is_apart else self._opened_in
+        return _WorkspaceApart(self) if self._is_apart else self._opened_in
+
+    @property
+    def account(self) -> RemoteAccount:
+        """Return the account that it runs with."""
+        return self._opened_in.account
+
+    async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
+        """Begin a call about it."""
+        ids = {"sandbox": self._opened_in.id, "session": self.id}
+        return await begin(self.account, verb, {**ids, **fields}, on_event=on_event)
 
     async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
         return await self._opened_in.ask_inside(verb, {"session": self.id, **fields})
@@ -71,9 +83,9 @@ class RemoteSession:
         if not self._is_alive:
             raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
         events = RunEvents(None if sink is discard else sink)
-        fields = {"sandbox": here.id, "session": self.id, "code": code, "timeout": timeout_s, "collect": list(collect)}
+        fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
         async with counted_run(here.account, timeout_s) as took:
-            call = await begin(here.account, "session.run", fields, on_event=events.take)
+            call = await self.begin("session.run", fields, on_event=events.take)
             said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
             result = events.note(await here.result_of(said))
             took.append(result.duration)
@@ -114,23 +126,22 @@ class RemoteSession:
 
 
 class _WorkspaceApart:
-    """Be the workspace of a session with checkpoints, which the wire does not lead to: its cells read and write it."""
+    """Be the workspace of a session with checkpoints: files alone, as what runs there are its cells."""
+
+    def __init__(self, session: RemoteSession):
+        self._session = session
 
     async def run(self, _: Request) -> Result:
         """Refuse."""
-        raise _no_way("run")
+        raise BackendUnavailable(
+            "run: in the workspace of a session with checkpoints nothing else runs at a service.",
+            remedy="Run a cell of the session.",
+        )
 
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:  # noqa: ARG002
-        """Refuse."""
-        raise _no_way(f"read_file {path!r}")
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file."""
+        return await read_whole(self._session.begin, self._session.account, "session.readFile", path, max_bytes)
 
-    async def write_file(self, path: str, _: bytes) -> None:
-        """Refuse."""
-        raise _no_way(f"write_file {path!r}")
-
-
-def _no_way(what: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"{what}: backend 'cloche' does not reach the workspace of a session with checkpoints.",
-        remedy="Let a cell read and write its files.",
-    )
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        await write_whole(self._session.begin, self._session.account, "session.writeFile", path, data)

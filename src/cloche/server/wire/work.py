@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -119,8 +119,8 @@ class NewContent(AtPath):
     mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
 
 
-class WorkspaceFile(AtPath):
-    """A file of a workspace, of `most` bytes at the most."""
+class WholeFile(AtPath):
+    """A file to read as a whole, of `most` bytes at the most."""
 
     most: Annotated[int, Field(ge=0)] = MOST_FIELDS
 
@@ -240,26 +240,41 @@ async def run_in_workspace(call: Call, asked: Asked) -> object:
 
 async def read_in_workspace(call: Call, asked: Asked) -> object:
     """Send a file of a workspace."""
-    one: WorkspaceFile = asked.fields
-    data = await _workspace(asked).read_file(one.read(), max_bytes=min(one.most, MOST_FIELDS))
-    async with aclosing(_in_one(data)) as pieces:
-        return {"size": await call.send_all(OUT, pieces)}
-
-
-async def _in_one(data: bytes) -> AsyncGenerator[bytes]:
-    yield data
+    return await _send_whole(call, asked, _workspace(asked).read_file)
 
 
 async def write_in_workspace(call: Call, asked: Asked) -> object:
-    """Write a file of a workspace of what the client sends, which is held until it is whole."""
+    """Write a file of a workspace."""
+    return await _take_whole(call, asked, _workspace(asked).write_file)
+
+
+async def read_of_session(call: Call, asked: Asked) -> object:
+    """Send a file of a session's workspace, which may be one of its own."""
+    return await _send_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.read_file)
+
+
+async def write_of_session(call: Call, asked: Asked) -> object:
+    """Write a file there."""
+    return await _take_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.write_file)
+
+
+async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
+    data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
+    await call.outgoing[OUT].send(data)
+    await call.outgoing[OUT].end()
+    return {"size": len(data)}
+
+
+async def _take_whole(call: Call, asked: Asked, write: Callable[[str, bytes], Awaitable[None]]) -> object:
+    """Write what the client sends, which is held until it is whole."""
     found = bytearray()
     async for piece in call.content():
         if len(found) + len(piece) > MOST_FIELDS:
-            raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes for a workspace")
+            raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes, which are held as a whole here")
         asked.service.wire.hold(len(piece))
         call.held += len(piece)
         found += piece
-    await _workspace(asked).write_file(asked.fields.read(), bytes(found))
+    await write(asked.fields.read(), bytes(found))
     return {"size": len(found)}
 
 
