@@ -128,16 +128,17 @@ class RemoteSandbox(RemoteFiles):
         said = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
         fields |= {name: value for name, value in said.items() if value is not None}
         process = RemoteProcess(
-            self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None
-        )
-        await process.begin("process.start", fields, cwd=request.cwd)
+            self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None,
+            cwd=request.cwd,
+        )  # fmt: skip
+        await process.begin("process.start", fields)
         if not request.has_input:
             process.close_stdin()
         return process
 
     async def attach_process(self, name: str, sink: Sink | None = None) -> RemoteProcess:
         """Return a process by its id."""
-        process = RemoteProcess(self, self.limits, sink, timeout_s=None, has_terminal=False)
+        process = RemoteProcess(self, self.limits, sink)
         try:
             await process.begin("process.follow", {"sandbox": self.id, "process": name})
         except RemoteUnavailable as error:

@@ -34,10 +34,11 @@ class RemoteProcess:
     """Hold one process; see core.protocols.OpenProcess."""
 
     def __init__(
-        self, sandbox: RemoteSandbox, limits: Limits, sink: Sink | None, *, timeout_s: float | None, has_terminal: bool
-    ):
+        self, sandbox: RemoteSandbox, limits: Limits, sink: Sink | None, *, timeout_s: float | None = None,
+        has_terminal: bool = False, cwd: str | None = None,
+    ):  # fmt: skip
         self._sandbox, self._limits, self._sink = sandbox, limits, sink
-        self._timeout_s, self._has_terminal = timeout_s, has_terminal
+        self._timeout_s, self._has_terminal, self._cwd = timeout_s, has_terminal, cwd or ""
         self.id, self.pid = "", 0
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kept = {OUT: HeadTail(limits.output_bytes), ERR: HeadTail(limits.output_bytes)}
@@ -47,7 +48,7 @@ class RemoteProcess:
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._call: Call | None = None
 
-    async def begin(self, verb: str, fields: Mapping[str, Any], *, cwd: str | None = None) -> None:
+    async def begin(self, verb: str, fields: Mapping[str, Any]) -> None:
         """Begin the call, and wait until the process is there. Raises StartFailed, OutcomeUnknown, InvalidRequest."""
         account = self._sandbox.account
         call = self._call = await begin(account, verb, fields, on_event=self._hear)
@@ -65,7 +66,7 @@ class RemoteProcess:
             raise OutcomeUnknown(f"the service did not say that it had started a process. {self._sandbox.where()}")
         if not self.id:
             await outcome(
-                call, account, "a process was started", timeout_s=START_S, path=cwd or "", where=self._sandbox.where()
+                call, account, "a process was started", timeout_s=START_S, path=self._cwd, where=self._sandbox.where()
             )
             raise OutcomeUnknown(f"a process ended without having begun. {self._sandbox.where()}")
         self._announce()
@@ -162,7 +163,9 @@ class RemoteProcess:
     async def _wait_for_end(self, call: Call) -> dict[str, Any]:
         sandbox = self._sandbox
         try:
-            return await outcome(call, sandbox.account, f"process {self.id} ran", timeout_s=None, where=sandbox.where())
+            return await outcome(
+                call, sandbox.account, f"process {self.id} ran", timeout_s=None, path=self._cwd, where=sandbox.where()
+            )
         finally:
             self.stdout.put_end()
             self.stderr.put_end()
