@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from cloche.core.errors import InvalidRequest
 
-from .init_link import Channel
+
+class Granting(Protocol):
+    """Be what content comes from."""
+
+    def grant(self, stream: int, count: int, /) -> None:
+        """Let it send as much again, as so much was taken."""
+        ...
 
 
 class ByteStream:
     """Read what comes on one stream, piece by piece; what is not read makes the other side wait."""
 
-    def __init__(self, channel: Channel, number: int):
+    def __init__(self, channel: Granting, number: int):
         self._channel, self._number = channel, number
         self._pieces: deque[bytes] = deque()
         self._waiting: asyncio.Future[None] | None = None

@@ -17,8 +17,10 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 from cloche.core.request import InputFile
 
-Content = bytes | bytearray | memoryview | str | os.PathLike[str]
+Content = bytes | bytearray | memoryview | str | os.PathLike[str] | InputFile  # the last with a mode of its own
 Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]
+
+_CONTENT = (bytes, bytearray, memoryview, str, os.PathLike, InputFile)
 
 MOST_WALKED = 200_000  # many times what may be given: other programs may move folders about meanwhile
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # never wait for the writer of a fifo
@@ -60,6 +62,9 @@ def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768
     for path, content in _pairs(files):
         if isinstance(content, os.PathLike):
             gathered.extend(_copy(path, os.fspath(content), budget, left_out))
+        elif isinstance(content, InputFile):
+            budget.spend(len(content.data), source=path)
+            gathered.append(content)
         else:
             data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else bytes(content)
             budget.spend(len(data), source=path)
@@ -79,7 +84,7 @@ def _pairs(files: object) -> Iterator[tuple[str, Content]]:
         raise InvalidRequest(f"files: {files!r} is neither a mapping nor a list; put a single path in a list")
     if isinstance(files, Mapping):
         for name, content in files.items():
-            if not isinstance(name, str) or not isinstance(content, bytes | bytearray | memoryview | str | os.PathLike):
+            if not isinstance(name, str) or not isinstance(content, _CONTENT):
                 kind = type(content).__name__
                 raise InvalidRequest(f"files: {name!r} must map a name to bytes, text or a path object, not {kind}")
             yield name, content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import time
@@ -231,5 +232,17 @@ async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
 
 
 def encode_result(number: str, result: Result) -> str:
-    """Return a result with the id of what it is of, as JSON; in a thread, as it may be large."""
-    return json.dumps({"id": number, **result_as_wire(result)}, ensure_ascii=False)
+    """Return a result with the id of what it is of, as JSON; in a thread, as it may be large.
+
+    Output that is no UTF-8 is in base64 as well.
+    """
+    return json.dumps({"id": number, **result_as_wire(result), **_undecoded(result)}, ensure_ascii=False)
+
+
+def _undecoded(result: Result) -> dict[str, str]:
+    rows = (("stdout", result.stdout, result.stdout_bytes), ("stderr", result.stderr, result.stderr_bytes))
+    return {
+        f"{name}Base64": base64.b64encode(data).decode()
+        for name, text, data in rows
+        if "\ufffd" in text and text.encode(errors="replace") != data
+    }

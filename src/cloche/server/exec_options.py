@@ -18,6 +18,7 @@ from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy
+from cloche.core.request import InputFile
 
 from .identities import Caller
 
@@ -53,11 +54,12 @@ class WireModel(BaseModel):
 
 
 class InFile(WireModel):
-    """A file for the program: a path below /workspace, and its content as text or in base64."""
+    """A file for the program: a path below /workspace, its content as text or in base64, and permission bits."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     text: str | None = None
     base64: str | None = None
+    mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
@@ -65,11 +67,13 @@ class InFile(WireModel):
             raise ValueError("give either text or base64")
         return self
 
-    def content(self) -> bytes:
-        """Return its bytes. Raises InvalidRequest."""
+    def content(self) -> bytes | InputFile:
+        """Return its bytes, or what has its mode as well. Raises InvalidRequest."""
         if self.text is not None:
-            return self.text.encode("utf-8", "surrogateescape")
-        return decoded(self.base64 or "", "files: base64")
+            data = self.text.encode("utf-8", "surrogateescape")
+        else:
+            data = decoded(self.base64 or "", "files: base64")
+        return data if self.mode is None else InputFile(path=self.path, data=data, mode=int(self.mode, 8))
 
 
 class OptionFields(WireModel):
@@ -107,12 +111,8 @@ class OptionFields(WireModel):
         return {known: value for name, known in names.items() if (value := getattr(self, name)) is not None}
 
 
-class ExecRequest(OptionFields):
-    """A run. `code`, or `argv` alone as a command; limits as text such as "30s" and "256m", or seconds and bytes."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"code": "print(1)", "language": "python", "timeout": "30s"}]},
-    )
+class RunFields(WireModel):
+    """What is run: `code`, or `argv` alone as a command."""
 
     code: str | None = None
     language: Word = "python"
@@ -141,6 +141,14 @@ class ExecRequest(OptionFields):
             "code": self.code, "language": self.language, "argv": self.argv, "stdin": stdin, "env": self.env,
             "files": {file.path: file.content() for file in self.files} or None,
         }  # fmt: skip
+
+
+class ExecRequest(OptionFields, RunFields):
+    """A run. `code`, or `argv` alone as a command; limits as text such as "30s" and "256m", or seconds and bytes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"code": "print(1)", "language": "python", "timeout": "30s"}]},
+    )
 
 
 def decoded(text: str, name: str) -> bytes:

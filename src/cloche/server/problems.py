@@ -75,12 +75,12 @@ class Refused(HTTPException):
 
 def answer(
     status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:  # fmt: skip
-    """Return a problem as a response."""
+    """Return a problem as a response; `more` is what problems of this type alone have."""
     content: dict[str, Any] = {"type": TYPE + kind, "title": kind.replace("-", " ").capitalize(), "status": status}
     shown = detail.encode("utf-8", "backslashreplace").decode()  # a guest's path may be no UTF-8
-    content |= {"detail": shown, "field": field, "remedy": remedy}
+    content |= {"detail": shown, "field": field, "remedy": remedy, **(more or {})}
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
@@ -90,7 +90,8 @@ def answer_to(error: Exception) -> JSONResponse:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
             reason, remedy = getattr(error, "reason", None) or str(error), getattr(error, "remedy", None) or None
-            return answer(status, name, reason, remedy=remedy, headers=headers)
+            more = {"kind": error.kind} if isinstance(error, errors.SandboxFileError) and error.kind else {}
+            return answer(status, name, reason, remedy=remedy, headers=headers, more=more)
     if not isinstance(error, errors.ClocheError):
         log.error("an error that nobody expected", exc_info=error)
     return answer(

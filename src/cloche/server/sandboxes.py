@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
+from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
@@ -69,7 +70,7 @@ class Sandboxes:
 
     async def create(
         self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
-        document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes] | None,
+        document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
     ) -> SandboxFacts:  # fmt: skip
         """Open one, and return it once it runs and its row says so. Raises Refused (429) for too many, ClocheError."""
         sandbox_id = new_id("sb")

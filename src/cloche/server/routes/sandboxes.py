@@ -75,8 +75,10 @@ class SandboxExec(WireModel):
             raise ValueError("shell, cwd and user are for commands; leave code out, or these")
         if self.code is None and (not self.argv) == (self.shell is None):
             raise ValueError("give code, or argv, or shell")
-        if self.code is None and (self.files or self.collect is not None):
-            raise ValueError("files and collect are for code; write and read files at /files")
+        if self.shell is not None and (self.files or self.collect is not None):
+            raise ValueError("files and collect are for code and argv; write and read files at /files")
+        if (self.files or self.collect is not None) and (self.cwd is not None or self.user is not None):
+            raise ValueError("files and collect go with neither cwd nor user; write and read files at /files")
         if self.stdin is not None and self.stdin_base64 is not None:
             raise ValueError("give stdin or stdinBase64, not both")
         return self
@@ -213,7 +215,7 @@ async def exec_work(use: Use, asked: SandboxExec) -> Callable[[Sink], Awaitable[
     files = {file.path: file.content() for file in asked.files} or None
 
     async def work(sink: Sink) -> Result:
-        if asked.code is None:
+        if asked.code is None and asked.collect is None and files is None:
             return await use.sandbox.exec(
                 asked.argv or None, shell=asked.shell, stdin=stdin, cwd=asked.cwd, env=asked.env, user=asked.user,
                 timeout=timeout, on_event=sink,

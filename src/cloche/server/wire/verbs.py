@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..exec_options import WireModel
+from ..exec_options import OptionFields, WireModel
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
@@ -19,6 +19,7 @@ from .calls import Asked, Call, Nothing
 
 Work = Callable[[Call, Asked], Awaitable[object]]
 IN_SANDBOX, IN_PROCESS, IN_SESSION = ("sandbox",), ("sandbox", "process"), ("sandbox", "session")
+IN_WORKSPACE = ("workspace",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
+    "code.exec": Verb("run", work.run_apart, work.WireExec, of=(), is_inside=False),
+    "workspace.open": Verb("run", work.open_workspace, OptionFields, of=(), is_inside=False),
+    "workspace.run": Verb("run", work.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
+    "workspace.read": Verb("read", work.read_in_workspace, work.WholeFile, of=IN_WORKSPACE, is_inside=False),
+    "workspace.write": Verb("run", work.write_in_workspace, work.AtPath, of=IN_WORKSPACE, is_inside=False),
     "run": Verb("run", work.run, sandboxes.SandboxExec),
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),
@@ -72,6 +78,8 @@ VERBS: Mapping[str, Verb] = {
     "session.checkpoint": Verb("run", _as_route(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),
     "session.rollback": Verb("run", _as_route(sessions.rollback), sessions.Checkpoint, of=IN_SESSION),
     "session.fork": Verb("run", _as_route(sessions.fork), sessions.Forks, of=IN_SESSION),
+    "session.readFile": Verb("read", work.read_of_session, work.WholeFile, of=IN_SESSION),
+    "session.writeFile": Verb("run", work.write_of_session, work.AtPath, of=IN_SESSION),
     "session.close": Verb("run", _as_route(sessions.close), of=IN_SESSION),
     "file.stat": Verb("read", work.stat, work.AtPath),
     "file.list": Verb("read", work.list_folder, work.AtPathBelow),

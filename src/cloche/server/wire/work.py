@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -16,23 +19,27 @@ from cloche.core.processes import Detached
 from cloche.core.result import Result
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import MOST_CELLS, AsyncProcess
+from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S
-from ..exec_options import WireModel, Word
+from ..events import HEARTBEAT_S, LiveRun
+from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
+from ..routes.code import allowed_options, make_order
+from ..runs import RunOrder
 from ..sandbox_use import Use
 from ..sandboxes import sandbox_name
 from .calls import Asked, Call
-from .frames import ERR, IN, OUT
+from .frames import ERR, IN, MOST_FIELDS, OUT
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
+PIECE = 1 << 18  # of a file that is read
 
 
 class Listing(WireModel):
@@ -43,6 +50,22 @@ class Listing(WireModel):
     name: Word | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     cursor: Word | None = None
+
+
+class WireRun(RunFields):
+    """What is run; with `stream`, what happens is told as it goes on."""
+
+    stream: bool = False
+
+
+class WireExec(ExecRequest, WireRun):
+    """A run in a sandbox of its own."""
+
+
+class WorkspaceRun(WireRun):
+    """A run in a workspace."""
+
+    timeout: Amount | None = None
 
 
 class StartedProcess(processes.NewProcess):
@@ -94,6 +117,12 @@ class NewContent(AtPath):
 
     how: Literal["replace", "append", "new"] = "replace"
     mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
+
+
+class WholeFile(AtPath):
+    """A file to read as a whole, of `most` bytes at the most."""
+
+    most: Annotated[int, Field(ge=0)] = MOST_FIELDS
 
 
 class Port(WireModel):
@@ -148,6 +177,116 @@ async def attach(_: Call, asked: Asked) -> object:
 # Code, commands and processes.
 
 
+async def run_apart(call: Call, asked: Asked) -> object:
+    """Run code or a command in a sandbox of its own, as `POST /api/code/exec` does; its files are sent before it ends.
+
+    It is in the list of runs, under the id that the first event has.
+    """
+    return await _queued(call, asked, await make_order(asked.service, asked.caller, asked.fields, size=call.held))
+
+
+async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
+    one: WireRun = asked.fields
+    results: list[Result] = []
+
+    async def start(sink: Sink | None) -> Result:
+        results.append(await order.start(sink))
+        return results[0]
+
+    live = await asked.service.runs.submit(replace(order, start=start, returns_files=False, has_events=one.stream))
+    async with _ended_with(live):
+        await call.event("run", {"id": live.id})
+        if one.stream:
+            await _tell_events(call, live)
+        await live.wait()
+        if one.return_files and results[0].files:
+            await call.send_all(OUT, _contents(results[0]))
+    if results[0].files or len(results[0].stdout_bytes) > PIECE:
+        return await asyncio.to_thread(encode_result, live.id, results[0])
+    return encode_result(live.id, results[0])
+
+
+async def open_workspace(call: Call, asked: Asked) -> object:
+    """Keep a workspace, in which runs are one fresh process after the other, until the call is cancelled."""
+    options = await allowed_options(asked.service, asked.caller, asked.fields.options())
+    sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
+    with asked.service.wire.workspace(asked.caller.project, sandbox) as number:
+        async with sandbox:
+            await call.event("opened", {"id": number})
+            await asyncio.Event().wait()
+    return {}
+
+
+def _workspace(asked: Asked) -> AsyncSandbox:
+    return asked.service.wire.find_workspace(asked.ids["workspace"], asked.caller.project)
+
+
+async def run_in_workspace(call: Call, asked: Asked) -> object:
+    """Run code or a command in a workspace, as `code.exec` does in a sandbox of its own."""
+    one: WorkspaceRun = asked.fields
+    sandbox, arguments = _workspace(asked), one.run_arguments()
+    if one.timeout is not None:
+        await allowed_options(asked.service, asked.caller, {"timeout": one.timeout})
+
+    async def start(sink: Sink | None) -> Result:
+        return await sandbox.run(**arguments, timeout=one.timeout, on_event=sink)
+
+    order = RunOrder(
+        project=asked.caller.project, api_key=asked.caller.key_id, session_id=one.session_id, start=start,
+        size=call.held, summary={"sessionId": one.session_id, "language": one.language},
+    )  # fmt: skip
+    return await _queued(call, asked, order)
+
+
+async def read_in_workspace(call: Call, asked: Asked) -> object:
+    """Send a file of a workspace."""
+    return await _send_whole(call, asked, _workspace(asked).read_file)
+
+
+async def write_in_workspace(call: Call, asked: Asked) -> object:
+    """Write a file of a workspace."""
+    return await _take_whole(call, asked, _workspace(asked).write_file)
+
+
+async def read_of_session(call: Call, asked: Asked) -> object:
+    """Send a file of a session's workspace, which may be one of its own."""
+    return await _send_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.read_file)
+
+
+async def write_of_session(call: Call, asked: Asked) -> object:
+    """Write a file there."""
+    return await _take_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.write_file)
+
+
+async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
+    data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
+    await call.outgoing[OUT].send(data)
+    await call.outgoing[OUT].end()
+    return {"size": len(data)}
+
+
+async def _take_whole(call: Call, asked: Asked, write: Callable[[str, bytes], Awaitable[None]]) -> object:
+    """Write what the client sends, which is held until it is whole."""
+    found = bytearray()
+    async for piece in call.content():
+        if len(found) + len(piece) > MOST_FIELDS:
+            raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes, which are held as a whole here")
+        asked.service.wire.hold(len(piece))
+        call.held += len(piece)
+        found += piece
+    await write(asked.fields.read(), bytes(found))
+    return {"size": len(found)}
+
+
+async def _contents(result: Result) -> AsyncIterator[bytes]:
+    """Yield what the files of a result have in them, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="cloche-files-") as folder:
+        for path in await asyncio.to_thread(result.save, folder):
+            with open(os.path.join(folder, path), "rb") as source:  # noqa: ASYNC230 - a file that was just written
+                while piece := await asyncio.to_thread(source.read, PIECE):
+                    yield piece
+
+
 async def run(call: Call, asked: Asked) -> object:
     """Run code or a command to its end; its output comes as events, and is in the result."""
     return await _tell(call, asked, await sandboxes.exec_work(_use(asked), asked.fields))
@@ -160,14 +299,24 @@ async def run_cell(call: Call, asked: Asked) -> object:
 
 async def _tell(call: Call, asked: Asked, work: Callable[[Sink], Awaitable[Result]]) -> str:
     live = _use(asked).held.begin(asked.caller.project, work)
-    assert live.task is not None  # noqa: S101 - it was begun
-    try:
-        async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
-            if event is not None and event.name not in ("result", "error"):  # which end the call
-                await call.event(event.name, event.data)
+    async with _ended_with(live):
+        await _tell_events(call, live)
         return await live.wait()
+
+
+async def _tell_events(call: Call, live: LiveRun) -> None:
+    async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
+        if event is not None and event.name not in ("result", "error"):  # which end the call
+            await call.event(event.name, event.data)
+
+
+@asynccontextmanager
+async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
+    """Kill it where it goes on after the body."""
+    try:
+        yield
     finally:
-        if not live.task.done():
+        if live.task is not None and not live.task.done():
             live.cancel()
             await asyncio.wait({live.task})
 

@@ -1,0 +1,139 @@
+"""`backend="cloche"`: what another machine's `cloche serve` claims, and the sandboxes that it opens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from cloche.core.enforcement import Level, NetworkMode
+from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import Limits
+from cloche.core.loops import become_task
+from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
+from cloche.core.remote import RemoteAccount
+
+from ..garbage_collection import is_dead
+from ..remote.accounts import check_account
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.failures import RemoteUnavailable
+from ..remote.quota import counter_for
+from .connections import ask
+from .fields import option_fields
+from .live import END_S, LABEL, RemoteSandbox, opened
+from .sandbox import ThrowawaySandbox
+
+NAME = "cloche"
+NETWORKS: tuple[NetworkMode, ...] = ("off", "allowlist", "open", "bridge")
+LANGUAGES = ("python", "javascript", "bash")
+MOST_PAGES = 50
+
+
+class ClocheBackend:
+    """Run code at another machine's service, by its wire. What holds there is what it says of itself."""
+
+    name = NAME
+
+    def __init__(self, account: RemoteAccount | None = None):
+        self.account = account
+
+    def with_account(self, account: RemoteAccount) -> ClocheBackend:
+        """Return the same backend for an account."""
+        return ClocheBackend(account)
+
+    def check(self) -> None:
+        """Raise BackendUnavailable, saying what is missing; nobody is asked."""
+        self._checked()
+
+    def _checked(self) -> RemoteAccount:
+        account = check_account(
+            self.account, provider=NAME, package="websockets", extra="remote", variable="CLOCHE_REMOTE_KEY",
+            needs_url=True,
+        )  # fmt: skip
+        key = account.api_key.reveal()
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise BackendUnavailable(
+                "backend 'cloche': the key has characters that no key has.", remedy="Copy the key anew, without blanks."
+            )
+        return account
+
+    def capabilities(self) -> Capabilities:
+        """Return what a service is asked for: level jail or more, unless a level is named."""
+        try:
+            account = self._checked()
+        except BackendUnavailable as error:
+            return unavailable(NAME, error)
+        return claimed_capabilities(NAME, Level.JAIL, claimed_controls(account.host), NETWORKS)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions at a service."""
+        return LANGUAGES
+
+    def _settled(self, policy: Policy, limits: Limits) -> RemoteAccount:
+        """Return the account, where nothing stands in the way that is known here. Raises ClocheError."""
+        account = self._checked()
+        # A level is asked of the service, which refuses what is less; here it counts as claimed.
+        level = max(Level.JAIL, policy.require_level or Level.JAIL) if policy.level is None else policy.level
+        check_claims(
+            policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
+            network="a network that a service has", level="a service is asked for",
+        )  # fmt: skip
+        option_fields(policy, limits)
+        return account
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
+        """Open a throwaway sandbox; what it needs is asked for with the first run."""
+        sandbox = ThrowawaySandbox(self._settled(policy, limits), policy, limits)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
+        """Open one that lives."""
+        return self._living(policy, limits)
+
+    @asynccontextmanager
+    async def _living(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
+        await become_task()
+        async with opened(self._settled(policy, limits), policy, limits) as sandbox:
+            yield sandbox
+
+    def collect_garbage(self) -> list[str]:
+        """End sandboxes at the service that dead processes of this host have left. Raises BackendUnavailable."""
+        account = self._checked()
+        return asyncio.run(_collected(account))
+
+
+async def _collected(account: RemoteAccount) -> list[str]:
+    found, counter = list[str](), counter_for(account)
+    async for row in _sandboxes(account):
+        labels = row.get("labels")
+        label = labels.get(LABEL) if isinstance(labels, dict) else None
+        if not isinstance(label, str) or not isinstance(row.get("id"), str) or not is_dead(label):
+            continue
+        with contextlib.suppress(RemoteUnavailable):  # it has ended meanwhile
+            await ask(account, "sandbox.end", {"sandbox": row["id"]}, timeout_s=END_S)
+            found.append(f"sandbox {row['id'][:128]} at {account.host}, of a dead process")
+        if counter is not None:
+            await asyncio.to_thread(counter.forget_sandbox, row["id"])
+    return found
+
+
+async def _sandboxes(account: RemoteAccount) -> AsyncIterator[dict[str, Any]]:
+    """Yield those of the key's project that have not ended, page by page."""
+    fields: dict[str, Any] = {"state": ["starting", "running", "paused"], "limit": 200}
+    for _ in range(MOST_PAGES):
+        page = await ask(account, "sandbox.list", fields)
+        rows = page.get("items")
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, dict):
+                yield row
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str) or not cursor:
+            return
+        fields["cursor"] = cursor

@@ -1,0 +1,146 @@
+"""Policy, limits and requests as fields of the wire. What cannot be sent is refused, never dropped."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.enforcement import Level
+from cloche.core.errors import InvalidRequest
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import InputFile, Request
+
+MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64; more is written as files before
+MODE = 0o644  # of files that go with a call
+# What a service settles by itself, and nobody can ask it for: only what holds anyway may stand there.
+_OWN_LIMITS = ("inodes", "tmp_bytes", "flood_bytes")
+_OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities", "on_network")
+_LIMITS = {
+    "timeout": "timeout_s", "memoryLimit": "memory_bytes", "cpuLimit": "cpus", "pidsLimit": "pids",
+    "diskLimit": "disk_bytes", "maxOutputBytes": "output_bytes",
+}  # fmt: skip
+
+
+def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
+    """Return the fields of a sandbox, or of a run in one of its own. Raises InvalidRequest.
+
+    Less than level jail is only taken where a level is asked for.
+    """
+    _check_own(policy, _OWN_POLICY)
+    _check_own(limits, _OWN_LIMITS)
+    if policy.layers:
+        raise InvalidRequest(
+            "packages: backend 'cloche' cannot show folders of this host; see docs/limitations/cloche.md"
+        )
+    fields: dict[str, Any] = {name: getattr(limits, limit) for name, limit in _LIMITS.items()}
+    fields["network"] = policy.network
+    for name, values in (
+        ("networkAllow", policy.network_allow), ("networkDeny", policy.network_deny),
+        ("networkPorts", policy.network_ports),
+    ):  # fmt: skip
+        if values:
+            fields[name] = list(values)
+    if policy.packages:
+        fields["packages"] = policy.packages if isinstance(policy.packages, str) else list(policy.packages)
+    if policy.users:
+        fields["users"] = True
+    if not policy.warm:
+        fields["warm"] = False
+    if policy.runtime is not None:
+        fields["runtime"] = policy.runtime
+    if policy.best_effort:
+        fields["bestEffort"] = list(map(str, policy.best_effort))
+    if policy.level is not None:
+        fields["level"] = str(policy.level)
+    least = policy.require_level or (Level.JAIL if policy.level is None else None)
+    required = [*([str(least)] if least is not None else []), *map(str, policy.require_controls)]
+    if required:
+        fields["require"] = required
+    return fields
+
+
+def _check_own(asked: Policy | Limits, names: tuple[str, ...]) -> None:
+    usual = type(asked)()
+    for name in names:
+        if getattr(asked, name) != getattr(usual, name):
+            raise InvalidRequest(
+                f"{name}: backend 'cloche' cannot ask a service for {getattr(asked, name)!r}, which it settles by "
+                "itself; leave it out"
+            )
+
+
+def fits_call(request: Request) -> bool:
+    """Tell whether all that a request brings can go with its call."""
+    return len(request.stdin) + sum(len(file.data) for file in request.files) <= MOST_SENT
+
+
+def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]:
+    """Return the fields of a run with these files. Raises InvalidRequest."""
+    if request.source_path is not None:
+        raise InvalidRequest("source_path: backend 'cloche' cannot say where the code lies; run it as a command")
+    if len(request.stdin) > MOST_SENT:
+        raise InvalidRequest(
+            f"stdin: {len(request.stdin)} bytes are more than {MOST_SENT}, which backend 'cloche' sends"
+        )
+    fields: dict[str, Any] = {"language": request.language}
+    if request.code is not None:
+        fields["code"] = request.code
+    if request.argv:
+        fields["argv"] = list(request.argv)
+    if request.stdin:
+        fields["stdinBase64"] = base64.b64encode(request.stdin).decode()
+    if request.env:
+        fields["env"] = dict(request.env)
+    if files:
+        fields["files"] = [_file_field(file) for file in files]
+    if request.timeout_s is not None:
+        fields["timeout"] = request.timeout_s
+    return fields
+
+
+def _file_field(file: InputFile) -> dict[str, str]:
+    mode = {} if file.mode == MODE else {"mode": mode_field(file.mode)}
+    return {"path": file.path, "base64": base64.b64encode(file.data).decode(), **mode}
+
+
+def mode_field(mode: int) -> str:
+    """Return permission bits as the wire has them. Raises InvalidRequest."""
+    if type(mode) is not int or not 0 <= mode <= 0o777:
+        raise InvalidRequest(f"mode: {mode!r} cannot be had at a service; give permission bits up to 0o777")
+    return f"{mode:03o}"
+
+
+def path_fields(path: str) -> dict[str, str]:
+    """Return a path as the wire has it; a relative one begins in /workspace. Raises InvalidRequest."""
+    if not path or "\0" in path:
+        raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
+    whole = path if path.startswith("/") else f"/workspace/{path}"
+    try:
+        encoded = whole.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"path: {path!r} is none: it cannot be encoded") from error
+    try:
+        encoded.decode()
+    except UnicodeDecodeError:
+        return encoded_path(whole)
+    return {"path": whole}
+
+
+def encoded_path(path: str) -> dict[str, str]:
+    """Return a path that is no UTF-8."""
+    return {"pathBase64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
+
+
+def limits_of(said: Mapping[str, Any], asked: Limits) -> Limits:
+    """Return the limits that a service says to hold, as far as it says so."""
+    names = {field.name: _camel(field.name) for field in dataclasses.fields(Limits)}
+    found = {name: said[wire] for name, wire in names.items() if type(said.get(wire)) in (int, float)}
+    return asked.with_changes(**found)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))

@@ -1,0 +1,379 @@
+"""Files of a sandbox at a service: each operation is one call, its content on the call's channels.
+
+Who reads gives credit as content is taken; who writes sends as fast as the sandbox has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
+from cloche.core.languages import is_program_file
+from cloche.core.processes import FileChange, FileInfo
+from cloche.core.remote import RemoteAccount
+from cloche.core.request import InputFile
+from cloche.core.result import FileRecord, SaveFiles
+
+from ..archive import Spool, pack
+from ..live_files import CHANGES, FILE_S
+from ..live_streams import ByteStream
+from ..remote.failures import Failure, remote_error
+from .connections import ask, begin, outcome
+from .fields import mode_field, path_fields
+from .results import kept
+from .wire import IN, JSON, OUT, Call
+
+MOST_PACKED = 32 << 20  # bytes of files that are written as one archive
+FETCHED_AT_ONCE = 8
+Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
+
+
+class RemoteFiles:
+    """Do what can be done with files; see core.protocols.SupportsPaths and SupportsFileStreams."""
+
+    def __init__(self, account: RemoteAccount, sandbox_id: str):
+        self.account, self.id = account, sandbox_id
+
+    async def ask_inside(
+        self, verb: str, fields: Mapping[str, Any] | None = None, *, path: str | None = None, timeout_s: float = FILE_S
+    ) -> Mapping[str, Any]:
+        """Do what has a result and nothing else."""
+        return await ask(
+            self.account, verb, {"sandbox": self.id, **(fields or {})}, path=path, timeout_s=timeout_s,
+            where=self.where(),
+        )  # fmt: skip
+
+    def where(self) -> str:
+        """Say how to look at it."""
+        return f"It is sandbox {self.id}: look at {self.account.url}/api/sandboxes/{self.id}."
+
+    # Content out.
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file."""
+        return await self.read_path(path, max_bytes=max_bytes)
+
+    async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
+        """Return a file, or a part of it. Raises SandboxFileTooLarge."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(FILE_S):
+                async for piece in self.read_stream(path, offset=offset, count=count):
+                    size += len(piece)
+                    if size > max_bytes:
+                        raise SandboxFileTooLarge(
+                            f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large"
+                        )
+                    pieces.append(piece)
+        except TimeoutError as error:
+            raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
+        return b"".join(pieces)
+
+    async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a file piece by piece; close the iterator to stop earlier."""
+        fields = {**path_fields(path), "offset": _natural("offset", offset)}
+        if count is not None:
+            fields["count"] = _natural("count", count)
+        async for piece in self._content("file.read", path, fields):
+            yield piece
+
+    async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
+        """Hand a folder as a tar archive to `take`; return how many files were left out."""
+        left_out: list[int] = []
+        async for piece in self.pack_stream(path, note_skipped=left_out.append):
+            take(piece)
+        return sum(left_out)
+
+    async def pack_stream(
+        self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
+    ) -> AsyncIterator[bytes]:
+        """Yield a folder as a tar archive; more than `max_bytes` are refused."""
+        size = 0
+
+        def note(said: Mapping[str, Any]) -> None:
+            left_out = said.get("leftOut")
+            note_skipped(left_out if type(left_out) is int and left_out >= 0 else 0)
+
+        async for piece in self._content("file.pack", path, path_fields(path), note):
+            size += len(piece)
+            if max_bytes is not None and size > max_bytes:
+                raise SandboxFileTooLarge(f"{path}: more than {max_bytes} bytes", path=path, kind="too_large")
+            yield piece
+
+    async def _content(
+        self,
+        verb: str,
+        path: str,
+        fields: Mapping[str, Any],
+        note: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> AsyncIterator[bytes]:
+        call = await begin(self.account, verb, {"sandbox": self.id, **fields})
+        stream = incoming(call, OUT)
+        size = 0
+        try:
+            while piece := await stream.read():
+                size += len(piece)
+                yield piece
+            said = await outcome(call, self.account, "a file was read", timeout_s=FILE_S, path=path)
+            if said.get("size") != size:
+                raise remote_error("cloche", Failure.BAD_ANSWER, detail="content is missing", account=self.account)
+            note(said)
+        finally:
+            call.cancel()
+
+    async def fetched(
+        self, records: Sequence[FileRecord], max_bytes: int
+    ) -> tuple[tuple[FileRecord, ...], SaveFiles | None]:
+        """Return those of a result's files that are still as it says, and what saves them."""
+        spool, found, free = Spool(max_bytes), list[FileRecord](), asyncio.Semaphore(FETCHED_AT_ONCE)
+
+        async def fetch(record: FileRecord) -> bytes | None:
+            async with free:
+                try:
+                    return await self.read_path(record.path, max_bytes=record.size)
+                except SandboxFileError:
+                    return None
+
+        at, size = 0, 0
+        while at < len(records):  # so many at once that they are few, or small together
+            batch: list[FileRecord] = []
+            while at < len(records) and len(batch) < FETCHED_AT_ONCE:
+                batch.append(records[at])
+                at += 1
+            for record, data in zip(batch, await asyncio.gather(*map(fetch, batch)), strict=True):
+                if data is not None and _is(record, data) and size + record.size <= max_bytes:
+                    size += record.size
+                    await asyncio.to_thread(spool.add, data)
+                    found.append(record)
+        return tuple(found), kept(spool, found)
+
+    # Content in.
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders."""
+        await self.write_path(path, data)
+
+    async def write_files(self, files: Sequence[InputFile]) -> None:
+        """Create or replace all of them: small ones as one archive."""
+        if len(files) > 1 and sum(len(file.data) for file in files) <= MOST_PACKED:
+            await self.unpack_path("/workspace", await asyncio.to_thread(pack, files))
+            return
+        for file in files:
+            await self.write_path(file.path, file.data, mode=file.mode)
+
+    async def write_path(self, path: str, data: Content, *, how: str = "replace", mode: int | None = None) -> None:
+        """Write a file; of an iterator no more is taken than the sandbox has written."""
+        fields: dict[str, Any] = {**path_fields(path), "how": how}
+        if mode is not None:
+            fields["mode"] = mode_field(mode)
+        await self._send("file.write", path, fields, data)
+
+    async def unpack_path(self, path: str, archive: Content) -> None:
+        """Unpack a tar archive into a folder."""
+        await self._send("file.unpack", path, path_fields(path), archive)
+
+    async def _send(self, verb: str, path: str, fields: Mapping[str, Any], data: Content) -> None:
+        call = await begin(self.account, verb, {"sandbox": self.id, **fields})
+        try:
+            if isinstance(data, bytes | bytearray | memoryview):
+                await call.send(IN, memoryview(data))
+            else:
+                async for piece in data:
+                    if not await call.send(IN, piece):
+                        break
+            call.end(IN)
+            await outcome(call, self.account, "a file was written", timeout_s=FILE_S, path=path, where=self.where())
+        finally:
+            call.cancel()
+
+    # The rest.
+
+    async def stat_path(self, path: str) -> FileInfo:
+        """Describe what is at a path."""
+        return self._info(await self.ask_inside("file.stat", path_fields(path), path=path))
+
+    async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
+        """Describe the entries of a folder."""
+        said = await self.ask_inside("file.list", {**path_fields(path), "recursive": recursive}, path=path)
+        rows = said.get("items")
+        if said.get("isPartial") is True:
+            raise SandboxFileTooLarge(f"{path}: it has more entries than a service lists", path=path, kind="too_large")
+        return [self._info(row) for row in rows] if isinstance(rows, list) else []
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        rows = await self.list_path(path, recursive=True)
+        prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
+        found = (f"{prefix}{row.name}" for row in rows if row.type == "file")
+        return tuple(one for one in found if not is_program_file(one))
+
+    async def make_folder(self, path: str, *, parents: bool = True) -> None:
+        """Make a folder."""
+        await self.ask_inside("file.makeFolder", {**_text(path, "path"), "parents": parents}, path=path)
+
+    async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
+        """Rename a file or a folder."""
+        fields = {**_text(path, "path"), **_text(target, "target"), "replace": replaces}
+        await self.ask_inside("file.move", fields, path=path)
+
+    async def remove_path(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or a folder."""
+        await self.ask_inside("file.remove", {**path_fields(path), "recursive": recursive}, path=path)
+
+    @asynccontextmanager
+    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[RemoteWatch]:
+        """Watch a folder, or a file."""
+        watch = RemoteWatch(self.account, path)
+        call = await begin(
+            self.account, "file.watch", {"sandbox": self.id, **path_fields(path), "recursive": recursive},
+            on_event=watch.take,
+        )  # fmt: skip
+        watch.follow(call)
+        try:
+            await watch.begin()
+            yield watch
+        finally:
+            watch.end()
+            call.cancel()
+
+    def _info(self, row: Any) -> FileInfo:  # noqa: ANN401 - any JSON
+        try:
+            return FileInfo(
+                name=_name(row, "name"), type=_type(row["type"]) or "other", size=int(row["size"]),
+                mode=int(row["mode"], 8) & 0o7777, mtime=float(row["mtime"]), uid=int(row["uid"]), gid=int(row["gid"]),
+                target=_name(row, "target"), leads_to=_type(row.get("leadsTo")),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise remote_error(
+                "cloche", Failure.BAD_ANSWER, detail="this describes no file", account=self.account
+            ) from error
+
+
+class RemoteWatch:
+    """Tell what changes; who does not read makes the service wait, and changes `lost`."""
+
+    def __init__(self, account: RemoteAccount, path: str):
+        self._account, self._path = account, path
+        self._changes: deque[tuple[FileChange, int]] = deque()
+        self._more = asyncio.Event()
+        self._has_begun = self._is_over = False
+        self._call: Call | None = None
+
+    def follow(self, call: Call) -> None:
+        """Take the call whose events these are."""
+        self._call, call.keeps_events = call, True
+        call.ended.add_done_callback(lambda _: self._more.set())
+
+    def take(self, name: str, data: Mapping[str, Any]) -> None:
+        """Take an event; credit for it is given when it is read."""
+        size = self._call.event_size if self._call is not None else 0
+        if name == "change":
+            self._changes.append((_change(data), size))
+        else:
+            self._has_begun = self._has_begun or name == "watching"
+            if self._call is not None:
+                self._call.grant(JSON, size)
+        self._more.set()
+
+    async def begin(self) -> None:
+        """Wait until it watches. Raises SandboxFileError."""
+        assert self._call is not None  # noqa: S101 - it follows one
+        try:
+            async with asyncio.timeout(FILE_S):
+                while not self._has_begun and not self._call.ended.done():
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError as error:
+            raise SandboxFileError(
+                f"{self._path}: not done in {FILE_S:g} s", path=self._path, kind="timeout"
+            ) from error
+        if not self._has_begun:
+            await outcome(self._call, self._account, "a folder was watched", timeout_s=FILE_S, path=self._path)
+
+    def end(self) -> None:
+        """Tell nothing more."""
+        self._is_over = True
+        self._more.set()
+
+    async def __aiter__(self) -> AsyncIterator[FileChange]:
+        assert self._call is not None  # noqa: S101 - it follows one
+        while True:
+            while self._changes:
+                change, size = self._changes.popleft()
+                self._call.grant(JSON, size)
+                yield change
+            if self._is_over:
+                return
+            if self._call.ended.done():
+                await outcome(self._call, self._account, "a folder was watched", timeout_s=FILE_S, path=self._path)
+                return
+            self._more.clear()
+            await self._more.wait()
+
+
+def incoming(call: Call, channel: int) -> ByteStream:
+    """Return what comes on a channel of a call, to be read."""
+    stream = ByteStream(call, channel)
+
+    def take(number: int, data: bytes) -> None:
+        if number == channel:
+            stream.put(data)
+        else:
+            call.grant(number, len(data))
+
+    call.on_data = take
+    call.on_end = lambda number: stream.put_end() if number == channel else None
+    call.ended.add_done_callback(lambda _: stream.put_end())
+    return stream
+
+
+def _is(record: FileRecord, data: bytes) -> bool:
+    import hashlib
+
+    return len(data) == record.size and hashlib.sha256(data).hexdigest() == record.sha256
+
+
+def _natural(name: str, value: int) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise InvalidRequest(f"{name}: {value!r} is none; give an integer from 0 on")
+    return value
+
+
+def _text(path: str, name: str) -> dict[str, str]:
+    fields = path_fields(path)
+    if "path" not in fields:
+        raise InvalidRequest(f"{name}: {path!r} is no UTF-8, which a service cannot do this with")
+    return {name: fields["path"]}
+
+
+def _name(row: Mapping[str, Any], key: str) -> str:
+    encoded = row.get(f"{key}Base64")
+    if isinstance(encoded, str):
+        return base64.b64decode(encoded).decode("utf-8", "surrogateescape")
+    found = row.get(key, "")
+    if not isinstance(found, str):
+        raise TypeError
+    return found
+
+
+def _type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
+    return value if value in ("file", "directory", "link", "other") else None
+
+
+def _change(row: Mapping[str, Any]) -> FileChange:
+    """Return a change; one that makes no sense is one that was lost."""
+    try:
+        if row["kind"] not in CHANGES:
+            raise ValueError
+        return FileChange(
+            kind=row["kind"], path=_name(row, "path"), target=_name(row, "target"),
+            is_directory=row.get("isDirectory") is True,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return FileChange(kind="lost", path="")

@@ -1,0 +1,370 @@
+"""A sandbox that lives at a service, offered as one of our own: see core.protocols.OpenLiveSandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.events import Sink
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.network import NetworkRules
+from cloche.core.policy import Policy
+from cloche.core.processes import ListeningPort, ProcessInfo, ProcessRequest
+from cloche.core.remote import RemoteAccount
+from cloche.core.request import Request
+from cloche.core.result import Result, Status
+
+from ..garbage_collection import owner
+from ..live import check_port
+from ..remote.failures import Failure, RemoteUnavailable, remote_error
+from .connections import ask, begin, outcome
+from .fields import fits_call, limits_of, option_fields, run_fields
+from .files import RemoteFiles, incoming
+from .process import START_S, RemoteProcess, not_there
+from .results import ResultReader, read_records
+from .sandbox import GRACE_S, RunEvents, counted_run, counted_sandbox, run_outcome
+from .session import OPEN_S, RemoteSession
+from .wire import IN, OUT, Call
+
+LABEL = "cloche-owner"
+END_S = 60.0
+NUMBER = 1e18
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+log = logging.getLogger("cloche.live")
+
+
+@asynccontextmanager
+async def opened(account: RemoteAccount, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
+    """Open one for the body, and end it after. Raises BackendUnavailable, InvalidRequest, PolicyDenied."""
+    fields = {**option_fields(policy, limits), "labels": {LABEL: owner()}, "lifetime": account.lifetime_s}
+    async with counted_sandbox(account, account.lifetime_s) as note:
+        facts = await ask(
+            account, "sandbox.open", fields, timeout_s=OPEN_S,
+            where=f"A sandbox may be there with the label {LABEL}={owner()}; it ends after its lifetime.",
+        )  # fmt: skip
+        sandbox_id = facts.get("id")
+        if not isinstance(sandbox_id, str) or not _ID.fullmatch(sandbox_id):
+            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no sandbox", account=account)
+        note(sandbox_id)
+        sandbox = RemoteSandbox(account, sandbox_id, policy, limits_of(_object(facts.get("limits")), limits))
+        try:
+            yield sandbox
+        finally:
+            await finish(sandbox.close())
+
+
+class RemoteSandbox(RemoteFiles):
+    """Do what a sandbox that lives can do, by calls of the wire."""
+
+    def __init__(self, account: RemoteAccount, sandbox_id: str, policy: Policy, limits: Limits):
+        super().__init__(account, sandbox_id)
+        self.limits = limits
+        self._rules = policy.network_rules()
+        self._reader = ResultReader(account, limits)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    # What runs.
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command."""
+        return await self._run(request, None)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run, with events; see core.protocols.SupportsStreaming."""
+        return await self._run(request, sink)
+
+    async def _run(self, request: Request, sink: Sink | None) -> Result:
+        timeout_s = request.timeout_s or self.limits.timeout_s
+        files = request.files
+        if not fits_call(request):
+            await self.write_files(files)
+            files = ()
+        fields = {"sandbox": self.id, **run_fields(request, files)}
+        if request.collect:
+            fields["collect"] = list(request.collect)
+        events = RunEvents(sink)
+        async with counted_run(self.account, timeout_s) as took:
+            call = await begin(self.account, "run", fields, on_event=events.take)
+            said = await run_outcome(
+                call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
+            )
+            result = events.note(await self.result_of(said))
+            took.append(result.duration)
+        return result
+
+    async def result_of(self, said: Mapping[str, Any]) -> Result:
+        """Return a result with its files, as they are now. Raises BackendUnavailable."""
+        try:
+            records = read_records(said.get("files", []))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._reader.wrong() from error
+        if not records:
+            return self._reader.read(said, sandbox=self.id)
+        kept, save = await self.fetched(records, self.limits.disk_bytes)
+        result = self._reader.read(said, sandbox=self.id, files=kept, save=save)
+        if len(kept) < len(records):
+            result.meta["files_partial"] = "access"
+        return result
+
+    async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> RemoteProcess:
+        """Start a process; see core.protocols.SupportsProcesses."""
+        fields: dict[str, Any] = {"sandbox": self.id, "argv": list(request.argv)}
+        if request.env:
+            fields["env"] = dict(request.env)
+        if request.terminal is not None:
+            fields["terminal"] = list(request.terminal)
+        if request.kept:
+            fields["keep"] = True
+        said = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
+        fields |= {name: value for name, value in said.items() if value is not None}
+        process = RemoteProcess(
+            self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None,
+            cwd=request.cwd,
+        )  # fmt: skip
+        await process.begin("process.start", fields)
+        if not request.has_input:
+            process.close_stdin()
+        return process
+
+    async def attach_process(self, name: str, sink: Sink | None = None) -> RemoteProcess:
+        """Return a process by its id."""
+        process = RemoteProcess(self, self.limits, sink)
+        try:
+            await process.begin("process.follow", {"sandbox": self.id, "process": name})
+        except RemoteUnavailable as error:
+            if error.failure is Failure.NOT_FOUND:
+                raise not_there(error) from error
+            raise
+        return process
+
+    async def list_processes(self) -> Sequence[ProcessInfo]:
+        """Return what runs, and what ended a while ago."""
+        rows = (await self.ask_inside("process.list")).get("items")
+        return [_process(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    async def read_output(self, name: str) -> tuple[bytes, bytes]:
+        """Return what is kept of a process's output."""
+        try:
+            said = await self.ask_inside("process.logs", {"process": name})
+        except RemoteUnavailable as error:
+            if error.failure is Failure.NOT_FOUND:
+                raise not_there(error) from error
+            raise
+        return _bytes(said.get("stdoutBase64")), _bytes(said.get("stderrBase64"))
+
+    # Sessions.
+
+    async def open_session(self, language: str, env: Mapping[str, str]) -> RemoteSession:
+        """Start an interpreter; see core.protocols.SupportsSessions."""
+        return await self._session(language, env, is_apart=False)
+
+    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> RemoteSession:
+        """Start one with checkpoints and forks; see core.protocols.SupportsSessionsApart."""
+        return await self._session(language, env, is_apart=True)
+
+    async def _session(self, language: str, env: Mapping[str, str], *, is_apart: bool) -> RemoteSession:
+        fields = {"language": language, "env": dict(env), "checkpoints": is_apart}
+        facts = await self.ask_inside("session.open", fields, timeout_s=OPEN_S)
+        return RemoteSession(self, facts, is_apart=is_apart)
+
+    # Ports.
+
+    async def connect(self, port: int) -> RemoteConnection:
+        """Return a connection to a server inside. Raises ConnectionRefusedError, as a socket would."""
+        check_port(port)
+        connection = RemoteConnection()
+        call = await begin(self.account, "port.connect", {"sandbox": self.id, "port": port}, on_event=connection.hear)
+        connection.follow(call)
+        try:
+            await asyncio.wait([connection.opened], timeout=START_S)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if not connection.is_open:
+            await outcome(call, self.account, "a port was connected", timeout_s=0.0, where=self.where())
+        return connection
+
+    async def list_ports(self) -> Sequence[ListeningPort]:
+        """Return who listens inside."""
+        rows = (await self.ask_inside("port.list")).get("items")
+        return [
+            ListeningPort(port=row["port"], address=str(row.get("address"))[:256])
+            for row in (rows if isinstance(rows, list) else [])
+            if isinstance(row, dict) and type(row.get("port")) is int and 0 < row["port"] < 1 << 16
+        ]
+
+    # Network.
+
+    @property
+    def network_rules(self) -> NetworkRules:
+        """Return what decides, as far as it was settled from here."""
+        return self._rules
+
+    async def change_network(self, rules: NetworkRules) -> None:
+        """Allow and deny further hosts; what was allowed or denied stays so.
+
+        Raises InvalidRequest, BackendUnavailable.
+        """
+        now, new = self._rules.as_wire(), rules.as_wire()
+        more = {name: [one for one in new[name] if one not in now[name]] for name in ("allow", "deny")}
+        if (new["mode"], new["ports"]) != (now["mode"], now["ports"]) or any(
+            set(now[name]) - set(new[name]) for name in more
+        ):
+            raise InvalidRequest(
+                "network: at a service hosts can be added to what is allowed and denied, not taken away"
+            )
+        for name, verb in (("deny", "network.deny"), ("allow", "network.allow")):
+            if more[name]:
+                await self.ask_inside(verb, {"rules": more[name]})
+        self._rules = rules
+
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:  # noqa: ARG002
+        """Refuse: nobody there asks here."""
+        raise InvalidRequest("network.ask: a service asks nobody here about hosts; name them in its rules")
+
+    async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
+        """Return what was carried and refused. Raises BackendUnavailable where the service does not tell."""
+        rows = (await self.ask_inside("network.look")).get("traffic")
+        if not isinstance(rows, list):
+            raise BackendUnavailable(
+                "backend 'cloche': this service does not tell what the network of a sandbox has carried.",
+                remedy="See network_refused of each result.",
+            )
+        return [{_snake(name): value for name, value in row.items()} for row in rows if isinstance(row, dict)]
+
+    # The sandbox itself.
+
+    async def ask(self, op: str, **_: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
+        """Pause it, let it go on, or say how it is."""
+        if op in ("pause", "resume"):
+            return await self.ask_inside(f"sandbox.{op}")
+        if op == "info":
+            said = await self.ask_inside("sandbox.look")
+            found = {"age_s": said.get("ageSeconds"), "left_s": said.get("secondsLeft"), "clients": said.get("clients")}
+            return {**found, "is_paused": said.get("state") == "paused"}
+        raise InvalidRequest(f"{op}: this is settled when a sandbox is opened at a service")
+
+    async def is_paused(self) -> bool:
+        """Tell whether somebody has paused it; where that cannot be known, it is not."""
+        with contextlib.suppress(ClocheError):
+            return (await ask(self.account, "sandbox.look", {"sandbox": self.id}, timeout_s=5.0)).get(
+                "state"
+            ) == "paused"
+        return False
+
+    async def kill(self) -> None:
+        """End it for everybody, and wait until nothing of it is left."""
+        self._is_over = True
+        await self.ask_inside("sandbox.end", timeout_s=END_S)
+
+    async def close(self) -> None:
+        """End it, unless that was done; what cannot be ended ends after its lifetime."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=END_S)
+        if self._is_over:
+            return
+        try:
+            await self.kill()
+        except (ClocheError, OSError) as error:
+            if not (isinstance(error, RemoteUnavailable) and error.failure is Failure.NOT_FOUND):
+                log.warning("sandbox %s at %s could not be ended: %s", self.id, self.account.host, error)
+
+    def do_soon(self, verb: str, fields: Mapping[str, Any]) -> None:
+        """Do something whose outcome nobody waits for."""
+        before = tuple(self._tasks)
+
+        async def do() -> None:
+            if before:
+                await asyncio.wait(before)  # in the order in which it was asked for
+            try:
+                await self.ask_inside(verb, fields)
+            except (ClocheError, OSError) as error:
+                log.debug("%s of sandbox %s: %s", verb, self.id, error)
+
+        task = asyncio.ensure_future(do())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class RemoteConnection:
+    """Hold a connection to a server inside; see core.protocols.OpenConnection."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_open = False
+
+    def hear(self, name: str, _: Mapping[str, Any]) -> None:
+        """Take an event."""
+        if name == "connected":
+            self.is_open = True
+            if not self.opened.done():
+                self.opened.set_result(None)
+
+    def follow(self, call: Call) -> None:
+        """Take the call that carries it."""
+        self._call, self._stream, self._has_ended = call, incoming(call, OUT), False
+        call.ended.add_done_callback(self._note_over)
+
+    def _note_over(self, _: object) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """Return the next bytes; empty at the end."""
+        return await self._stream.read(most)
+
+    async def write(self, data: bytes) -> bool:
+        """Send all of `data`; False where the server is gone."""
+        return not self._has_ended and await self._call.send(IN, data)
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._call.end(IN)
+
+    def close(self) -> None:
+        """Close it."""
+        self._has_ended = True
+        self._call.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed."""
+        await asyncio.wait([self._call.ended])
+
+
+def _object(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _bytes(found: object) -> bytes:
+    try:
+        return base64.b64decode(found) if isinstance(found, str) else b""
+    except binascii.Error:
+        return b""
+
+
+def _process(row: Mapping[str, Any]) -> ProcessInfo:
+    status, code, age, pid = row.get("status"), row.get("exitCode"), row.get("age"), row.get("pid")
+    return ProcessInfo(
+        id=str(row.get("id"))[:256],
+        pid=pid if type(pid) is int else 0,
+        command=str(row.get("command", ""))[:4096],
+        age=float(age) if isinstance(age, int | float) and abs(age) < NUMBER else 0.0,
+        exit_code=code if type(code) is int else None,
+        status=Status(status) if status in set(Status) else None,
+    )
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", name)

@@ -1,0 +1,93 @@
+"""Problems of the wire as our errors: who is to blame, what to do; in the service's words, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cloche.core.errors import (
+    ApprovalDenied,
+    BackendUnavailable,
+    ClocheError,
+    InvalidRequest,
+    OutcomeUnknown,
+    PolicyDenied,
+    SandboxFileError,
+    StartFailed,
+)
+from cloche.core.remote import RemoteAccount
+
+from ..live_files import FILE_ERRORS
+from ..remote.failures import Failure, by_status, remote_error, scrub
+from .wire import CallRefused, LinkLost
+
+_FILES = {
+    "file-not-found": "not_found", "file-too-large": "too_large", "file-refused": "permission", "file-exists": "exists",
+    "file-error": "other", "incomplete-body": "other", "body-too-large": "too_large",
+}  # fmt: skip
+_INVALID = (
+    "invalid-request", "bad-request", "unknown-verb", "not-waiting", "followed", "not-read", "body-too-large",
+    "sandbox-starting",
+)  # fmt: skip
+_SIMPLE: Mapping[str, Callable[[str], ClocheError]] = {
+    **dict.fromkeys(_INVALID, InvalidRequest), "policy-denied": PolicyDenied, "approval-denied": ApprovalDenied,
+    "start-failed": StartFailed, "outcome-unknown": OutcomeUnknown,
+}  # fmt: skip
+_FAILURES = {
+    "not-authenticated": Failure.UNAUTHORIZED, "scope-missing": Failure.FORBIDDEN, "not-found": Failure.NOT_FOUND,
+    "sandbox-ended": Failure.NOT_FOUND,
+}  # fmt: skip
+
+
+def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None = None) -> Exception:
+    """Return the error for a problem; `path` is the file that a call was about."""
+    problem = refused.problem
+    kind = str(problem.get("type"))[-80:].rpartition("/")[2]
+    detail, remedy = _text(problem, "detail", account), _text(problem, "remedy", account)
+    said = f"{detail}; {remedy}" if remedy else detail
+    by = f"the service at {account.host}: {said}"
+    if path is not None and kind in _FILES:
+        word = problem.get("kind")
+        word = word if isinstance(word, str) and len(word) <= 40 else _FILES[kind]
+        return FILE_ERRORS.get(word, SandboxFileError)(detail, path=path, kind=word)
+    if kind == "connection-refused":
+        return ConnectionRefusedError(detail)
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](by)
+    if kind in ("backend-unavailable", "network-fixed"):
+        return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
+    if kind == "cancelled":
+        return OutcomeUnknown(f"the service at {account.host} has cancelled this: {said}; look there before a retry")
+    status = problem.get("status")
+    status = status if type(status) is int and 400 <= status < 600 else None
+    failure = _FAILURES.get(kind) or (by_status(status) if status is not None else Failure.BAD_ANSWER)
+    return remote_error(
+        "cloche", failure, detail=said, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
+        account=account,
+    )  # fmt: skip
+
+
+def _text(problem: Mapping[str, Any], name: str, account: RemoteAccount) -> str:
+    found = problem.get(name)
+    return scrub(found, account) if isinstance(found, str) else ""
+
+
+def _seconds(found: object) -> float | None:
+    text = str(found)
+    return float(text) if len(text) <= 5 and text.isdecimal() else None
+
+
+def lost(error: LinkLost, account: RemoteAccount, what: str, where: str = "") -> OutcomeUnknown:
+    """Return the error for a connection that was lost after something was asked; `where` says how to look."""
+    said = scrub(error.detail, account)
+    look = f" {where}" if where else ""
+    return OutcomeUnknown(
+        f"backend 'cloche': the connection to {account.host} was lost ({said}) while {what}, which may or may not have "
+        f"been done.{look} Do not repeat it blindly."
+    )
+
+
+def late(account: RemoteAccount, what: str, where: str = "") -> OutcomeUnknown:
+    """Return the error for an answer that did not come in time."""
+    look = f" {where}" if where else ""
+    return OutcomeUnknown(f"backend 'cloche': {account.host} did not say in time how {what} ended.{look}")

@@ -1,0 +1,327 @@
+"""A throwaway sandbox at a service: a single run is one call; for several there is one that lives, and is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
+
+from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileTooLarge
+from cloche.core.events import Displayed, OutputChunk, Sink, Started
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.remote import RemoteAccount
+from cloche.core.request import Request
+from cloche.core.result import Result
+
+from ..archive import Spool
+from ..live_files import FILE_S
+from ..remote.quota import counter_for
+from .connections import begin, begin_on, outcome
+from .fields import MOST_SENT, encoded_path, fits_call, option_fields, path_fields, run_fields
+from .files import incoming
+from .results import ResultReader, kept, read_output, read_records
+from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
+
+OPEN_S = 120.0
+GRACE_S = 60.0  # beyond a run's time-out: for its turn at the service, its start, and its files
+
+
+class RunEvents:
+    """Hand the events of a run to a sink; remember its id, and how many events were missed."""
+
+    def __init__(self, sink: Sink | None):
+        self._sink = sink
+        self.id, self.missed = "", 0
+
+    def take(self, name: str, data: Mapping[str, Any]) -> None:
+        """Take one; what makes no sense is dropped."""
+        if name in ("run", "call"):
+            self.id = str(data.get("id"))[:64]
+        elif name == "missed" and type(data.get("events")) is int:
+            self.missed += data["events"]
+        elif self._sink is not None:
+            self._hand_on(self._sink, name, data)
+
+    def _hand_on(self, sink: Sink, name: str, data: Mapping[str, Any]) -> None:
+        if name == "started":
+            sink(Started())
+        elif name == "output" and data.get("stream") in ("stdout", "stderr"):
+            sink(OutputChunk(stream=data["stream"], data=_content(data)))
+        elif name == "display":
+            try:
+                output = read_output(data)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                return
+            sink(Displayed(output=output))
+
+    def note(self, result: Result) -> Result:
+        """Say in a result what was missed."""
+        if self.missed:
+            result.meta["events_missed"] = self.missed
+        return result
+
+
+def _content(data: Mapping[str, Any]) -> bytes:
+    text, encoded = data.get("text"), data.get("base64")
+    if isinstance(text, str):
+        return text.encode("utf-8", "replace")
+    try:
+        return base64.b64decode(encoded) if isinstance(encoded, str) else b""
+    except binascii.Error:
+        return b""
+
+
+async def run_outcome(
+    call: Call,
+    account: RemoteAccount,
+    what: str,
+    *,
+    timeout_s: float,
+    where: Callable[[], str],
+    is_held: Callable[[], Awaitable[bool]] | None = None,
+) -> dict[str, Any]:
+    """Wait for the end of code that runs; who stops to wait has it ended, and waits for that.
+
+    It has so long, and again so long as often as it `is_held`: a pause stops its clock.
+    """
+    try:
+        await asyncio.wait([call.ended], timeout=timeout_s)
+        while not call.ended.done() and is_held is not None and await is_held():
+            await asyncio.wait([call.ended], timeout=timeout_s)
+        return await outcome(call, account, what, timeout_s=0.0)
+    except asyncio.CancelledError:
+        call.cancel()
+        await finish(asyncio.wait([call.ended], timeout=CANCEL_S))
+        raise
+    except OutcomeUnknown as error:
+        if not call.ended.done():  # it was late, and is cancelled
+            await asyncio.wait([call.ended], timeout=CANCEL_S)
+        raise OutcomeUnknown(f"{error} {where()}".rstrip()) from error
+
+
+@asynccontextmanager
+async def counted_run(account: RemoteAccount, seconds: float) -> AsyncIterator[list[float]]:
+    """Count a run of so many seconds at most; the body adds what it took to the list. Raises BackendUnavailable."""
+    counter, took = counter_for(account), list[float]()
+    if counter is None:
+        yield took
+        return
+    ticket = await asyncio.to_thread(counter.begin_run, seconds)
+    try:
+        yield took
+    except OutcomeUnknown:
+        raise  # it may have run, for as long as it may
+    except ClocheError:
+        await finish(asyncio.to_thread(ticket.refund))
+        raise
+    if took:
+        await asyncio.to_thread(ticket.settle, took[0])
+
+
+@asynccontextmanager
+async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIterator[Callable[[str], None]]:
+    """Count a sandbox for the body, which says its id. Raises BackendUnavailable."""
+    counter = counter_for(account)
+    if counter is None:
+        yield lambda _: None
+        return
+    ticket, names = await asyncio.to_thread(counter.open_sandbox, lifetime_s), list[str]()
+    try:
+        yield names.append
+    except OutcomeUnknown:
+        if names:
+            await finish(asyncio.to_thread(ticket.close))
+        raise  # without a name it may be there until its lifetime ends
+    except BaseException:
+        await finish(asyncio.to_thread(ticket.close if names else ticket.refund))
+        raise
+    await finish(asyncio.to_thread(ticket.close))
+
+
+class ThrowawaySandbox:
+    """Run in sandboxes of a service; see core.protocols.OpenSandbox.
+
+    A single run has one of its own by one call. Several have a workspace there, which lives as long as a call over one
+    connection goes on: when this process dies, the service closes it.
+    """
+
+    def __init__(self, account: RemoteAccount, policy: Policy, limits: Limits):
+        self._account, self._limits = account, limits
+        self._options = option_fields(policy, limits)
+        self._reader = ResultReader(account, limits)
+        self._workspace: _Workspace | None = None
+        self._stack = AsyncExitStack()
+        self._is_single = False
+        self._opening = asyncio.Lock()
+
+    def expect_single_run(self) -> None:
+        """Say that the next run is the last one; see core.protocols.SupportsSingleRun."""
+        self._is_single = True
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command."""
+        return await self._run(request, None)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run, with events."""
+        return await self._run(request, sink)
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file of the workspace."""
+        return await read_whole((await self._opened()).begin, self._account, "workspace.read", path, max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file of the workspace."""
+        await write_whole((await self._opened()).begin, self._account, "workspace.write", path, data)
+
+    async def close(self) -> None:
+        """Have what was opened closed."""
+        await self._stack.aclose()
+
+    async def _opened(self) -> _Workspace:
+        async with self._opening:
+            if self._workspace is None:
+                lifetime_s = self._account.lifetime_s
+                note = await self._stack.enter_async_context(counted_sandbox(self._account, lifetime_s))
+                workspace = await _open_workspace(self._account, self._options)
+                self._stack.push_async_callback(workspace.close)
+                note(workspace.id)
+                self._workspace = workspace
+        return self._workspace
+
+    async def _run(self, request: Request, sink: Sink | None) -> Result:
+        if not fits_call(request):
+            raise InvalidRequest(
+                f"files and stdin have more than {MOST_SENT} bytes, which backend 'cloche' sends with a run; write "
+                "them into a sandbox that lives"
+            )
+        fields = {**run_fields(request, request.files), "returnFiles": True, **({"stream": True} if sink else {})}
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        if not self._is_single or self._workspace is not None:
+            workspace = await self._opened()
+            return await self._finished("workspace.run", fields, timeout_s, sink, workspace.begin)
+        async with counted_sandbox(self._account, timeout_s + GRACE_S) as note:
+            begin_here = functools.partial(begin, self._account)
+            result = await self._finished("code.exec", {**self._options, **fields}, timeout_s, sink, begin_here)
+            note(result.meta["remote"]["sandbox"])
+            return result
+
+    async def _finished(
+        self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
+    ) -> Result:
+        """Run by one call, and return its result with the files that came before it."""
+        async with counted_run(self._account, timeout_s) as took:
+            events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
+            call = await begin_here(verb, fields, on_event=events.take)
+            is_kept = True
+
+            def take(channel: int, data: bytes) -> None:
+                nonlocal is_kept
+                if channel == OUT and is_kept:
+                    try:
+                        spool.add(data)
+                    except (ValueError, OSError):
+                        is_kept = False
+                call.grant(channel, len(data))
+
+            call.on_data = take
+            said = await run_outcome(
+                call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
+            )
+            result = events.note(self._result(said, spool, is_kept=is_kept))
+            took.append(result.duration)
+            return result
+
+    def _where(self, run_id: str) -> str:
+        if not run_id:
+            return f"Runs of the service are listed at {self._account.host}/api/runs."
+        return f"It is run {run_id}: look at {self._account.host}/api/runs/{run_id}."
+
+    def _result(self, said: Mapping[str, Any], spool: Spool, *, is_kept: bool) -> Result:
+        try:
+            records = read_records(said.get("files"))
+            if is_kept:
+                return self._reader.read(said, files=records, save=kept(spool, records))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._reader.wrong() from error
+        result = self._reader.read(said)
+        result.meta["files_partial"] = "bytes"
+        return result
+
+
+class Begin(Protocol):
+    """Begin a call, over any connection or over one."""
+
+    async def __call__(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call: ...
+
+
+class _Workspace:
+    """Hold a workspace: the call that keeps it, whose connection alone leads to it."""
+
+    def __init__(self, account: RemoteAccount, call: Call, opened: asyncio.Future[str]):
+        self._account, self._call = account, call
+        self.id = opened.result()
+
+    async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
+        """Begin a call about it. Raises BackendUnavailable where it is gone."""
+        if self._call.ended.done():
+            await outcome(self._call, self._account, "a workspace was kept", timeout_s=0.0)
+        return await begin_on(self._call.wire, verb, {"workspace": self.id, **fields}, on_event=on_event)
+
+    async def close(self) -> None:
+        """Have it closed, and wait for that."""
+        self._call.cancel()
+        await finish(asyncio.wait([self._call.ended], timeout=CANCEL_S))
+
+
+async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) -> _Workspace:
+    opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def hear(name: str, data: Mapping[str, Any]) -> None:
+        if name == "opened" and not opened.done():
+            opened.set_result(str(data.get("id"))[:64])
+
+    call = await begin(account, "workspace.open", options, on_event=hear)
+    try:
+        await asyncio.wait([opened, call.ended], timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    if not opened.done():
+        await outcome(call, account, "a workspace was opened", timeout_s=0.0)
+        raise OutcomeUnknown(f"{account.host} ended a workspace at once; nothing has run")
+    return _Workspace(account, call, opened)
+
+
+async def read_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, max_bytes: int) -> bytes:
+    """Return a file that comes as a whole. Raises SandboxFileError."""
+    call = await begin_here(verb, {**_as_it_stands(path), "most": max(0, max_bytes)})
+    stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
+    while (piece := await stream.read()) and size <= max_bytes:
+        size += len(piece)
+        pieces.append(piece)
+    if size > max_bytes:
+        call.cancel()
+        raise SandboxFileTooLarge(f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large")
+    await outcome(call, account, "a file was read", timeout_s=FILE_S, path=path)
+    return b"".join(pieces)
+
+
+async def write_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, data: bytes) -> None:
+    """Write a file that the service holds until it is whole. Raises SandboxFileError."""
+    call = await begin_here(verb, _as_it_stands(path))
+    await call.send(IN, data)
+    call.end(IN)
+    await outcome(call, account, "a file was written", timeout_s=FILE_S, path=path)
+
+
+def _as_it_stands(path: str) -> dict[str, str]:
+    """Return a path that the service passes on as it is, and reads as one of a workspace. Raises InvalidRequest."""
+    fields = path_fields(path)  # which refuses what is no path
+    return {"path": path} if "path" in fields else encoded_path(path)

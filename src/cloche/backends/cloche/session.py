@@ -1,0 +1,147 @@
+"""Sessions of a sandbox at a service: an interpreter there, each cell one call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.events import Sink, discard
+from cloche.core.remote import RemoteAccount
+from cloche.core.request import Request
+from cloche.core.result import Result
+
+from ..remote.failures import Failure, remote_error, scrub
+from .connections import begin
+from .sandbox import GRACE_S, RunEvents, counted_run, read_whole, run_outcome, write_whole
+from .wire import Call, TakeEvent
+
+if TYPE_CHECKING:
+    from .live import RemoteSandbox
+
+OPEN_S = 120.0
+
+
+class RemoteSession:
+    """Run cells; see core.protocols.OpenSession, SupportsCollecting and SupportsFork."""
+
+    def __init__(self, sandbox: RemoteSandbox, facts: Mapping[str, Any], *, is_apart: bool):
+        self._opened_in, self._is_apart = sandbox, is_apart
+        self.id = facts.get("id")
+        if not isinstance(self.id, str) or not 0 < len(self.id) <= 256:
+            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no session", account=sandbox.account)
+        self._runtime, self._why = "", ""
+        self._is_alive = True
+        self._note(facts)
+
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        self._is_alive = facts.get("isAlive") is True
+        self._runtime = scrub(str(facts.get("runtime") or ""))
+        self._why = scrub(str(facts.get("whyEnded") or ""))
+
+    @property
+    def runtime(self) -> str:
+        """Name the engine with its version."""
+        return self._runtime
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it could still run something when that was last looked at."""
+        return self._is_alive
+
+    @property
+    def why_ended(self) -> str:
+        """Say how it ended; empty while it lives."""
+        return self._why
+
+    @property
+    def sandbox(self) -> Any:  # noqa: ANN401 - one of two kinds
+        """Return the sandbox in whose workspace it works."""
+        return _WorkspaceApart(self) if self._is_apart else self._opened_in
+
+    @property
+    def account(self) -> RemoteAccount:
+        """Return the account that it runs with."""
+        return self._opened_in.account
+
+    async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
+        """Begin a call about it."""
+        ids = {"sandbox": self._opened_in.id, "session": self.id}
+        return await begin(self.account, verb, {**ids, **fields}, on_event=on_event)
+
+    async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
+        return await self._opened_in.ask_inside(verb, {"session": self.id, **fields})
+
+    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+        """Run one cell."""
+        return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=())
+
+    async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
+        """Run one cell; the files are those that match."""
+        here = self._opened_in
+        if not self._is_alive:
+            raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
+        events = RunEvents(None if sink is discard else sink)
+        fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
+        async with counted_run(here.account, timeout_s) as took:
+            call = await self.begin("session.run", fields, on_event=events.take)
+            said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
+            result = events.note(await here.result_of(said))
+            took.append(result.duration)
+        if result.meta.get("state") == "lost":
+            self._is_alive = False
+            with contextlib.suppress(ClocheError):
+                self._note(await self._ask("session.look"))
+        return result
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs."""
+        await self._ask("session.interrupt")
+
+    async def close(self) -> None:
+        """End it, for good."""
+        self._is_alive = False
+        with contextlib.suppress(BackendUnavailable):  # it has ended, with its sandbox perhaps
+            await self._ask("session.close")
+
+    async def checkpoint(self, name: str) -> None:
+        """Remember everything under `name`; see core.protocols.SupportsFork."""
+        await self._ask("session.checkpoint", name=name)
+
+    async def rollback(self, name: str) -> None:
+        """Go back to a checkpoint."""
+        self._note(await self._ask("session.rollback", name=name))
+
+    async def fork(self, count: int) -> Sequence[RemoteSession]:
+        """Return sessions that begin as this one is."""
+        said = await self._ask("session.fork", count=count)
+        rows = said.get("items")
+        forks = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        if len(forks) != count:
+            raise remote_error(
+                "cloche", Failure.BAD_ANSWER, detail=f"{len(forks)} forks of {count}", account=self._opened_in.account
+            )
+        return [RemoteSession(self._opened_in, row, is_apart=True) for row in forks]
+
+
+class _WorkspaceApart:
+    """Be the workspace of a session with checkpoints: files alone, as what runs there are its cells."""
+
+    def __init__(self, session: RemoteSession):
+        self._session = session
+
+    async def run(self, _: Request) -> Result:
+        """Refuse."""
+        raise BackendUnavailable(
+            "run: in the workspace of a session with checkpoints nothing else runs at a service.",
+            remedy="Run a cell of the session.",
+        )
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file."""
+        return await read_whole(self._session.begin, self._session.account, "session.readFile", path, max_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        await write_whole(self._session.begin, self._session.account, "session.writeFile", path, data)

@@ -1,0 +1,245 @@
+"""One web socket over TLS, on the protocol without I/O of the package `websockets`.
+
+What comes is handed on at once, in the event loop, and no task is needed for that: a connection is kept between
+blocking calls, whose loops stand still meanwhile and have no tasks then. Messages are bounded; nothing is read from the
+environment: no proxy, no certificates but the system's or those of `ca_file`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.remote import RemoteAccount
+
+from ..remote.failures import Failure, by_status, remote_error
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
+    from websockets.http11 import Response
+
+MOST_MESSAGE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Say where a service is."""
+
+    host: str
+    port: int
+    path: str
+    is_secure: bool
+
+    @property
+    def uri(self) -> str:
+        """Return the address of the wire."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'wss' if self.is_secure else 'ws'}://{host}:{self.port}{self.path}/api/wire"
+
+
+def read_address(account: RemoteAccount) -> Address:
+    """Return where the service of an account is; that its url is a plain address was checked."""
+    found = urlsplit(account.url)
+    is_secure = found.scheme == "https"
+    return Address(found.hostname or "", found.port or (443 if is_secure else 80), found.path.rstrip("/"), is_secure)
+
+
+def _context(account: RemoteAccount) -> ssl.SSLContext:
+    """Return a context of our own: the library's usual one would write its keys where SSLKEYLOGFILE says."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not account.ca_file:
+        context.load_default_certs()
+        return context
+    try:
+        context.load_verify_locations(cafile=account.ca_file)
+    except OSError as error:  # also ssl.SSLError
+        raise BackendUnavailable(
+            f"backend 'cloche': ca_file {account.ca_file!r} cannot be used: {error.strerror or error}.",
+            remedy="Name a file with certificates in PEM.",
+        ) from error
+    return context
+
+
+class WebSocket(asyncio.Protocol):
+    """Hold one connection; each message is handed to `on_message`, and its end, once, to `on_end`."""
+
+    def __init__(self, account: RemoteAccount, address: Address, on_message: Callable[[bytes, bool], None]):
+        from websockets.client import ClientProtocol
+        from websockets.uri import parse_uri
+
+        self._account, self._on_message = account, on_message
+        # A logger that nobody has configured: the package would write the key into its debug log.
+        logger = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001
+        self._ws = ClientProtocol(parse_uri(address.uri), max_size=MOST_MESSAGE, logger=logger)
+        self._is_secure = address.is_secure
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []  # of a message that comes in several frames
+        self._is_text = False
+        self.on_end: Callable[[Failure, str], None] = lambda *_: None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_open = False
+
+    # As the event loop calls it.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - it is TCP
+        self._transport = transport
+        if not self._is_secure and not ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
+            self._end(Failure.TLS, "the name leads to no loopback address")
+            return
+        request = self._ws.connect()
+        request.headers["Authorization"] = f"Bearer {self._account.api_key.reveal()}"
+        self._ws.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._ws.receive_data(data)
+        for event in self._ws.events_received():
+            if self.opened.done():
+                self._take(cast("Frame", event))
+            else:
+                self._take_answer(cast("Response", event))
+        if self._ws.parser_exc is not None:
+            self._end(Failure.BAD_ANSWER, "a frame makes no sense")
+        elif self._ws.handshake_exc is not None:
+            self._end(Failure.BAD_ANSWER, "what answered is no web socket")
+        else:
+            self._flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(Failure.TLS if isinstance(exc, ssl.SSLError) else Failure.NO_NETWORK, "the connection was closed")
+
+    def _take_answer(self, response: Response) -> None:
+        if self._ws.handshake_exc is None:
+            self.is_open = True
+            self.opened.set_result(None)
+            return
+        if response.status_code < 400:
+            self._end(Failure.BAD_ANSWER, "what answered is no web socket")
+            return
+        error = remote_error(
+            "cloche", by_status(response.status_code), status=response.status_code, detail=_detail(response),
+            retry_after_s=_retry_after(response), account=self._account,
+        )  # fmt: skip
+        self.opened.set_exception(error)
+        self._end(error.failure, "")
+
+    def _take(self, frame: Frame) -> None:
+        from websockets.frames import Opcode
+
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            if frame.fin and not self._parts:
+                self._on_message(bytes(frame.data), frame.opcode is Opcode.TEXT)
+                return
+            self._is_text = frame.opcode is Opcode.TEXT if not self._parts else self._is_text
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                whole, self._parts = b"".join(self._parts), []
+                self._on_message(whole, self._is_text)
+        elif frame.opcode is Opcode.CLOSE:
+            code, reason = self._ws.close_code, self._ws.close_reason or ""
+            failure = Failure.UNAUTHORIZED if code == 1008 else Failure.SERVER
+            self._end(failure, f"it closed the connection with {code} {reason}".strip())
+
+    # What is done with it.
+
+    def send_text(self, text: str) -> None:
+        """Send a text frame; on a connection that has ended, nothing."""
+        if self.is_open:
+            self._ws.send_text(text.encode())
+            self._flush()
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a binary frame; on a connection that has ended, nothing."""
+        if self.is_open:
+            self._ws.send_binary(data)
+            self._flush()
+
+    def close(self) -> None:
+        """Say that it is over, and close it."""
+        self.on_end = lambda *_: None
+        if self.is_open:
+            self._ws.send_close(1000)
+            self._flush()
+        self._end(Failure.NO_NETWORK, "it was closed here")
+
+    def _flush(self) -> None:
+        assert self._transport is not None  # noqa: S101 - set with the connection
+        if not self._transport.is_closing():
+            self._transport.writelines([data for data in self._ws.data_to_send() if data])
+
+    def _end(self, failure: Failure, why: str) -> None:
+        self.is_open = False
+        if not self.opened.done():
+            self.opened.set_exception(remote_error("cloche", failure, detail=why, account=self._account))
+        self.opened.exception()  # perhaps nobody waits for it
+        if self._transport is not None:
+            self._transport.abort()  # to close it would take another round of the loop, which may be over
+        on_end, self.on_end = self.on_end, lambda *_: None
+        on_end(failure, why)
+
+
+def _detail(response: Response) -> str:
+    """Return what a problem of the service says; of anything else, as of a proxy's page, nothing."""
+    try:
+        problem = json.loads(response.body or b"")
+    except (ValueError, RecursionError):
+        return ""
+    detail = problem.get("detail") if isinstance(problem, dict) else None
+    return detail if isinstance(detail, str) else ""
+
+
+def _retry_after(response: Response) -> float | None:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if len(text) <= 5 and text.isdecimal() else None
+
+
+async def connect(account: RemoteAccount, on_message: Callable[[bytes, bool], None], *, timeout_s: float) -> WebSocket:
+    """Return a web socket that is open. Raises BackendUnavailable, each cause with its own sentence."""
+    address = read_address(account)
+    loop = asyncio.get_running_loop()
+    context = _context(account) if address.is_secure else None
+    socket: WebSocket | None = None
+
+    def make() -> WebSocket:
+        nonlocal socket
+        socket = WebSocket(account, address, on_message)
+        return socket
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.create_connection(
+                make, address.host, address.port, ssl=context, server_hostname=address.host if context else None
+            )
+            assert socket is not None  # noqa: S101 - it was made
+            await socket.opened
+            return socket
+    except BackendUnavailable:
+        raise
+    except BaseException as error:
+        if socket is not None:
+            socket.close()
+        failure, detail = _failure_of(error)
+        if failure is None:
+            raise
+        raise remote_error("cloche", failure, detail=detail, account=account) from error
+
+
+def _failure_of(error: BaseException) -> tuple[Failure | None, str]:
+    if isinstance(error, TimeoutError):
+        return Failure.TIMEOUT, ""
+    if isinstance(error, ssl.SSLError):
+        return Failure.TLS, str(getattr(error, "verify_message", "") or error.reason or "")
+    return (Failure.NO_NETWORK, error.strerror or str(error)) if isinstance(error, OSError) else (None, "")

@@ -1,0 +1,499 @@
+"""The backend `cloche` and a service in a process of its own: the same results as here, and what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.server import ServerConnection
+
+import cloche
+from cloche.backends.cloche import ClocheBackend, sandbox, wire
+from cloche.core.enforcement import Control, State
+from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, PolicyDenied
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.processes import ProcessRequest
+from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.request import Request
+from cloche.core.result import Result
+from tests.harness.containers import make_certificates
+from tests.harness.remote import account_at, posing, relayed, serving_tls
+from tests.harness.service import Service
+
+pytestmark = pytest.mark.xdist_group("test_remote_cloche")
+PATIENCE_S = 60.0
+SLEEPS = "print('up', flush=True)\nimport time; time.sleep(1000)"
+PROGRAM = """
+import os, sys
+sys.stdout.buffer.write(b"out \\xff\\n")
+print("err", file=sys.stderr)
+os.makedirs("d")
+open("d/a", "wb").write(bytes(range(256)))
+{"sum": 1 + 1, "of": [1, None, 1.5]}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, RemoteAccount]]:
+    """Serve over TLS for all tests of this module."""
+    with serving_tls(tmp_path_factory.mktemp("service"), "--drain", "2s") as found:
+        yield found
+
+
+@pytest.fixture
+def account(served: tuple[Service, RemoteAccount]) -> RemoteAccount:
+    """Return the account of an admin's key."""
+    return served[1]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return certificates for who poses as a service."""
+    return make_certificates(tmp_path_factory.mktemp("posed") / "certificates")
+
+
+def run(account: RemoteAccount, code: str = "print(1)", **options: Any) -> Result:
+    """Run code at a service."""
+    return cloche.run(code, backend=ClocheBackend(account), **options)
+
+
+def look(served: tuple[Service, RemoteAccount], path: str) -> Any:
+    """Return what a route of the service says."""
+    service, account = served
+    context = ssl.create_default_context(cafile=account.ca_file)
+    with service.client(verify=context) as client:
+        return client.get(path).json()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    ends = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends, "it did not come to hold"
+        time.sleep(0.02)
+
+
+# What comes back.
+
+
+def test_a_run_elsewhere_is_the_same_as_here(account: RemoteAccount, tmp_path: Path) -> None:
+    """Status, exact output, value and files are equal; what held is claimed, by whom, and where it ran is said."""
+    here, there = cloche.run(PROGRAM), run(account, PROGRAM)
+    for name in ("status", "exit_code", "stdout", "stdout_bytes", "stderr_bytes", "value", "files", "truncated"):
+        assert getattr(there, name) == getattr(here, name), name
+    assert there.save(tmp_path) == ("d/a",)
+    assert (tmp_path / "d" / "a").read_bytes() == bytes(range(256))
+    measure = there.enforcement[Control.FILESYSTEM]
+    assert (measure.state, there.enforcement.level_source) == (State.CLAIMED, "claimed")
+    assert measure.mechanism.startswith(f"claimed by {account.host}")
+    assert there.enforcement.level is here.enforcement.level
+    assert there.meta["remote"] == {**account.as_dict(), "sandbox": there.meta["remote"]["sandbox"], "backend": "local"}
+    assert (there.meta["backend"], there.meta["level_source"]) == ("cloche", "claimed")
+
+
+def test_a_connection_is_kept_between_calls_and_opened_anew(account: RemoteAccount) -> None:
+    """Blocking runs share a connection, and so do those of one loop; one that was cut is replaced, and nobody notices."""
+    with relayed(account) as (relay, through):
+        for _ in range(3):
+            assert run(through).stdout == "1\n"
+        assert relay.connections == 1
+        relay.cut()
+        assert run(through).stdout == "1\n"
+        assert relay.connections == 2
+
+        async def several() -> None:
+            backend = ClocheBackend(through)
+            await cloche.arun("1", backend=backend)
+            results = await asyncio.gather(*(cloche.arun(f"print({n})", backend=backend) for n in range(8)))
+            assert [one.stdout for one in results] == [f"{n}\n" for n in range(8)]
+
+        asyncio.run(several())
+        assert relay.connections == 3
+
+
+def test_a_sandbox_that_lives_does_what_ours_do(account: RemoteAccount) -> None:
+    """Runs, processes, a session with rich results, files, and a pause, over one connection."""
+
+    async def attempt() -> None:
+        async with cloche.AsyncSandbox(backend=ClocheBackend(account)) as one:
+            assert one.is_live
+            result = await one.run("open('x', 'w').write('1'); print(2)", collect=["x"])
+            assert (result.stdout, [file.path for file in result.files]) == ("2\n", ["x"])
+            process = await one.start(["cat"])
+            await process.write("in")
+            await process.close_stdin()
+            assert (await process.wait()).stdout == "in"
+            session = await one.session()
+            cell = await session.run("class C:\n def _repr_html_(self): return '<b>'\nC()")
+            assert cell.outputs[0].data["text/html"] == "<b>"
+            await one.write_file("y", b"z" * 1_000_000)
+            assert len(await one.read_file("/workspace/y")) == 1_000_000
+            await one.pause()
+            assert (await one._require_live("info").ask("info"))["is_paused"] is True
+            await one.resume()
+            assert (await one.exec(shell="exit 5")).exit_code == 5
+
+    asyncio.run(attempt())
+
+
+def test_what_nobody_reads_is_not_held_here(account: RemoteAccount) -> None:
+    """A process that writes for ever stops at a window here, and other calls go on over the same connection."""
+
+    async def attempt() -> None:
+        async with ClocheBackend(account).open_live(Policy(), Limits()) as live:
+            process = await live.start_process(ProcessRequest(argv=("yes",)))
+            held = lambda: sum(map(len, process.stdout._pieces))  # type: ignore[attr-defined]  # noqa: E731
+            async with asyncio.timeout(PATIENCE_S):
+                while held() < wire.WINDOW:
+                    await asyncio.sleep(0.02)
+            assert (await live.run(Request(code="print(1)"))).stdout == "1\n"
+            assert held() == wire.WINDOW
+            await process.close()
+
+    asyncio.run(attempt())
+
+
+# Who may what.
+
+
+def test_what_a_service_refuses_is_said_with_its_words(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount
+) -> None:
+    """Limits above the service's own are PolicyDenied; what cannot be sent is refused before anything is."""
+    service, _ = served
+    context = ssl.create_default_context(cafile=account.ca_file)
+    with service.client(verify=context) as client:
+        key = client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"]
+    runner = replace(account, api_key=Secret(key))
+    assert run(runner).stdout == "1\n"
+    with pytest.raises(PolicyDenied, match="timeout: 100s is above what the service allows"):
+        run(runner, timeout=100)
+    with pytest.raises(PolicyDenied, match="network"):
+        run(runner, network="open")
+    with relayed(account) as (relay, through):
+        with pytest.raises(InvalidRequest, match="tmp_bytes"):
+            asyncio.run(_enter(ClocheBackend(through), Limits(tmp_bytes=1 << 20)))
+        with pytest.raises(BackendUnavailable, match="claimed"):
+            run(through, require="jail")
+        assert relay.connections == 0
+    assert run(account, require="jail", accept_claimed=True).ok
+
+
+async def _enter(backend: ClocheBackend, limits: Limits) -> None:
+    async with backend.open(Policy(), limits):
+        pass
+
+
+def test_quotas_are_counted_before_anything_is_sent(account: RemoteAccount, tmp_path: Path) -> None:
+    """A run that is refused by the quota is not sent; one that could not be sent is not counted."""
+    limited = replace(account, quota=Quota(runs_per_day=1), quota_file=str(tmp_path / "quota.db"))
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        run(replace(limited, url="https://127.0.0.1:1"))
+    assert run(limited).ok
+    with relayed(limited) as (relay, through):
+        with pytest.raises(BackendUnavailable, match="1 of 1 runs"):
+            run(through)
+        assert relay.connections == 0
+
+
+def test_the_key_is_nowhere_but_in_its_header(
+    account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """No proxy, key log or certificates of the environment are used; results, errors and logs do not have the key."""
+    proxy = socket.create_server(("127.0.0.1", 0))
+    proxy.settimeout(0)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "WSS_PROXY", "SOCKS_PROXY", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+    for name in ("SSLKEYLOGFILE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    said = [repr(account), repr(ClocheBackend(account))]
+    with caplog.at_level(logging.DEBUG):
+        result = run(account)
+        said += [repr(result), json.dumps(result.as_dict())]
+        for wrong in (replace(account, url=account.url + "/nowhere"), replace(account, url="https://127.0.0.1:1")):
+            with pytest.raises(BackendUnavailable) as refused:
+                run(wrong)
+            said.append(f"{refused.value!r}")
+    said.append(caplog.text)
+    key = account.api_key.reveal()
+    assert not any(key in text for text in said)
+    assert not any((tmp_path / name).exists() for name in ("SSLKEYLOGFILE",))
+    with pytest.raises(BlockingIOError):
+        proxy.accept()
+    proxy.close()
+
+
+# What may go wrong before anything is sent.
+
+ANSWERS = {
+    "401": ((401, {}, b'{"detail": "this key does not hold"}'), "does not accept the key.*this key does not hold"),
+    "403": ((403, {}, b"{}"), "may not do this"),
+    "429": ((429, {"Retry-After": "77"}, b"{}"), "wait for 77 s"),
+    "503": ((503, {"Retry-After": "60"}, b'{"detail": "32 wires are open already"}'), "it failed.*32 wires"),
+    "proxy": ((502, {"Content-Type": "text/html"}, b"<html>cloche_posed</html>"), r"it failed \(502\) at [0-9.:]+\. "),
+    "page": ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "not what the protocol says"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_each_answer_that_is_no_wire_has_its_sentence(certificates: Path, name: str) -> None:
+    """Each is BackendUnavailable, with what to do, and nothing was sent."""
+    answer, sentence = ANSWERS[name]
+    with posing(certificates, lambda _: None, answer) as (account, seen):
+        with pytest.raises(BackendUnavailable, match=sentence) as refused:
+            run(account)
+        assert refused.value.remedy
+        assert set(seen) == {"/api/wire"}
+
+
+def test_certificates_are_checked(account: RemoteAccount, certificates: Path) -> None:
+    """One of another authority, and one for another name, are refused; http is for loopback alone."""
+    for wrong in (
+        replace(account, ca_file=str(certificates / "ca.pem")),
+        replace(account, ca_file=""),
+        replace(account, url=account.url.replace("127.0.0.1", "localhost")),
+    ):
+        with pytest.raises(BackendUnavailable, match="its certificate is not what was expected"):
+            run(wrong)
+    with pytest.raises(BackendUnavailable, match="not https"):
+        run(replace(account, url="http://192.0.2.1:1"))
+
+
+def test_a_service_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes the connection and never answers holds nobody up for long."""
+    monkeypatch.setattr(wire.Wire.open, "__defaults__", (0.3,))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(BackendUnavailable, match="did not answer in time"):
+            run(account_at(f"https://127.0.0.1:{silent.getsockname()[1]}", "key"))
+
+
+# What may go wrong afterwards.
+
+
+def call_of(connection: ServerConnection) -> int:
+    """Wait for a call and return its number."""
+    while "call" not in (said := json.loads(connection.recv())):
+        pass
+    return int(said["call"])
+
+
+def frames(*messages: Callable[[int], str | bytes]) -> Callable[[ServerConnection], None]:
+    """Return what sends these messages to the first call, and waits for the end of the connection."""
+
+    def talk(connection: ServerConnection) -> None:
+        number = call_of(connection)
+        for message in messages:
+            connection.send(message(number))
+        while True:
+            connection.recv()
+
+    return talk
+
+
+def half_frame(connection: ServerConnection) -> None:
+    call_of(connection)
+    connection.socket.sendall(b"\x82\x7e\x10\x00abc")
+    connection.socket.close()
+
+
+DATA = wire.HEADER
+FAULTS: dict[str, Callable[[ServerConnection], None]] = {
+    "no JSON": frames(lambda _: "{"),
+    "no object": frames(lambda _: "[]"),
+    "deep": frames(lambda _: "[" * 100_000),
+    "unknown text": frames(lambda _: '{"what": 1}'),
+    "another call": frames(lambda n: json.dumps({"call": n + 1, "result": {}})),
+    "no end": frames(lambda n: json.dumps({"call": n})),
+    "event without data": frames(lambda n: json.dumps({"call": n, "event": "run"})),
+    "short frame": frames(lambda _: b"abc"),
+    "unknown kind": frames(lambda n: DATA.pack(n, 1, 9)),
+    "client's channel": frames(lambda n: DATA.pack(n, 0, 0) + b"x"),
+    "credit for nothing": frames(lambda n: DATA.pack(n, 0, 2) + b"\0\0\0\1"),
+    "too large": frames(lambda n: DATA.pack(n, 1, 0) + bytes((1 << 16) + 1)),
+    "after its end": frames(lambda n: DATA.pack(n, 1, 1), lambda n: DATA.pack(n, 1, 0) + b"x"),
+    "giant": frames(lambda _: b"x" * (1 << 21)),
+    "no result": frames(lambda n: json.dumps({"call": n, "result": [1]})),
+    "result of nothing": frames(lambda n: json.dumps({"call": n, "result": {"status": "fine"}})),
+    "files that did not come": frames(
+        lambda n: json.dumps({
+            "call": n, "result": {
+                "status": "ok", "exitCode": 0, "stdout": "", "stderr": "",
+                "files": [{"path": "a", "size": 1, "sha256": "0" * 64}],
+            }
+        })
+    ),
+    "path of ours": frames(
+        lambda n: json.dumps({
+            "call": n, "result": {
+                "status": "ok", "exitCode": 0, "stdout": "", "stderr": "",
+                "files": [{"path": "../a", "size": 0, "sha256": "0" * 64}],
+            }
+        })
+    ),
+    "pieces that are no JSON": frames(
+        lambda n: DATA.pack(n, 3, 0) + b"nonsense", lambda n: DATA.pack(n, 3, 1),
+        lambda n: json.dumps({"call": n, "resultOn": 3}),
+    ),
+    "half a frame": half_frame,
+    "closed": lambda connection: (call_of(connection), connection.close())[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_frames_end_the_connection_with_a_clear_error(certificates: Path, name: str) -> None:
+    """After the code was sent, each is OutcomeUnknown, or says that the answer is no result; nothing crashes."""
+    with posing(certificates, FAULTS[name]) as (account, _):
+        with pytest.raises((OutcomeUnknown, BackendUnavailable), match="may or may not|not what the protocol says"):
+            run(account)
+
+
+def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
+    """Content that nobody gave credit for is never held."""
+
+    def flood(connection: ServerConnection) -> None:
+        number = call_of(connection)
+        connection.send(json.dumps({"call": number, "event": "started", "data": {"id": "1", "pid": 2}}))
+        for _ in range(5):
+            connection.send(DATA.pack(number, 1, 0) + bytes(1 << 16))
+        while True:
+            connection.recv()
+
+    async def attempt(account: RemoteAccount) -> None:
+        from cloche.backends.cloche.live import RemoteSandbox
+
+        live = RemoteSandbox(account, "sb_1", Policy(), Limits())
+        process = await live.start_process(ProcessRequest(argv=("yes",)))
+        with pytest.raises(OutcomeUnknown, match="more content than its window"):
+            await process.result(takes_output=False)
+
+    with posing(certificates, flood) as (account, _):
+        asyncio.run(attempt(account))
+
+
+def test_a_service_that_never_ends_a_run_is_given_up(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time-outs are counted here as well."""
+    monkeypatch.setattr(sandbox, "GRACE_S", 0.1)
+    monkeypatch.setattr(sandbox, "CANCEL_S", 0.1)
+    with posing(certificates, frames(lambda n: json.dumps({"call": n, "event": "run", "data": {"id": "run_7"}}))) as (
+        account,
+        _,
+    ):
+        with pytest.raises(OutcomeUnknown, match="did not say in time.*run_7"):
+            run(account, timeout=0.2)
+
+
+def test_a_connection_that_is_cut_while_code_runs(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount
+) -> None:
+    """It is OutcomeUnknown, with the run's id; the service has killed the run, and the next one goes on."""
+    with relayed(account) as (relay, through):
+        up = threading.Event()
+
+        def cut() -> None:
+            up.wait(PATIENCE_S)
+            relay.cut()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        with pytest.raises(OutcomeUnknown, match="It is run run_") as lost:
+            run(through, SLEEPS, on_output=lambda *_: up.set())
+        cutting.join()
+        number = str(lost.value).partition("It is run ")[2].partition(":")[0]
+        until(lambda: bool(look(served, f"/api/runs/{number}")["status"] == "cancelled"))
+        assert run(through).ok
+
+
+def test_a_run_that_is_cancelled_is_ended_there(served: tuple[Service, RemoteAccount], account: RemoteAccount) -> None:
+    """Cancelling the call returns once the service says that it has ended."""
+    up = asyncio.Event()
+
+    async def attempt() -> None:
+        running = asyncio.ensure_future(
+            cloche.arun(SLEEPS, backend=ClocheBackend(account), on_output=lambda *_: up.set())
+        )
+        await asyncio.wait_for(up.wait(), PATIENCE_S)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(attempt())
+    rows = look(served, "/api/runs?limit=1")["items"]
+    assert [row["status"] for row in rows] == ["cancelled"]
+
+
+def test_a_service_that_is_killed(tmp_path: Path) -> None:
+    """What ran is OutcomeUnknown; then it cannot be reached; nothing hangs."""
+    with pytest.raises(AssertionError), serving_tls(tmp_path) as (service, account):
+        with pytest.raises(OutcomeUnknown, match="It is run run_"):
+            run(account, SLEEPS, on_output=lambda *_: service.process.send_signal(signal.SIGKILL))
+        with pytest.raises(BackendUnavailable, match="cannot be reached"):
+            run(account)
+        service.process.wait()
+        raise AssertionError  # it has not ended as it should
+
+
+# What is left behind.
+
+CALLER = """
+import asyncio, sys, json
+import cloche
+from cloche.backends.cloche import ClocheBackend
+from tests.harness.remote import account_at
+async def main():
+    async with cloche.AsyncSandbox(backend=ClocheBackend(account_at(*json.load(sys.stdin)))) as one:
+        process = await one.start(["sleep", "1000"])
+        print("up", flush=True)
+        await process.wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [pytest.param(3, id="some"), pytest.param(100, id="all", marks=pytest.mark.soak)])
+def test_what_callers_that_were_killed_left_is_ended(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount, times: int
+) -> None:
+    """Sandboxes of dead processes are found by their label and ended; those of the living stay."""
+    backend = ClocheBackend(account)
+    told = json.dumps([account.url, account.api_key.reveal(), account.ca_file])
+
+    async def own() -> None:
+        async with cloche.AsyncSandbox(backend=backend) as one:
+            left = await asyncio.to_thread(lambda: [kill_caller() for _ in range(times)])
+            assert left == [-signal.SIGKILL] * times
+            found = await asyncio.to_thread(backend.collect_garbage)
+            assert len(found) == times
+            assert (await one.run("print(1)")).ok
+
+    def kill_caller() -> int:
+        caller = subprocess.Popen(
+            [sys.executable, "-c", CALLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert caller.stdin is not None and caller.stdout is not None
+        caller.stdin.write(told)
+        caller.stdin.close()
+        assert caller.stdout.readline() == "up\n"
+        caller.kill()
+        caller.stdout.close()
+        return caller.wait()
+
+    asyncio.run(own())
+    assert backend.collect_garbage() == []
+    assert look(served, "/api/sandboxes?state=running")["items"] == []
