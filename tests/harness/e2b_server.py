@@ -42,8 +42,9 @@ NOT_FOUND = "The sandbox was not found"
 class Fault:
     """Say what goes wrong with requests whose method and path match: so many of them, once some have gone well.
 
-    `kind` is a status, or one of `hang`, `html`, `half`, `junk`, `empty`, `drop` (nothing is answered), `cut` (a stream
-    breaks off when the process has written `after` bytes) and `mute` (it then says nothing more).
+    `kind` is a status, or one of `hang` (no first byte ever comes), `html` (a proxy's page), `half` (of a body),
+    `junk`, `other` and `empty` (no JSON, another one, none), `drop` (nothing is answered), `lost` (it is done, the answer lost),
+    `cut` (a stream breaks off when the process has written `after` bytes) and `mute` (it then says nothing more).
     """
 
     where: str
@@ -227,6 +228,12 @@ class E2BServer:
         for one in sandbox.processes.values():
             one.task.cancel()
 
+    def busy(self) -> int:
+        """Count the processes that run."""
+        return sum(
+            one.made.returncode is None for sandbox in self.sandboxes.values() for one in sandbox.processes.values()
+        )
+
     def end_all(self) -> None:
         """End the sandboxes, as when their time is up."""
 
@@ -254,7 +261,7 @@ class E2BServer:
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         fault = self._fault(f"{asked.method} {asked.path}")
-        if fault is not None and fault.kind not in ("cut", "mute"):
+        if fault is not None and fault.kind not in ("cut", "lost", "mute"):
             await spoil(fault, writer)
             return
         try:
@@ -264,6 +271,8 @@ class E2BServer:
             if asked.headers.get("x-api-key") != self.key:
                 raise Refusal(401, "Invalid API key, please visit the docs")
             status, body, headers = await self._control(asked)
+            if fault is not None:
+                raise Hangup
         except Refusal as refusal:
             status, body, headers = refusal.status, refusal.body, {}
         await respond(writer, status, body, headers)
@@ -348,7 +357,8 @@ class E2BServer:
 
     async def _process(self, method: str, order: Mapping[str, Any], sandbox: Sandbox) -> Mapping[str, Any]:
         if method == "List":
-            return {"processes": [{"pid": one.pid, "config": {"cmd": one.command}} for one in sandbox.processes.values()]}
+            processes = sandbox.processes.values()
+            return {"processes": [{"pid": one.pid, "config": {"cmd": one.command}} for one in processes]}
         process = sandbox.processes.get(order.get("process", {}).get("pid", 0))
         if process is None:
             raise Refusal(404, "process not found", "not_found")
@@ -435,11 +445,13 @@ async def respond(
 
 
 def head_of(status: int, rows: Mapping[str, str]) -> bytes:
+    """Return the head of an answer."""
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in rows.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 async def begin_stream(writer: asyncio.StreamWriter) -> None:
+    """Begin an answer that is a stream of messages."""
     writer.write(head_of(200, {"content-type": "application/connect+json", "transfer-encoding": "chunked"}))
     await writer.drain()
 

@@ -45,7 +45,7 @@ log = logging.getLogger("cloche.e2b")
 OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534
-STALL_S, END_S = 60.0, 20.0
+START_S, STALL_S, END_S = 30.0, 60.0, 20.0
 KEEPALIVE_S = 20  # how often a stream is to say that it is there
 SILENCE_S = 3.5 * KEEPALIVE_S
 MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
@@ -189,7 +189,7 @@ class Machine:
         self._ticket: SandboxTicket | None = None
 
     def create(self) -> Template:
-        """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed, and leaves none."""
+        """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed; none is left."""
         if self.template is not None and not self.is_lost:
             return self.template
         if self.is_lost:
@@ -275,7 +275,8 @@ class Machine:
 
     def start(self, words: Sequence[str], *, user: str, sends: bool) -> ProcessWire:
         """Start a process. Raises BackendUnavailable."""
-        return self.provider.ask(lambda: ProcessWire.opened(self.provider, self._client, words, user, sends=sends))
+        made = functools.partial(ProcessWire.opened, self.provider, self._client, words, user, sends=sends)
+        return self.provider.ask(made, START_S)
 
     def end(self) -> None:
         """Kill it, and have nothing of it left; whoever comes second waits for the first."""
@@ -357,6 +358,7 @@ class ProcessWire:
         self._turn = threading.Condition()
         self._unsent = bytearray()
         self._error: BaseException | None = None
+        self._has_failed = asyncio.Event()
         self._is_sending = self._is_shut_down = self._is_closed = False
 
     @classmethod
@@ -422,6 +424,7 @@ class ProcessWire:
             self._is_sending = False
             self._unsent.clear()
             self._turn.notify_all()
+        call.loop().call_soon_threadsafe(self._has_failed.set)
 
     def _selector(self) -> Any:
         package = self._provider.package
@@ -445,10 +448,20 @@ class ProcessWire:
                     yield OUTPUT if stream == "stdout" else ERROR, piece
 
     async def _next_event(self) -> tuple[str, Any]:
+        """Wait for what the process says next, as long as it can be told anything."""
+        coming = asyncio.ensure_future(anext(self._events))
+        failing = asyncio.ensure_future(self._has_failed.wait())
         try:
-            return _event(await anext(self._events))
+            await asyncio.wait((coming, failing), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise self._error or ConnectionError("it was closed")
+            return _event(coming.result())
         except StopAsyncIteration:
             raise self._provider.failure(Failure.BAD_ANSWER, detail="a process has no end") from None
+        finally:
+            for task in (coming, failing):
+                task.cancel()
+            await asyncio.gather(coming, failing, return_exceptions=True)
 
     def shutdown(self) -> None:
         """End its standard input, once what was to be sent is sent: the process then ends by itself."""

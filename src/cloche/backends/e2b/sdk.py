@@ -93,7 +93,7 @@ def find_package() -> Any:
             "pyqwest": "pyqwest",
         }
         found = SimpleNamespace(**{name: importlib.import_module(module) for name, module in parts.items()})
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # the latter for variables of its own that it cannot read
         raise BackendUnavailable(
             f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
             remedy=f'Install the extra that brings a version that can: "pip install cloche[{EXTRA}]".',
@@ -167,6 +167,8 @@ class Provider:
                 break
             if isinstance(at, RemoteUnavailable):
                 return at
+            if isinstance(at, asyncio.CancelledError):  # which the package turns into an error of its own
+                return self.failure(Failure.TIMEOUT)
             at = at.__cause__ or at.__context__
         if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
             return self.failure(Failure.TIMEOUT)
