@@ -43,8 +43,9 @@ class Fault:
     """Say what goes wrong with requests whose method and path match: so many of them, once some have gone well.
 
     `kind` is a status, or one of `hang` (no first byte ever comes), `html` (a proxy's page), `half` (of a body),
-    `junk`, `other` and `empty` (no JSON, another one, none), `drop` (nothing is answered), `lost` (it is done, the answer lost),
-    `cut` (a stream breaks off when the process has written `after` bytes) and `mute` (it then says nothing more).
+    `junk`, `other` and `empty` (no JSON, another one, none), `drop` (nothing is answered), `lost` (it is done, and the
+    answer lost), `cut` (a stream breaks off when the process has written `after` bytes) and `mute` (it then says
+    nothing more).
     """
 
     where: str

@@ -69,14 +69,14 @@ class Plan:
 
     def creation(self, labels: Mapping[str, str]) -> dict[str, Any]:
         """Return what the package's `create` is given, besides what it is told about the account."""
-        only = {"network": {"allow_out": list(self.allowed), "deny_out": ["0.0.0.0/0"]}} if self.allowed else {}
+        only = {"allow_out": list(self.allowed), "deny_out": ["0.0.0.0/0"]} if self.allowed else {}
         return {
             "template": self.template,
             "timeout": self.lifetime_s,
             "metadata": dict(labels),
             "secure": True,
             "allow_internet_access": self.has_network,
-            **only,
+            "network": {"allow_public_traffic": False, **only},  # else whoever knows its name reaches its ports
         }
 
     def launching(self, *, makes_workspace: bool) -> bytes:
