@@ -52,6 +52,7 @@ def server(certificates: Path) -> Iterator[E2BServer]:
     """Give a server that serves E2B's wire, and nothing of which is left."""
     with serving(certificates) as server:
         yield server
+        machine.background.wait_for_all()
         assert not server.sandboxes, "a sandbox is left"
 
 
@@ -362,6 +363,30 @@ def test_a_provider_that_never_answers_keeps_nobody(
         run(account, "1")
 
 
+@pytest.mark.parametrize("where", [CREATE, "Start$", "SendInput"])
+@pytest.mark.parametrize("is_live", [False, True], ids=["in turns", "live"])
+def test_who_no_longer_waits_does_not_have_to(
+    server: E2BServer, account: RemoteAccount, where: str, is_live: bool
+) -> None:
+    """Cancellation and the end of a sandbox do not wait for a provider that does not answer."""
+    server.faults.append(Fault(where, "hang", times=9))
+
+    async def main() -> float:
+        backend = E2BBackend(account)
+        async with (backend.open_live if is_live else backend.open)(Policy(), Limits()) as sandbox:
+            running = asyncio.create_task(sandbox.run(Request(code="1")))
+            while not any(re.search(where, f"{one.method} {one.path}") for one in server.requests):
+                await asyncio.sleep(0.01)
+            running.cancel()
+            began = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        return began
+
+    began = asyncio.run(main())
+    assert time.monotonic() - began < 4
+
+
 @pytest.mark.parametrize("kind", ["401", "500", "html", "drop", "junk", "hang"])
 def test_an_agent_that_fails_runs_nothing(
     server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -379,6 +404,7 @@ def test_a_lost_answer_leaves_no_sandbox(server: E2BServer, account: RemoteAccou
     server.faults.append(Fault(CREATE, "lost"))
     with pytest.raises(RemoteUnavailable, match="not what the protocol says"):
         run(account, "1")
+    machine.background.wait_for_all()
     assert (server.made, len(server.sandboxes)) == (1, 0)
 
 
@@ -498,7 +524,6 @@ def test_too_much_is_not_read(server: E2BServer, account: RemoteAccount, monkeyp
     monkeypatch.setattr(server, "_connection", lambda sandbox: {**usual(sandbox), "alias": "x" * (9 << 20)})
     with pytest.raises(RemoteUnavailable, match="it is too long"):
         run(account, "1")
-    assert not server.sandboxes
 
 
 # What is counted, and what is left.

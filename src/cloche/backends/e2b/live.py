@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Result
@@ -33,9 +31,13 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         self._counter = counter_for(machine.provider.account)
 
     def _make(self) -> tuple[E2BContainer, Wire]:
-        self._machine.create()
+        if self._machine.is_lost:  # nobody waited for that one to the end
+            self._machine = self._machine.another()
         container = E2BContainer(self._machine)
         return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+
+    def _hasten(self) -> None:
+        self._machine.end_soon()
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
@@ -47,7 +49,7 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         try:
             await super().close()
         finally:  # also when nobody waits for it any more
-            await finish(asyncio.to_thread(self._machine.end))
+            await self._machine.close()
 
     def _in_memory(self) -> Sequence[str]:
         return (WORKSPACE, *TEMPORARY)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import binascii
 import contextlib
 import functools
 import json
@@ -21,31 +22,36 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import weakref
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
+from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.seccomp import first_process_filter
 
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
+from ..garbage_collection import Background
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import Counter, SandboxTicket, counter_for
 from ..toolchain import find_version
-from .sdk import ANSWER_S, CREATE_S, PROVIDER, Provider, call
+from .sdk import ANSWER_S, CREATE_S, PROVIDER, Provider, call, result_of
 
 log = logging.getLogger("cloche.e2b")
 OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534
-START_S, STALL_S, END_S = 30.0, 60.0, 20.0
+START_S, STALL_S, END_S, CLOSE_S = 30.0, 60.0, 20.0, 5.0
 KEEPALIVE_S = 20  # how often a stream is to say that it is there
 SILENCE_S = 3.5 * KEEPALIVE_S
 MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
@@ -54,7 +60,11 @@ MOST_PAGES, PAGE = 100, 100
 PATIENCE_S, TRIES = 5.0, 3  # for a provider that wants to be asked again
 ERROR = 2
 MACHINES = ("x86_64", "aarch64")
-SUFFIX_PORTS = (80, 443)
+WEB_PORTS = (80, 443)
+LENGTH_DIGITS = 9
+T = TypeVar("T")
+background = Background("cloche-e2b-end", 2 * END_S)
+_UNPACK = "import binascii, zlib\nexec(compile(zlib.decompress(binascii.a2b_base64('{text}')), '<cloche>', 'exec'))\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +94,7 @@ class Plan:
         settings = json.dumps({**self.settings, "makes_workspace": makes_workspace})
         text = files("cloche.backends.e2b").joinpath("launcher.py").read_text(encoding="utf-8")
         program = f"{text}\nimport json\nmain(json.loads({settings!r}))\n".encode()
-        return f"{len(program):09d}".encode() + program
+        return f"{len(program):0{LENGTH_DIGITS}d}".encode() + program
 
 
 def plan_sandbox(
@@ -126,12 +136,12 @@ def allowed_hosts(policy: Policy) -> tuple[str, ...]:
     for rule in policy.network_rules().allow:
         if rule.is_address:
             found.append(rule.host)
-            if set(rule.ports) != set(SUFFIX_PORTS):
+            if set(rule.ports) != set(WEB_PORTS):
                 raise _inexpressible("a choice of ports", rule.text)
             continue
         if rule.networks:
             raise _inexpressible("a name that may be a private address", rule.text)
-        if not set(rule.ports) <= set(SUFFIX_PORTS):
+        if not set(rule.ports) <= set(WEB_PORTS):
             raise _inexpressible("a port besides 80 and 443", rule.text)
         found.append(f"*.{rule.host}" if rule.is_wildcard else rule.host)
     if not found:
@@ -174,8 +184,19 @@ class Template:
         return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
 
 
+@functools.lru_cache(8)
+def packed(boot: bytes) -> bytes:
+    """Return a message to a first process, length and program, that does the same and is shorter."""
+    text = binascii.b2a_base64(zlib.compress(boot[LENGTH_DIGITS:], 9), newline=False).decode()
+    program = _UNPACK.format(text=text).encode()
+    return f"{len(program):0{LENGTH_DIGITS}d}".encode() + program
+
+
 class Machine:
-    """Hold one sandbox at the provider; it is gone when it was ended, when its time is up, and then by `cloche gc`."""
+    """Hold one sandbox at the provider; it is gone when it was ended, when its time is up, and then by `cloche gc`.
+
+    All methods block, and are for any thread. Whatever is asked of the provider for it ends at once when it is ended.
+    """
 
     def __init__(self, provider: Provider, plan: Plan, owner: str):
         self.provider, self.plan, self._owner = provider, plan, owner
@@ -183,50 +204,87 @@ class Machine:
         self.id = ""
         self.template: Template | None = None
         self._ours = uuid.uuid4().hex
-        self._turn = threading.Lock()
+        self._making, self._turn = threading.Lock(), threading.Lock()
+        self._asked: set[Future[Any]] = set()
+        self._wires: weakref.WeakSet[ProcessWire] = weakref.WeakSet()
         self._sandbox: Any = None
         self._client: Any = None
         self._ticket: SandboxTicket | None = None
+        self._has_ended = threading.Event()
+
+    def another(self) -> Machine:
+        """Return one like it, which is yet to be made."""
+        return Machine(self.provider, self.plan, self._owner)
 
     def create(self) -> Template:
         """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed; none is left."""
-        if self.template is not None and not self.is_lost:
+        with self._making:
+            self._check()
+            if self.template is None:
+                self._make()
+                self.template = self._look()
             return self.template
+
+    def _check(self) -> None:
         if self.is_lost:
             raise StartFailed("the workspace is gone with its sandbox at E2B; open another one", step="create")
+
+    def _make(self) -> None:
         counter = counter_for(self.provider.account)
-        if counter is not None:
-            self._ticket = counter.open_sandbox(self.plan.lifetime_s)
+        ticket = counter.open_sandbox(self.plan.lifetime_s) if counter is not None else None
         try:
-            self._sandbox = self._created()
-            self.id = self.provider.check_name(self._sandbox.sandbox_id)
-            if self._ticket is not None:
-                self._ticket.note_id(self.id)
-            self._client = self.provider.process_client(self._sandbox)
-            self.template = self._look()
+            sandbox = self._created()
         except BaseException:
-            was_made = self._sandbox is not None
-            self.end()
-            if not was_made and self._ticket is not None:
-                self._ticket.refund()
+            if ticket is not None:
+                ticket.refund()
             raise
-        return self.template
+        try:
+            self.id = self.provider.check_name(sandbox.sandbox_id)
+            with self._turn:
+                self._check()
+                self._sandbox, self._ticket = sandbox, ticket
+            if ticket is not None:
+                ticket.note_id(self.id)
+            self._client = self.provider.process_client(sandbox)
+        except BaseException:
+            with self._turn:
+                self._sandbox, self._ticket = sandbox, ticket
+            self.end_soon()
+            raise
+
+    def _ask(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Return what comes of a call. Raises BackendUnavailable, or StartFailed when this is ended meanwhile."""
+        with self._turn:
+            self._check()
+            future = call.begin(make, timeout_s)
+            self._asked.add(future)
+        try:
+            return result_of(future, timeout_s)
+        except CancelledError:
+            raise StartFailed("it was closed before its sandbox at E2B was ready", step="create") from None
+        except Exception as error:
+            raise self.provider.explain(error) from error
+        finally:
+            with self._turn:
+                self._asked.discard(future)
 
     def _created(self) -> Any:
         labels = {OURS: "1", OWNER_LABEL: self._owner, NAME_LABEL: self._ours}
         given = {**self.plan.creation(labels), **self.provider.options(), "request_timeout": CREATE_S}
         for attempt in range(TRIES):
             try:
-                return self.provider.ask(lambda: self.provider.package.top.AsyncSandbox.create(**given), CREATE_S)
+                return self._ask(lambda: self.provider.package.top.AsyncSandbox.create(**given), CREATE_S)
             except RemoteUnavailable as error:
                 wait_s = error.retry_after_s
-                if error.failure is not Failure.RATE_LIMITED or wait_s is None or wait_s > PATIENCE_S:
-                    if error.failure in (Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER):
-                        self._end_unknown()
+                if error.failure in (Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER):
+                    background.begin(self._end_unknown)
+                can_wait = error.failure is Failure.RATE_LIMITED and wait_s is not None and wait_s <= PATIENCE_S
+                if not can_wait or attempt + 1 == TRIES:
                     raise
-                if attempt + 1 == TRIES:
-                    raise
-                time.sleep(wait_s)
+                self._has_ended.wait(wait_s)
+            except StartFailed:
+                background.begin(self._end_unknown)
+                raise
         raise AssertionError("unreachable")
 
     def _end_unknown(self) -> None:
@@ -266,30 +324,48 @@ class Machine:
             wire.close()
         return output
 
-    def launch(self) -> ProcessWire:
-        """Start the launcher, which makes a container. Raises BackendUnavailable or OSError."""
+    def launch(self, boot: bytes) -> ProcessWire:
+        """Start the launcher, which makes a container, with `boot` for it. Raises BackendUnavailable or OSError."""
         wire = self.start(["/bin/sh", "-c", 'exec python3 "$@"', "python3", *ARGUMENTS], user="root", sends=True)
-        wire.send(self.plan.launching(makes_workspace=not self.has_workspace))
+        wire.send(self.plan.launching(makes_workspace=not self.has_workspace) + packed(boot))
         self.has_workspace = True
         return wire
 
     def start(self, words: Sequence[str], *, user: str, sends: bool) -> ProcessWire:
         """Start a process. Raises BackendUnavailable."""
         made = functools.partial(ProcessWire.opened, self.provider, self._client, words, user, sends=sends)
-        return self.provider.ask(made, START_S)
+        wire = self._ask(made, START_S)
+        self._wires.add(wire)
+        return wire
 
     def end(self) -> None:
         """Kill it, and have nothing of it left; whoever comes second waits for the first."""
         with self._turn:
-            sandbox, self._sandbox, self.is_lost = self._sandbox, None, True
-            ticket, self._ticket = (self._ticket, None) if sandbox is not None else (None, self._ticket)
-            if sandbox is None:
-                return
-            with suppress_logged(log, "a sandbox at E2B may be left, until its time is up", BackendUnavailable):
-                kill_sandbox(self.provider, sandbox.sandbox_id)
-            if ticket is not None:
-                with suppress_logged(log, "the end of a sandbox could not be counted", BackendUnavailable):
-                    ticket.close()
+            is_first, self.is_lost = not self.is_lost, True
+            for future in self._asked:
+                future.cancel()
+            sandbox, self._sandbox = self._sandbox, None
+            ticket, self._ticket = self._ticket, None
+        for wire in list(self._wires):
+            wire.fail(ConnectionError("the sandbox at E2B was ended"))
+        if sandbox is not None:
+            with suppress_logged(log, "a sandbox at E2B may be left, until its time is up", Exception):
+                kill_sandbox(self.provider, self.provider.check_name(sandbox.sandbox_id))
+        if ticket is not None:
+            with suppress_logged(log, "the end of a sandbox could not be counted", BackendUnavailable):
+                ticket.close()
+        if is_first or sandbox is not None:
+            self._has_ended.set()
+        self._has_ended.wait(END_S)
+
+    def end_soon(self) -> None:
+        """Do so in the background."""
+        background.begin(self.end)
+
+    async def close(self) -> None:
+        """End it, and wait until it is gone, but not for long: then that goes on in the background."""
+        self.end_soon()
+        await finish(asyncio.to_thread(self._has_ended.wait, CLOSE_S))
 
     def notes(self) -> dict[str, Any]:
         """Return what results say of where they come from."""
@@ -401,7 +477,7 @@ class ProcessWire:
             while piece := self._next():
                 await asyncio.wait_for(self._send_piece(piece), STALL_S)
         except Exception as error:
-            self._fail(self._provider.explain(error))
+            self.fail(self._provider.explain(error))
 
     def _next(self) -> bytes:
         with self._turn:
@@ -418,7 +494,8 @@ class ProcessWire:
             messages.SendInputRequest(process=self._selector(), input=stdin), timeout_ms=round(STALL_S * 1000)
         )
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Have nothing more sent or received, for a reason; the first one counts."""
         with self._turn:
             self._error = self._error or error
             self._is_sending = False
@@ -437,10 +514,10 @@ class ProcessWire:
                 kind, said = call(self._next_event, SILENCE_S)
             except Exception as error:
                 reason = self._provider.explain(error)
-                self._fail(reason)
+                self.fail(reason)
                 raise ConnectionError(str(reason)) from error
             if kind == "end":
-                self._fail(ConnectionError("the process has ended"))
+                self.fail(ConnectionError("the process has ended"))
                 return
             if kind == "data" and said.output is not None:
                 stream, piece = said.output.field, bytes(said.output.value)
@@ -493,7 +570,7 @@ class ProcessWire:
         with self._turn:
             is_first, self._is_closed = not self._is_closed, True
             has_ended = self._error is not None
-        self._fail(ConnectionError("it was closed"))
+        self.fail(ConnectionError("it was closed"))
         if is_first:
             if not has_ended:
                 with suppress_logged(log, "a process at E2B may be left until its sandbox ends", OSError):

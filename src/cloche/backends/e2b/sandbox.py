@@ -16,7 +16,6 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Observed, Result
@@ -25,18 +24,14 @@ from cloche.core.suppressed import suppress_logged
 from ..containers.container import Container, Link, Wire, boot_message
 from ..containers.program import IMAGE_PATH, Program, SessionProgram, program_of, session_of
 from ..containers.sandbox import SessionSandbox
-from ..garbage_collection import Background
 from ..remote.quota import counter_for
 from ..session_languages import session_language
 from .machine import Machine, ProcessWire, Template, counted
-from .sdk import ANSWER_S
 
 log = logging.getLogger("cloche.e2b")
 MOST_SESSIONS = 16
 LEAVE_S, END_S = 20.0, 8.0
 VARIABLES = {"PATH": IMAGE_PATH}
-_background = Background("cloche-e2b-end", 2 * ANSWER_S)
-wait_for_all = _background.wait_for_all
 
 
 class E2BContainer(Container[Template]):
@@ -56,9 +51,8 @@ class E2BContainer(Container[Template]):
     def start(self, preload: Sequence[str]) -> None:
         """Make it, and wait until it listens. Raises StartFailed or BackendUnavailable; then nothing of it is left."""
         try:
-            self._wire = self.machine.launch()
-            self._link = Link(self._wire, self._receive, self.lose)
-            self._link.send_raw(boot_message(preload))
+            self._wire = self.machine.launch(boot_message(preload))
+            self._link = Link(self._wire, self._receive, self.note_lost)
             if not self._is_ready():
                 raise StartFailed(f"nothing got ready in a sandbox at E2B{self.last_output()}", step="launch")
         except OSError as error:
@@ -74,19 +68,18 @@ class E2BContainer(Container[Template]):
         Raises StartFailed or BackendUnavailable; then nothing of it is left.
         """
         try:
-            self._wire = self.machine.launch()
-            self._wire.send(boot)
+            self._wire = self.machine.launch(boot)
         except OSError as error:
-            self.machine.end()
+            self.machine.end_soon()
             raise StartFailed(f"a sandbox at E2B is gone: {error}", step="launch") from error
         except BaseException:
-            self.machine.end()
+            self.machine.end_soon()
             raise
         return self._wire
 
-    def lose(self) -> None:
-        """Learn that nothing more will come; in the container's reading thread."""
-        self._lose()
+    def note_lost(self) -> None:
+        """Take note that nothing more comes from it; in the container's reading thread."""
+        super().note_lost()
         self._over.set()
 
     def empty(self) -> None:
@@ -114,7 +107,7 @@ class E2BContainer(Container[Template]):
 
     def release(self) -> None:
         """End the machine, in the background."""
-        _background.begin(self.machine.end)
+        self.machine.end_soon()
 
     def argv(self) -> Sequence[str]:
         """Return the program that is started, with the provider's name for the sandbox."""
@@ -150,7 +143,7 @@ class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
         try:
             await super().close()
         finally:  # also when nobody waits for it any more
-            await finish(asyncio.to_thread(self._machine.end))
+            await self._machine.close()
 
     def _find_rootfs(self, request: Request | None) -> Template:  # noqa: ARG002 - one template serves all
         return self._machine.create()
@@ -173,6 +166,19 @@ class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
         container = E2BContainer(self._machine)
         container.start(self._policy.preload)
         return container
+
+    async def _made(self, rootfs: Template, after: E2BContainer | None) -> E2BContainer:
+        """Start a container in a thread; one that nobody waits for any more is ended once it is there."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._release_unread)
+            raise
+
+    def _release_unread(self, making: asyncio.Future[E2BContainer]) -> None:
+        if not making.cancelled() and making.exception() is None:
+            self._release(making.result())
 
     def _kind(self, rootfs: Template) -> tuple[object, ...]:
         return "e2b", rootfs.id, id(self)

@@ -22,6 +22,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -54,17 +55,16 @@ class Caller:
 
     def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
+        return result_of(self.begin(make, timeout_s), timeout_s)
+
+    def begin(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> Future[T]:
+        """Begin what `make` makes, in the loop; it ends by itself after so long."""
 
         async def made() -> T:
             async with asyncio.timeout(timeout_s):
                 return await make()
 
-        future = asyncio.run_coroutine_threadsafe(made(), self.loop())
-        try:
-            return future.result(timeout_s + MARGIN_S)  # what does not let itself be cancelled keeps nobody
-        except TimeoutError:
-            future.cancel()
-            raise
+        return asyncio.run_coroutine_threadsafe(made(), self.loop())
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop, which runs."""
@@ -73,6 +73,15 @@ class Caller:
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="cloche-e2b", daemon=True).start()
             return self._loop
+
+
+def result_of(future: Future[T], timeout_s: float) -> T:
+    """Wait for what was begun. Raises TimeoutError where it has not ended by itself."""
+    try:
+        return future.result(timeout_s + MARGIN_S)
+    except TimeoutError:
+        future.cancel()
+        raise
 
 
 call = Caller()
