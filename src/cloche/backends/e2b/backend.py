@@ -1,0 +1,140 @@
+"""The e2b backend: every sandbox at a provider of machines, E2B or who speaks its wire, for the account that is named.
+
+Nobody is asked before a sandbox is used: whether it can be had is whether the package and the key are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cloche.core.enforcement import Control, Enforcement, Level, Measure, NetworkMode, State
+from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
+from cloche.core.remote import RemoteAccount
+
+from ..containers.live import HOME
+from ..garbage_collection import is_dead, owner
+from ..remote.accounts import check_account
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.quota import counter_for
+from ..session_languages import DRIVERS
+from .live import E2BLiveSandbox
+from .machine import OURS, Machine, kill_sandbox, list_sandboxes, plan_sandbox
+from .sandbox import E2BOpenSandbox
+from .sdk import EXTRA, KEY_VARIABLE, PACKAGE, PROVIDER, provider_of
+
+NETWORKS: tuple[NetworkMode, ...] = ("off", "allowlist", "open")
+CONTROLS = claimed_controls(
+    "E2B",
+    {
+        Control.CPU: Measure(
+            state=State.PARTIAL,
+            mechanism="the processors of the template, claimed by E2B",
+            reason="a sandbox cannot be asked for another number",
+        ),
+        Control.MEMORY: Measure(
+            state=State.PARTIAL,
+            mechanism="sums of the processes' own memory, every 20 ms, by our first process there; the template's size",
+            reason="what they share is not counted, and the machine may be smaller than the limit",
+        ),
+    },
+)
+
+
+class E2BBackend:
+    """Give sandboxes at E2B, for one account."""
+
+    name = PROVIDER
+
+    def __init__(self, account: RemoteAccount | None = None):
+        self._account = account
+
+    def with_account(self, account: RemoteAccount) -> E2BBackend:
+        """Return the same backend for an account."""
+        return E2BBackend(account)
+
+    def capabilities(self) -> Capabilities:
+        """Say what E2B claims of its sandboxes; nobody is asked."""
+        try:
+            self._checked()
+        except BackendUnavailable as error:
+            return unavailable(self.name, error)
+        return claimed_capabilities(self.name, Level.VM, CONTROLS, NETWORKS)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, there as far as the template has their programs."""
+        return tuple(DRIVERS)
+
+    def check(self) -> None:
+        """Raise BackendUnavailable when the package or the key is missing."""
+        self._checked()
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BOpenSandbox]:
+        """Open a sandbox; it is made at the provider when it is first used.
+
+        Raises BackendUnavailable where there is none to be had, or when one cannot give what is required.
+        """
+        machine, enforcement = await asyncio.to_thread(self._planned, policy, limits, is_live=False)
+        sandbox = E2BOpenSandbox(machine=machine, policy=policy, limits=limits, enforcement=enforcement)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    @asynccontextmanager
+    async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BLiveSandbox]:
+        """Open a sandbox that lives; it is made at the provider when it is first used.
+
+        Raises BackendUnavailable as `open` does, and for several users.
+        """
+        if policy.users:
+            raise BackendUnavailable(
+                f'backend "{self.name}": a sandbox has one user.',
+                remedy='Leave users out; or use backend "local" or "docker".',
+            )
+        machine, enforcement = await asyncio.to_thread(self._planned, policy, limits, is_live=True)
+        sandbox = E2BLiveSandbox(machine=machine, policy=policy, limits=limits, enforcement=enforcement)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def collect_garbage(self) -> list[str]:
+        """End the sandboxes of processes that are dead; return a line for each. Raises BackendUnavailable."""
+        account = self._checked()
+        provider, counter, found = provider_of(account), counter_for(account), []
+        for name, whose in list_sandboxes(provider, {OURS: "1"}):
+            if is_dead(whose):
+                kill_sandbox(provider, name)
+                if counter is not None:
+                    counter.forget_sandbox(name)
+                found.append(f"sandbox {name} at E2B")
+        return found
+
+    def _checked(self) -> RemoteAccount:
+        return check_account(self._account, provider=PROVIDER, package=PACKAGE, extra=EXTRA, variable=KEY_VARIABLE)
+
+    def _planned(self, policy: Policy, limits: Limits, *, is_live: bool) -> tuple[Machine, Enforcement]:
+        """Return a machine that is yet to be made, and what holds in it. Raises BackendUnavailable."""
+        account, enforcement = self._checked(), claimed_enforcement(Level.VM, CONTROLS)
+        check_claims(
+            policy, enforcement, backend=self.name, networks=NETWORKS,
+            network="E2B has off, open, and lists of hosts",
+            level="E2B claims of its machines: that is vm. Use another backend for less",
+        )  # fmt: skip
+        if limits.timeout_s > account.lifetime_s:
+            raise BackendUnavailable(
+                f'backend "e2b": a run may take {limits.timeout_s:g} s, and a sandbox ends there after '
+                f"{account.lifetime_s:g} s.",
+                remedy="Allow a run less time, or raise e2b.lifetime as far as the provider lets you.",
+            )
+        homes = (HOME,) if is_live and policy.user != "nobody" else ()
+        plan = plan_sandbox(
+            policy, limits, template=account.template, lifetime_s=account.lifetime_s, is_live=is_live, homes=homes
+        )
+        return Machine(provider_of(account), plan, owner()), enforcement

@@ -1,0 +1,67 @@
+"""A sandbox of the e2b backend that lives: one container, the only one of its machine; see `containers.live`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.events import Sink
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+from cloche.core.result import Result
+
+from ..containers.container import Wire, boot_message
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of
+from ..remote.quota import counter_for
+from .machine import Machine, counted
+from .sandbox import VARIABLES, E2BContainer, build_session_program
+
+
+class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
+    """Hold one sandbox at E2B with one container in it, which is made when it is first used."""
+
+    backend = "e2b"
+
+    def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._machine = machine
+        self._counter = counter_for(machine.provider.account)
+
+    def _make(self) -> tuple[E2BContainer, Wire]:
+        if self._machine.is_lost:  # nobody waited for that one to the end
+            self._machine = self._machine.another()
+        container = E2BContainer(self._machine)
+        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+
+    def _hasten(self) -> None:
+        self._machine.end_soon()
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        async with counted(self._counter, request.timeout_s or self.limits.timeout_s):
+            return await super().run_streaming(request, sink)
+
+    async def close(self) -> None:
+        """End the machine, and wait until it is gone."""
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            await self._machine.close()
+
+    def _in_memory(self) -> Sequence[str]:
+        return (WORKSPACE, *TEMPORARY)
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return program_of(request, self._machine.create(), VARIABLES, has_interpreter=True, number=number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        return build_session_program(language, env, self._machine.create())
+
+    def _variables(self) -> Mapping[str, str]:
+        return {**VARIABLES, **ENVIRONMENT}
+
+    def _notes(self) -> dict[str, Any]:
+        return self._machine.notes()

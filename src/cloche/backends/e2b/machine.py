@@ -1,0 +1,585 @@
+"""One sandbox at E2B: what is asked for, decided purely; the programs in it; their streams, carried as bytes.
+
+Theory of operation: a first process is a process of the sandbox's agent, `envd`, which the package's own client for
+processes starts. That client hands on bytes, where the package's commands hand on text. What it writes comes as one
+long answer, in which a keepalive says that both ends are there. What it reads goes in requests of their own, one after
+the other: while one is on its way, all that is to follow is gathered into the next.
+
+A sandbox has a name of ours besides the provider's. Where it is not known whether one was made, as the answer was lost,
+one of that name is looked for and ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import functools
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+import weakref
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.languages import Engine, Language
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.suppressed import suppress_logged
+from cloche.jail.setup.seccomp import first_process_filter
+
+from ..containers.container import ARGUMENTS, OUTPUT
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
+from ..garbage_collection import Background
+from ..remote.failures import Failure, RemoteUnavailable
+from ..remote.quota import Counter, SandboxTicket, counter_for
+from ..toolchain import find_version
+from .sdk import ANSWER_S, CREATE_S, PROVIDER, Provider, call, result_of
+
+log = logging.getLogger("cloche.e2b")
+OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
+TEMPLATE = "base"
+NOBODY = 65_534
+START_S, STALL_S, END_S, CLOSE_S = 30.0, 60.0, 20.0, 5.0
+KEEPALIVE_S = 20  # how often a stream is to say that it is there
+SILENCE_S = 3.5 * KEEPALIVE_S
+MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
+MOST_LOOKED_BYTES = 1 << 20
+MOST_PAGES, PAGE = 100, 100
+PATIENCE_S, TRIES = 5.0, 3  # for a provider that wants to be asked again
+ERROR = 2
+MACHINES = ("x86_64", "aarch64")
+WEB_PORTS = (80, 443)
+LENGTH_DIGITS = 9
+T = TypeVar("T")
+background = Background("cloche-e2b-end", 2 * END_S)
+_UNPACK = "import binascii, zlib\nexec(compile(zlib.decompress(binascii.a2b_base64('{text}')), '<cloche>', 'exec'))\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Describe one sandbox, and the containers in it."""
+
+    template: str
+    lifetime_s: int
+    has_network: bool
+    allowed: tuple[str, ...]  # the hosts that can be reached, if not all can
+    settings: Mapping[str, Any]  # for the launcher
+
+    def creation(self, labels: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the package's `create` is given, besides what it is told about the account."""
+        only = {"allow_out": list(self.allowed), "deny_out": ["0.0.0.0/0"]} if self.allowed else {}
+        return {
+            "template": self.template,
+            "timeout": self.lifetime_s,
+            "metadata": dict(labels),
+            "secure": True,
+            "allow_internet_access": self.has_network,
+            "network": {"allow_public_traffic": False, **only},  # else whoever knows its name reaches its ports
+        }
+
+    def launching(self, *, makes_workspace: bool) -> bytes:
+        """Return what makes a container: a length in nine digits, and a program."""
+        settings = json.dumps({**self.settings, "makes_workspace": makes_workspace})
+        text = files("cloche.backends.e2b").joinpath("launcher.py").read_text(encoding="utf-8")
+        program = f"{text}\nimport json\nmain(json.loads({settings!r}))\n".encode()
+        return f"{len(program):0{LENGTH_DIGITS}d}".encode() + program
+
+
+def plan_sandbox(
+    policy: Policy, limits: Limits, *, template: str, lifetime_s: float, is_live: bool = False,
+    homes: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """Return the plan of one sandbox. Raises BackendUnavailable for a rule of the network that E2B cannot express."""
+    has_network = policy.network != "off"
+    return Plan(
+        template=template or TEMPLATE,
+        lifetime_s=max(1, math.ceil(lifetime_s)),
+        has_network=has_network,
+        allowed=allowed_hosts(policy),
+        settings={
+            "user": NOBODY if policy.user == "nobody" else 0,  # else that of the template
+            "homes": list(homes),
+            "disk_bytes": limits.disk_bytes,
+            "tmp_bytes": limits.tmp_bytes,
+            "inodes": limits.inodes,
+            "is_tmp_writable": "/tmp" in policy.writable_paths,
+            "has_network": has_network,
+            "ulimits": {**ULIMITS, "nproc": limits.pids + REAPERS},
+            "filters": {name: first_process_filter(name).hex() for name in MACHINES} if is_live else {},
+            "arguments": list(ARGUMENTS),
+            "env": {"PATH": IMAGE_PATH, **ENVIRONMENT},
+        },
+    )
+
+
+def allowed_hosts(policy: Policy) -> tuple[str, ...]:
+    """Return the hosts that a policy lists, as E2B's rules name them. Raises BackendUnavailable where they cannot."""
+    if policy.network_deny:
+        raise _inexpressible("a rule that denies a host", policy.network_deny[0])
+    if policy.network != "allowlist":
+        if policy.network_ports:
+            raise _inexpressible("a choice of ports", str(policy.network_ports[0]))
+        return ()
+    found = []
+    for rule in policy.network_rules().allow:
+        if rule.is_address:
+            found.append(rule.host)
+            if set(rule.ports) != set(WEB_PORTS):
+                raise _inexpressible("a choice of ports", rule.text)
+            continue
+        if rule.networks:
+            raise _inexpressible("a name that may be a private address", rule.text)
+        if not set(rule.ports) <= set(WEB_PORTS):
+            raise _inexpressible("a port besides 80 and 443", rule.text)
+        found.append(f"*.{rule.host}" if rule.is_wildcard else rule.host)
+    if not found:
+        raise _inexpressible("an empty list", "network_allow")
+    return tuple(found)
+
+
+def _inexpressible(what: str, text: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f'backend "e2b": its rules of the network cannot express {what} ({text}).',
+        remedy='Name hosts alone, on ports 80 and 443; or use network "open" or "off", or another backend.',
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """Hold what is known of the template of a sandbox: its name, the programs in it with paths and versions."""
+
+    name: str
+    programs: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
+        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        raise BackendUnavailable(
+            f"template {self.name!r} of E2B cannot run {language.name}: it has no {wanted}.",
+            remedy="Name one that has: e2b.template.",
+        )
+
+    def version(self, engine: Engine) -> str:
+        """Return what the engine's main program prints as its version, else its name."""
+        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
+
+
+@functools.lru_cache(8)
+def packed(boot: bytes) -> bytes:
+    """Return a message to a first process, length and program, that does the same and is shorter."""
+    text = binascii.b2a_base64(zlib.compress(boot[LENGTH_DIGITS:], 9), newline=False).decode()
+    program = _UNPACK.format(text=text).encode()
+    return f"{len(program):0{LENGTH_DIGITS}d}".encode() + program
+
+
+class Machine:
+    """Hold one sandbox at the provider; it is gone when it was ended, when its time is up, and then by `cloche gc`.
+
+    All methods block, and are for any thread. Whatever is asked of the provider for it ends at once when it is ended.
+    """
+
+    def __init__(self, provider: Provider, plan: Plan, owner: str):
+        self.provider, self.plan, self._owner = provider, plan, owner
+        self.is_lost = self.has_workspace = False
+        self.id = ""
+        self.template: Template | None = None
+        self._ours = uuid.uuid4().hex
+        self._making, self._turn = threading.Lock(), threading.Lock()
+        self._asked: set[Future[Any]] = set()
+        self._wires: weakref.WeakSet[ProcessWire] = weakref.WeakSet()
+        self._sandbox: Any = None
+        self._client: Any = None
+        self._ticket: SandboxTicket | None = None
+        self._has_ended = threading.Event()
+
+    def another(self) -> Machine:
+        """Return one like it, which is yet to be made."""
+        return Machine(self.provider, self.plan, self._owner)
+
+    def create(self) -> Template:
+        """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed; none is left."""
+        with self._making:
+            self._check()
+            if self.template is None:
+                self._make()
+                self.template = self._look()
+            return self.template
+
+    def _check(self) -> None:
+        if self.is_lost:
+            raise StartFailed("the workspace is gone with its sandbox at E2B; open another one", step="create")
+
+    def _make(self) -> None:
+        counter = counter_for(self.provider.account)
+        ticket = counter.open_sandbox(self.plan.lifetime_s) if counter is not None else None
+        try:
+            sandbox = self._created()
+        except BaseException:
+            if ticket is not None:
+                ticket.refund()
+            raise
+        try:
+            self.id = self.provider.check_name(sandbox.sandbox_id)
+            with self._turn:
+                self._check()
+                self._sandbox, self._ticket = sandbox, ticket
+            if ticket is not None:
+                ticket.note_id(self.id)
+            self._client = self.provider.process_client(sandbox)
+        except BaseException:
+            with self._turn:
+                self._sandbox, self._ticket = sandbox, ticket
+            self.end_soon()
+            raise
+
+    def _ask(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Return what comes of a call. Raises BackendUnavailable, or StartFailed when this is ended meanwhile."""
+        with self._turn:
+            self._check()
+            future = call.begin(make, timeout_s)
+            self._asked.add(future)
+        try:
+            return result_of(future, timeout_s)
+        except CancelledError:
+            raise StartFailed("it was closed before its sandbox at E2B was ready", step="create") from None
+        except Exception as error:
+            raise self.provider.explain(error) from error
+        finally:
+            with self._turn:
+                self._asked.discard(future)
+
+    def _created(self) -> Any:
+        labels = {OURS: "1", OWNER_LABEL: self._owner, NAME_LABEL: self._ours}
+        given = {**self.plan.creation(labels), **self.provider.options(), "request_timeout": CREATE_S}
+        for attempt in range(TRIES):
+            try:
+                return self._ask(lambda: self.provider.package.top.AsyncSandbox.create(**given), CREATE_S)
+            except RemoteUnavailable as error:
+                wait_s = error.retry_after_s
+                if error.failure in (Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER):
+                    background.begin(self._end_unknown)
+                can_wait = error.failure is Failure.RATE_LIMITED and wait_s is not None and wait_s <= PATIENCE_S
+                if not can_wait or attempt + 1 == TRIES:
+                    raise
+                self._has_ended.wait(wait_s)
+            except StartFailed:
+                background.begin(self._end_unknown)
+                raise
+        raise AssertionError("unreachable")
+
+    def _end_unknown(self) -> None:
+        """End a sandbox of this name, if one was made and its answer lost."""
+        with suppress_logged(log, "it is not known whether a sandbox was made; it would end with its time", Exception):
+            for name, _ in list_sandboxes(self.provider, {NAME_LABEL: self._ours}):
+                kill_sandbox(self.provider, name)
+
+    def _look(self) -> Template:
+        output = self._run(["/bin/sh", "-c", LOOK, "look", *PROGRAMS])
+        rows = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
+        rows = [row for row in rows if len(row) == 3]
+        found = Template(
+            name=self.plan.template,
+            programs={name: path for name, path, _ in rows},
+            versions={name: version for name, _, version in rows},
+        )
+        if "python3" not in found.programs:
+            raise BackendUnavailable(
+                f"template {found.name!r} of E2B has no python3, which serves runs there.",
+                remedy="Name one that has Python 3.11 or later: e2b.template.",
+            )
+        return found
+
+    def _run(self, words: Sequence[str]) -> bytes:
+        """Run a program to its end, and return what it writes. Raises BackendUnavailable or StartFailed."""
+        wire = self.start(words, user="", sends=False)
+        output = b""
+        try:
+            for stream, piece in wire.pieces():
+                output += piece if stream == OUTPUT else b""
+                if len(output) > MOST_LOOKED_BYTES:
+                    raise StartFailed("a sandbox at E2B says more than it was asked", step="look")
+        except OSError as error:
+            raise StartFailed(f"a sandbox at E2B is gone: {error}", step="look") from error
+        finally:
+            wire.close()
+        return output
+
+    def launch(self, boot: bytes) -> ProcessWire:
+        """Start the launcher, which makes a container, with `boot` for it. Raises BackendUnavailable or OSError."""
+        wire = self.start(["/bin/sh", "-c", 'exec python3 "$@"', "python3", *ARGUMENTS], user="root", sends=True)
+        wire.send(self.plan.launching(makes_workspace=not self.has_workspace) + packed(boot))
+        self.has_workspace = True
+        return wire
+
+    def start(self, words: Sequence[str], *, user: str, sends: bool) -> ProcessWire:
+        """Start a process. Raises BackendUnavailable."""
+        made = functools.partial(ProcessWire.opened, self.provider, self._client, words, user, sends=sends)
+        wire = self._ask(made, START_S)
+        self._wires.add(wire)
+        return wire
+
+    def end(self) -> None:
+        """Kill it, and have nothing of it left; whoever comes second waits for the first."""
+        with self._turn:
+            is_first, self.is_lost = not self.is_lost, True
+            for future in self._asked:
+                future.cancel()
+            sandbox, self._sandbox = self._sandbox, None
+            ticket, self._ticket = self._ticket, None
+        for wire in list(self._wires):
+            wire.fail(ConnectionError("the sandbox at E2B was ended"))
+        if sandbox is not None:
+            with suppress_logged(log, "a sandbox at E2B may be left, until its time is up", Exception):
+                kill_sandbox(self.provider, self.provider.check_name(sandbox.sandbox_id))
+        if ticket is not None:
+            with suppress_logged(log, "the end of a sandbox could not be counted", BackendUnavailable):
+                ticket.close()
+        if is_first or sandbox is not None:
+            self._has_ended.set()
+        self._has_ended.wait(END_S)
+
+    def end_soon(self) -> None:
+        """Do so in the background."""
+        background.begin(self.end)
+
+    async def close(self) -> None:
+        """End it, and wait until it is gone, but not for long: then that goes on in the background."""
+        self.end_soon()
+        await finish(asyncio.to_thread(self._has_ended.wait, CLOSE_S))
+
+    def notes(self) -> dict[str, Any]:
+        """Return what results say of where they come from."""
+        account = self.provider.account
+        where = {"provider": PROVIDER, "account": account.id, "url": account.host or self.provider.domain}
+        return {
+            "backend": PROVIDER,
+            "level_source": "claimed",
+            "image": self.plan.template,
+            "engine": "E2B",
+            "remote": {**where, "sandbox": self.id},
+        }
+
+
+def kill_sandbox(provider: Provider, name: str) -> bool:
+    """End a sandbox by the provider's name for it; tell whether it was there. Raises BackendUnavailable."""
+    try:
+        made = functools.partial(provider.package.top.AsyncSandbox.kill, name, **provider.options())
+        provider.ask(made, END_S)
+    except RemoteUnavailable as error:
+        if error.failure is not Failure.NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+def list_sandboxes(provider: Provider, labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return name and owner of all sandboxes with some labels. Raises BackendUnavailable."""
+    top = provider.package.top
+    pages = top.AsyncSandbox.list(query=top.SandboxQuery(metadata=dict(labels)), limit=PAGE, **provider.options())
+    found = []
+    for _ in range(MOST_PAGES):
+        for one in provider.ask(pages.next_items)[: 10 * PAGE]:
+            said = one.metadata or {}
+            if all(said.get(name) == value for name, value in labels.items()):
+                found.append((provider.check_name(one.sandbox_id), str(said.get(OWNER_LABEL, ""))))
+        if not pages.has_next:
+            break
+    return found
+
+
+@asynccontextmanager
+async def counted(counter: Counter | None, seconds: float) -> AsyncIterator[None]:
+    """Count a run of so many seconds at most, unless it never began. Raises BackendUnavailable where too many were."""
+    if counter is None:
+        yield
+        return
+    ticket = await asyncio.to_thread(counter.begin_run, seconds)
+    began = time.monotonic()
+    try:
+        yield
+    except (StartFailed, BackendUnavailable, InvalidRequest):
+        await asyncio.to_thread(ticket.refund)
+        raise
+    except BaseException:
+        ticket.settle(time.monotonic() - began)
+        raise
+    await asyncio.to_thread(ticket.settle, time.monotonic() - began)
+
+
+class ProcessWire:
+    """Carry the streams of a process at E2B; see containers.container.Wire. Made in the loop of `call`."""
+
+    def __init__(self, provider: Provider, client: Any, events: Any, pid: int):
+        self._provider, self._client, self._events, self._pid = provider, client, events, pid
+        self._turn = threading.Condition()
+        self._unsent = bytearray()
+        self._error: BaseException | None = None
+        self._has_failed = asyncio.Event()
+        self._is_sending = self._is_shut_down = self._is_closed = False
+
+    @classmethod
+    async def opened(
+        cls, provider: Provider, client: Any, words: Sequence[str], user: str, *, sends: bool
+    ) -> ProcessWire:
+        """Start a process, and return its streams."""
+        messages = provider.package.messages
+        process = messages.ProcessConfig(cmd=words[0], args=list(words[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
+        headers = {"Keepalive-Ping-Interval": str(KEEPALIVE_S)}
+        if user:
+            headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:'.encode()).decode()}"
+        events = client.start(messages.StartRequest(process=process, stdin=sends), headers=headers)
+        try:
+            kind, first = _event(await anext(events))
+            if kind != "start":
+                raise provider.failure(Failure.BAD_ANSWER, detail="a process began with something else")
+            return cls(provider, client, events, int(first.pid))
+        except StopAsyncIteration:
+            raise provider.failure(Failure.BAD_ANSWER, detail="a process has no beginning") from None
+        except BaseException:
+            await events.aclose()
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Send all of `data`, soon. Raises OSError when the process is gone, or takes nothing for a while."""
+        with self._turn:
+            if not self._turn.wait_for(lambda: len(self._unsent) < MOST_UNSENT or self._error, STALL_S):
+                raise TimeoutError("a process at E2B takes nothing")
+            if self._error is not None or self._is_shut_down:
+                raise ConnectionError(str(self._error) if self._error else "its input was ended")
+            self._unsent += data
+            begins, self._is_sending = not self._is_sending, True
+        if begins:
+            asyncio.run_coroutine_threadsafe(self._send_all(), call.loop())
+
+    async def _send_all(self) -> None:
+        """Send what there is, and what is added meanwhile."""
+        try:
+            while piece := self._next():
+                await asyncio.wait_for(self._send_piece(piece), STALL_S)
+        except Exception as error:
+            self.fail(self._provider.explain(error))
+
+    def _next(self) -> bytes:
+        with self._turn:
+            piece = bytes(self._unsent[:PIECE_BYTES])
+            del self._unsent[:PIECE_BYTES]
+            self._is_sending = bool(piece)
+            self._turn.notify_all()
+            return piece
+
+    async def _send_piece(self, piece: bytes) -> None:
+        messages, one = self._provider.package.messages, self._provider.package.protobuf.Oneof
+        stdin = messages.ProcessInput(input=one("stdin", piece))
+        await self._client.send_input(
+            messages.SendInputRequest(process=self._selector(), input=stdin), timeout_ms=round(STALL_S * 1000)
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Have nothing more sent or received, for a reason; the first one counts."""
+        with self._turn:
+            self._error = self._error or error
+            self._is_sending = False
+            self._unsent.clear()
+            self._turn.notify_all()
+        call.loop().call_soon_threadsafe(self._has_failed.set)
+
+    def _selector(self) -> Any:
+        package = self._provider.package
+        return package.messages.ProcessSelector(selector=package.protobuf.Oneof("pid", self._pid))
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what it writes, until it ends. Raises OSError."""
+        while True:
+            try:
+                kind, said = call(self._next_event, SILENCE_S)
+            except Exception as error:
+                reason = self._provider.explain(error)
+                self.fail(reason)
+                raise ConnectionError(str(reason)) from error
+            if kind == "end":
+                self.fail(ConnectionError("the process has ended"))
+                return
+            if kind == "data" and said.output is not None:
+                stream, piece = said.output.field, bytes(said.output.value)
+                if piece:
+                    yield OUTPUT if stream == "stdout" else ERROR, piece
+
+    async def _next_event(self) -> tuple[str, Any]:
+        """Wait for what the process says next, as long as it can be told anything."""
+        coming = asyncio.ensure_future(anext(self._events))
+        failing = asyncio.ensure_future(self._has_failed.wait())
+        try:
+            await asyncio.wait((coming, failing), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise self._error or ConnectionError("it was closed")
+            return _event(coming.result())
+        except StopAsyncIteration:
+            raise self._provider.failure(Failure.BAD_ANSWER, detail="a process has no end") from None
+        finally:
+            for task in (coming, failing):
+                task.cancel()
+            await asyncio.gather(coming, failing, return_exceptions=True)
+
+    def shutdown(self) -> None:
+        """End its standard input, once what was to be sent is sent: the process then ends by itself."""
+        with self._turn:
+            is_first, self._is_shut_down = not self._is_shut_down, True
+            is_sending = self._is_sending
+        if is_first and self._error is None:
+            if is_sending:  # nobody waits for what it would say
+                self.kill()
+                return
+            request = self._provider.package.messages.CloseStdinRequest(process=self._selector())
+            self._tell(lambda: self._client.close_stdin(request, timeout_ms=round(END_S * 1000)))
+
+    def kill(self) -> None:
+        """Kill the process, and with it the container that it made. Raises OSError."""
+        package = self._provider.package
+        request = package.messages.SendSignalRequest(process=self._selector(), signal=package.messages.Signal.SIGKILL)
+        self._tell(lambda: self._client.send_signal(request, timeout_ms=round(END_S * 1000)))
+
+    def _tell(self, make: Callable[[], Any]) -> None:
+        try:
+            self._provider.ask(make, END_S)
+        except BackendUnavailable as error:
+            if getattr(error, "failure", None) is not Failure.NOT_FOUND:  # else it has ended
+                raise ConnectionError(str(error)) from error
+
+    def close(self) -> None:
+        """Close everything."""
+        with self._turn:
+            is_first, self._is_closed = not self._is_closed, True
+            has_ended = self._error is not None
+        self.fail(ConnectionError("it was closed"))
+        if is_first:
+            if not has_ended:
+                with suppress_logged(log, "a process at E2B may be left until its sandbox ends", OSError):
+                    self.kill()
+            with contextlib.suppress(Exception):
+                call(self._events.aclose, ANSWER_S)
+
+
+def _event(message: Any) -> tuple[str, Any]:
+    """Return kind and content of a message about a process."""
+    found = message.event.event if message.event is not None else None
+    return (str(found.field), found.value) if found is not None else ("", None)

@@ -1,0 +1,368 @@
+"""The package `e2b`: found when it is used, told everything that it would look for itself, and its errors explained.
+
+Theory of operation: what the package is not told, it takes from the environment (`E2B_*`), so it is told all of it. Its
+connections are its own, from a table in which one set of them belongs to one proxy. Each account has a set of its own
+there, under the name of a proxy that does not exist: an `AccountTransport`, which trusts the account's authorities,
+sends nothing to any other host, bounds what is answered, and turns every failure into an error with a sentence.
+
+All calls of the package are coroutines, run in one loop in a thread of its own (`call`). Methods block, and are for any
+thread, but for those of `AccountTransport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.remote import RemoteAccount
+
+from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error
+
+PROVIDER, PACKAGE, EXTRA, KEY_VARIABLE = "e2b", "e2b", "e2b", "E2B_API_KEY"
+DOMAIN = "e2b.app"
+ENVD_PORT = 49983
+ANSWER_S, CREATE_S, MARGIN_S = 30.0, 90.0, 10.0
+CONNECT_S, CONNECT_TRIES = 10.0, 2
+MOST_ANSWER_BYTES, MOST_ERROR_BYTES, MOST_MESSAGE_BYTES = 8 << 20, 64 << 10, 16 << 20
+KEY_HEADER = "x-api-key"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?")
+_CERTIFICATE = re.compile(r"certificate|tls|ssl|unknownissuer|notvalid", re.IGNORECASE)
+T = TypeVar("T")
+
+
+class Caller:
+    """Call coroutines from any thread, in one loop."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
+        return result_of(self.begin(make, timeout_s), timeout_s)
+
+    def begin(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> Future[T]:
+        """Begin what `make` makes, in the loop; it ends by itself after so long."""
+
+        async def made() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await make()
+
+        return asyncio.run_coroutine_threadsafe(made(), self.loop())
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which runs."""
+        with self._turn:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="cloche-e2b", daemon=True).start()
+            return self._loop
+
+
+def result_of(future: Future[T], timeout_s: float) -> T:
+    """Wait for what was begun. Raises TimeoutError where it has not ended by itself."""
+    try:
+        return future.result(timeout_s + MARGIN_S)
+    except TimeoutError:
+        future.cancel()
+        raise
+
+
+call = Caller()
+
+
+def find_package() -> Any:
+    """Return the parts of the package that are used. Raises BackendUnavailable where they are missing or others."""
+    try:
+        parts = {
+            "top": "e2b",
+            "connections": "e2b.api.client_async",
+            "proxies": "e2b.api",
+            "config": "e2b.connection_config",
+            "rpc": "e2b.envd.client_async",
+            "messages": "e2b.envd.process.process_pb",
+            "process": "e2b.envd.process.process_connect",
+            "protobuf": "protobuf",
+            "pyqwest": "pyqwest",
+        }
+        found = SimpleNamespace(**{name: importlib.import_module(module) for name, module in parts.items()})
+    except (ImportError, ValueError) as error:  # the latter for variables of its own that it cannot read
+        raise BackendUnavailable(
+            f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
+            remedy=f'Install the extra that brings a version that can: "pip install cloche[{EXTRA}]".',
+        ) from error
+    return found
+
+
+def said_domain(account: RemoteAccount) -> str:
+    """Return the domain that the account names, E2B's own where it names nothing at all; empty where it has none."""
+    return account.domain or ("" if account.url or account.sandbox_url else DOMAIN)
+
+
+class Provider:
+    """Hold an account at E2B: what the package is told about it, and its connections."""
+
+    def __init__(self, account: RemoteAccount):
+        self.account, self.package = account, find_package()
+        self.domain = said_domain(account)
+        self.api_url = account.url or f"https://api.{self.domain}"
+        self.transport = AccountTransport(self)
+        self._proxy = f"cloche-{account.id.replace(':', '-')}-{id(self):x}"
+        self._keep_connections()
+
+    def _keep_connections(self) -> None:
+        """Put the account's connections where the package will look for them. Raises BackendUnavailable."""
+        table, proxy = self.package.connections, self.package.proxies.proxy_to_config(self._proxy)
+        keys = [(proxy, None, "2"), (proxy, None, True)]  # as versions from 2.46 on have them, and as those before
+        try:
+            for name in ("_transports", "_pools"):
+                pool = getattr(table, name, None)
+                if pool is not None or name == "_transports":
+                    pool.update(dict.fromkeys(keys, self.transport))  # type: ignore[union-attr]
+            known = table.get_pyqwest_transport(proxy)
+        except (AttributeError, TypeError, ValueError) as error:
+            known = error
+        if known is not self.transport:
+            raise BackendUnavailable(
+                'backend "e2b": this version of its package keeps connections in a way that Cloche does not know.',
+                remedy="Install one that was tried: pip install 'e2b>=2.45.1,<=2.63'.",
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Return everything that the package would look for in the environment, and what it would do on its own."""
+        told = {
+            "api_key": self.account.api_key.reveal(),
+            "domain": self.domain or DOMAIN,
+            "api_url": self.api_url,
+            "sandbox_url": self.account.sandbox_url or f"https://sandbox.{self.domain or DOMAIN}",
+            "debug": False,
+            "validate_api_key": False,
+            "proxy": self._proxy,
+            "request_timeout": ANSWER_S,
+            "http_version": "2",
+            "retries": 0,
+        }
+        known = inspect.signature(self.package.config.ConnectionConfig.__init__).parameters
+        return {name: value for name, value in told.items() if name in known}
+
+    def ask(self, make: Callable[[], Awaitable[T]], timeout_s: float = ANSWER_S) -> T:
+        """Return what comes of a call. Raises BackendUnavailable with a sentence for whatever went wrong."""
+        try:
+            return call(make, timeout_s)
+        except Exception as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: BaseException) -> BackendUnavailable:
+        """Return the error that says what another one means."""
+        at: BaseException | None = error
+        for _ in range(10):
+            if at is None:
+                break
+            if isinstance(at, RemoteUnavailable):
+                return at
+            if isinstance(at, asyncio.CancelledError):  # which the package turns into an error of its own
+                return self.failure(Failure.TIMEOUT)
+            at = at.__cause__ or at.__context__
+        if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+            return self.failure(Failure.TIMEOUT)
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            return self.failure(Failure.BAD_ANSWER, detail=f"{type(error).__name__} while it was read")
+        return self.failure(Failure.SERVER, detail=str(error))
+
+    def failure(self, failure: Failure, **more: Any) -> RemoteUnavailable:
+        """Return an error about this account."""
+        return remote_error(PROVIDER, failure, account=self.account, **more)
+
+    def process_client(self, sandbox: Any) -> Any:
+        """Return what starts processes in a sandbox, which may send no message beyond a bound."""
+        url = self.sandbox_url(sandbox)
+        self.transport.allow(url)
+        new = functools.partial(self.package.process.ProcessClient, read_max_bytes=MOST_MESSAGE_BYTES)
+        return self.package.rpc.create_rpc_client(new, url, sandbox.connection_config)
+
+    def sandbox_url(self, sandbox: Any) -> str:
+        """Return where a sandbox is reached. Raises BackendUnavailable."""
+        if self.account.sandbox_url:
+            return self.account.sandbox_url
+        name, said = str(sandbox.sandbox_id), getattr(sandbox, "sandbox_domain", None)
+        domain = said if isinstance(said, str) and said and said != DOMAIN else self.domain
+        if not domain:
+            raise BackendUnavailable(
+                'backend "e2b": the account has the address of an API, and none of its sandboxes.',
+                remedy="Set e2b.domain, or e2b.sandbox_url, in your configuration.",
+            )
+        if not _HOST.fullmatch(domain.lower()):
+            raise self.failure(Failure.BAD_ANSWER, detail="the domain of the sandbox is none")
+        if self._is_known(domain):
+            return f"https://sandbox.{domain}"
+        return f"https://{ENVD_PORT}-{name}.{domain}"
+
+    def _is_known(self, domain: str) -> bool:
+        """Tell whether the package reaches all sandboxes of this domain by one host."""
+        known: bool = self.package.config.is_supported_sandbox_domain(domain)
+        return known
+
+    def check_name(self, text: object) -> str:
+        """Return the provider's name for a sandbox, which becomes part of a host's. Raises BackendUnavailable."""
+        if not isinstance(text, str) or not _NAME.fullmatch(text):
+            raise self.failure(Failure.BAD_ANSWER, detail="the name of the sandbox is none")
+        return text
+
+
+def origin(url: str) -> tuple[str, str]:
+    """Return scheme and host, with the port."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+class AccountTransport:
+    """Carry the requests of one account, to its API and its sandboxes alone; see `pyqwest.Transport`."""
+
+    def __init__(self, provider: Provider):
+        self._provider = provider
+        self._api = origin(provider.api_url)
+        self._allowed = {self._api}
+        if provider.account.sandbox_url:
+            self.allow(provider.account.sandbox_url)
+        self._inner: Any = None
+
+    def allow(self, url: str) -> None:
+        """Let requests go to the host of a URL, too."""
+        self._allowed.add(origin(url))
+
+    def _connections(self) -> Any:
+        if self._inner is None:
+            file = self._provider.account.ca_file
+            trusted: dict[str, Any] = {"tls_include_system_certs": True}
+            if file:
+                with open(file, "rb") as pem:
+                    trusted = {"tls_ca_cert": pem.read(), "tls_include_system_certs": False}
+            self._inner = self._provider.package.pyqwest.HTTPTransport(
+                **trusted, connect_timeout=CONNECT_S, follow_redirects=False, pool_max_idle_per_host=20
+            )
+        return self._inner
+
+    async def execute(self, request: Any) -> Any:
+        """Send a request, and return the answer, if it is none of an error. Raises RemoteUnavailable."""
+        place = origin(request.url)
+        if place not in self._allowed or (place != self._api and KEY_HEADER in request.headers):
+            raise self._provider.failure(Failure.BAD_ANSWER, detail="a request would have gone to another host")
+        answer = await self._sent(request)
+        is_stream = "connect+json" in request.headers.get("content-type", "")
+        if answer.status >= 300:
+            raise await self._refusal(answer)
+        if is_stream:
+            return answer
+        return self._bounded(answer)
+
+    async def _sent(self, request: Any) -> Any:
+        """Send it, again where no connection came about: then nothing was sent."""
+        for attempt in range(CONNECT_TRIES):
+            try:
+                return await self._connections().execute(request)
+            except ConnectionError as error:
+                is_certificate = bool(_CERTIFICATE.search(f"{error!r} {error.__cause__!r}"))
+                if is_certificate or attempt + 1 == CONNECT_TRIES:
+                    failure = Failure.TLS if is_certificate else Failure.NO_NETWORK
+                    raise self._provider.failure(failure, detail=last_words(error)) from error
+                await asyncio.sleep(0.2)
+            except TimeoutError as error:
+                raise self._provider.failure(Failure.TIMEOUT) from error
+            except OSError as error:
+                raise self._provider.failure(Failure.NO_NETWORK, detail=last_words(error)) from error
+            except ValueError as error:
+                raise self._provider.failure(Failure.BAD_ANSWER, detail="the address is none") from error
+            except Exception as error:  # pyqwest's own: the connection broke, or what came is no HTTP
+                raise self._provider.failure(Failure.BAD_ANSWER, detail=last_words(error)) from error
+        raise AssertionError("unreachable")
+
+    async def _refusal(self, answer: Any) -> RemoteUnavailable:
+        """Return the error that an answer means."""
+        body = b""
+        with contextlib.suppress(Exception):  # its status is enough
+            async for piece in answer.content:
+                body += bytes(piece)
+                if len(body) > MOST_ERROR_BYTES:
+                    break
+        failure = by_status(answer.status) if answer.status >= 400 else Failure.BAD_ANSWER
+        return self._provider.failure(
+            failure, status=answer.status, detail=_message(answer.headers.get("content-type", ""), body),
+            retry_after_s=_seconds(answer.headers.get("retry-after", "")),
+        )  # fmt: skip
+
+    def _bounded(self, answer: Any) -> Any:
+        content = self._pieces(answer.content)
+        return self._provider.package.pyqwest.Response(
+            status=answer.status, http_version=answer.http_version, headers=answer.headers, content=content
+        )
+
+    async def _pieces(self, content: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        total = 0
+        try:
+            async for piece in content:
+                total += len(piece)
+                if total > MOST_ANSWER_BYTES:
+                    raise self._provider.failure(Failure.BAD_ANSWER, detail="it is too long")
+                yield bytes(piece)
+        except RemoteUnavailable:
+            raise
+        except Exception as error:
+            raise self._provider.failure(Failure.BAD_ANSWER, detail=f"it broke off: {last_words(error)}") from error
+
+
+def last_words(error: BaseException) -> str:
+    """Return the innermost reason of an error."""
+    words, at = str(error), error.__cause__
+    while at is not None:
+        words, at = str(at) or words, at.__cause__
+    return words or type(error).__name__
+
+
+def _message(kind: str, body: bytes) -> str:
+    """Return what an answer says of its error, nothing for a page that a proxy made."""
+    if "json" not in kind:
+        return "the answer is not of its API" if body else ""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    said = found.get("message") if isinstance(found, Mapping) else None
+    return said if isinstance(said, str) else ""
+
+
+def _seconds(text: str) -> float | None:
+    """Return what a Retry-After header says in seconds, if it says so: a date needs a clock that agrees."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) and 0 <= found <= 86_400 else None
+
+
+_providers: dict[tuple[int, RemoteAccount], Provider] = {}
+_turn = threading.Lock()
+
+
+def provider_of(account: RemoteAccount) -> Provider:
+    """Return what holds an account; one for all that use it in this process. Raises BackendUnavailable."""
+    with _turn:
+        key = os.getpid(), account
+        if key not in _providers:
+            _providers[key] = Provider(account)
+        return _providers[key]
