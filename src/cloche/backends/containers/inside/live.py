@@ -250,7 +250,7 @@ class ContainerHost:
 
     def _held(self) -> tuple[int, int]:
         """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
-        return self.counters.held() if "stat" in self.counters.fds else held_in_gvisor()
+        return self.counters.held() if self.counters.sees_memory else held_in_gvisor()
 
     def is_full(self) -> bool:
         """Tell whether there is no room, or no inode, left in the workspace."""
