@@ -21,7 +21,6 @@ import os
 import pwd
 import resource
 import select
-import shutil
 import signal
 import stat
 import subprocess
@@ -105,6 +104,20 @@ def prepare(settings: dict[str, Any], uid: int) -> list[str]:
     return mounted
 
 
+def clear(folder: str) -> None:
+    """Remove all in a folder that can be removed; nobody else changes anything meanwhile."""
+    for entry in os.scandir(folder):
+        try:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            clear(entry.path)
+            os.rmdir(entry.path)
+        except (OSError, RecursionError):
+            continue
+
+
 def sweep(uid: int, settings: dict[str, Any]) -> None:
     """End all programs, and where it is wanted, remove what they left in folders for a moment's files."""
     pid = os.fork()
@@ -116,14 +129,7 @@ def sweep(uid: int, settings: dict[str, Any]) -> None:
             except ProcessLookupError:
                 pass
             for place in settings["temporary"] if settings["clears"] else ():
-                for entry in os.scandir(place):
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    else:
-                        try:
-                            os.unlink(entry.path)
-                        except OSError:
-                            pass
+                clear(place)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)

@@ -181,7 +181,7 @@ class Machine:
         limits, policy = self._limits, self._policy
         tmp = 0o1777 if "/tmp" in policy.writable_paths else 0o755
         rlimits = {f"RLIMIT_{name.upper()}": most for name, most in ULIMITS.items()}
-        rlimits |= {"RLIMIT_NPROC": limits.pids, "RLIMIT_DATA": limits.memory_bytes + REAPER_BYTES}
+        rlimits |= {"RLIMIT_NPROC": limits.pids, "RLIMIT_DATA": 2 * limits.memory_bytes + REAPER_BYTES}
         rlimits |= {"RLIMIT_FSIZE": limits.disk_bytes}
         return {
             "prepares": prepares,
