@@ -30,7 +30,8 @@ from cloche.core.processes import ProcessRequest
 
 KEY = "dtn_test_3f9a7c51d0b24e6f8a1c"
 MOST_WAITING = 256  # messages for a client, as in the daemon
-SHELL = ("/bin/bash", "-i", "-l")
+USER: str | None = "root"  # of the daemon, and so of terminals
+SHELL: tuple[str, ...] = ("/bin/bash", "-i", "-l")
 LIMITS = Limits(memory_bytes=3 * GIB, disk_bytes=512 * MIB, tmp_bytes=256 * MIB, pids=2000, cpus=4)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -79,7 +80,9 @@ class DaytonaServer:
         self.key, self.faults, self.boxes = key, list[Fault](), dict[str, Box]()
         self.requests: list[tuple[str, str, Mapping[str, str]]] = []
         self.states: list[str] = []  # that a new sandbox has before it has started
-        self.toolbox_url = ""
+        self.created: list[dict[str, Any]] = []
+        self.toolbox_url = self.origin = ""
+        self.shell, self.user = SHELL, USER
         self._context = context
         self._loop = asyncio.new_event_loop()
         self._begun = threading.Event()
@@ -95,11 +98,28 @@ class DaytonaServer:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self._loop.close()
 
     @property
     def url(self) -> str:
         """Return the address of the API."""
         return f"{self.origin}/api"
+
+    def reset(self) -> None:
+        """Be as new."""
+        self.requests.clear()
+        self.created.clear()
+        self.faults.clear()
+        self.states, self.shell, self.user = [], SHELL, USER
+
+    def delete_all(self) -> None:
+        """End all sandboxes, as somebody else of the same account may."""
+
+        async def ended() -> None:
+            for box in list(self.boxes.values()):
+                await self._end(box)
+
+        asyncio.run_coroutine_threadsafe(ended(), self._loop).result(60)
 
     def drop_terminals(self) -> None:
         """Cut the connections of all terminals, without a word."""
@@ -112,14 +132,6 @@ class DaytonaServer:
                         transport.abort()
 
         asyncio.run_coroutine_threadsafe(cut(), self._loop).result(30)
-
-    def processes(self) -> int:
-        """Return how many processes run in all sandboxes."""
-
-        async def counted() -> int:
-            return sum([len(await box.opened.list_processes()) for box in self.boxes.values()])
-
-        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result(30)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -212,6 +224,7 @@ class DaytonaServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await request.json()
+        self.created.append(wanted)
         identity = str(uuid.uuid4())
         closing = contextlib.AsyncExitStack()
         opened = await closing.enter_async_context(LocalBackend().open_live(Policy(users=True), LIMITS))
@@ -308,7 +321,7 @@ class DaytonaServer:
         box.sockets.append(socket)
         process = await box.opened.start_process(
             ProcessRequest(
-                argv=SHELL, user="root", cwd=wanted.get("cwd") or "/", terminal=(wanted["rows"], wanted["cols"]),
+                argv=self.shell, user=self.user, cwd=wanted.get("cwd") or "/", terminal=(wanted["rows"], wanted["cols"]),
                 env={"TERM": "xterm-256color", **(wanted.get("envs") or {})},
             )
         )  # fmt: skip
