@@ -312,9 +312,13 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         queries_service=True,
         strength=5,
     ),
-    "e2b": BackendRow(summary="machine of the E2B cloud", needs="a remote service", is_remote=True),
-    "daytona": BackendRow(summary="sandbox of the Daytona cloud", needs="a remote service", is_remote=True),
-    "cloche": BackendRow(summary="another machine's cloche serve", needs="a remote service", is_remote=True),
+    "e2b": BackendRow(summary="machine of the E2B cloud", provider="cloche.backends.e2b:E2BBackend", is_remote=True),
+    "daytona": BackendRow(
+        summary="sandbox of the Daytona cloud", provider="cloche.backends.daytona:DaytonaBackend", is_remote=True
+    ),
+    "cloche": BackendRow(
+        summary="another machine's cloche serve", provider="cloche.backends.cloche:ClocheBackend", is_remote=True
+    ),
     "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
     "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
 }

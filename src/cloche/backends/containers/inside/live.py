@@ -7,7 +7,8 @@ that, it lets go of the caller's streams.
 
 What belongs to a process is found by a mark: a limit on resident memory, with a number of its own for each process that
 is asked for. The kernel does nothing with that limit, hands it on to whatever is forked or executed, and tells anybody
-what it is. A filter of system calls, which nobody can take off, refuses to change it. So a process may leave its
+what it is. A filter of system calls, which nobody can take off, refuses to change it (where a provider of sandboxes
+refuses filters, who lowers that limit is not found before the sandbox ends). So a process may leave its
 parent, its group, its session and its environment, and is still found.
 """
 
@@ -30,7 +31,7 @@ import tarfile
 import zlib
 
 from .files import WORKSPACE
-from .link import CHUNK, Counters, stored
+from .link import CHUNK, SHARES_SANDBOX, Counters, stored
 from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl
 
 TYPE_CHECKING = False
@@ -106,7 +107,7 @@ class Marker:
     def put(self, mark: int) -> None:
         """Mark this process and all that come of it. Raises OSError."""
         resource.setrlimit(resource.RLIMIT_RSS, (mark, mark))
-        if prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.program, 0, 0):
+        if prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.program, 0, 0) and not SHARES_SANDBOX:
             raise OSError(errno.EPERM, "the mark of a process cannot be fixed")
 
     def of(self, pid: int) -> int:
@@ -250,8 +251,7 @@ class ContainerHost:
 
     def _held(self) -> tuple[int, int]:
         """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
-        counters = self.counters
-        return counters.held() if "stat" in counters.fds or counters.sums_memory else held_in_gvisor()
+        return self.counters.held() if self.counters.sees_memory else held_in_gvisor()
 
     def is_full(self) -> bool:
         """Tell whether there is no room, or no inode, left in the workspace."""

@@ -47,6 +47,7 @@ from .program import (
     PreforkedGuest,
     RunReport,
     give,
+    memory_file,
     prctl,
     write_generated,
 )
@@ -138,7 +139,7 @@ class Server:
         stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         if order["has_stdin"]:
             os.close(stdin)
-            stdin = os.dup(preforked.stdin) if preforked is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
+            stdin = os.dup(preforked.stdin) if preforked is not None else memory_file()
             take_stdin(Incoming(caller), stdin)
         before = file_states()
         write_generated(order)

@@ -1,0 +1,135 @@
+"""The backend "daytona": whether it can be used, what it opens, and the sandboxes that dead processes left there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from cloche.core.enforcement import Control, Enforcement, Level, Measure, NetworkMode, State
+from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
+from cloche.core.remote import RemoteAccount
+
+from ..garbage_collection import is_dead
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.labels import LABEL
+from ..remote.quota import counter_for
+from ..session_languages import DRIVERS
+from .client import Client, checked
+from .sandbox import DaytonaLiveSandbox, DaytonaOpenSandbox, Machine, wait_for_all
+
+NETWORKS: tuple[NetworkMode, ...] = ("off", "open")
+_THERE = "as far as the provider's kernel does what it says"
+
+
+def _partial(mechanism: str, reason: str) -> Measure:
+    return Measure(state=State.PARTIAL, mechanism=mechanism, reason=reason)
+
+
+def daytona_controls(network: str = "off") -> Mapping[Control, Measure]:
+    """Return what holds in a sandbox at Daytona: what it says of itself, and what is set inside."""
+    changes = {
+        Control.MEMORY: _partial(
+            "RLIMIT_DATA of each process; private memory of all is summed inside every 20 ms",
+            "it can be overshot in between, shared memory is not seen, and the whole is the provider's",
+        ),
+        Control.PIDS: _partial("RLIMIT_NPROC of an id of its own", _THERE),
+        Control.DISK: _partial(
+            "RLIMIT_FSIZE; a file system in memory with a size where root there may mount one",
+            "where it may not, files together can fill the sandbox's own disk",
+        ),
+    }
+    if network == "open":
+        changes[Control.NETWORK] = _partial("the provider's network", "it reaches whatever the provider lets through")
+    return claimed_controls("Daytona", changes)
+
+
+class DaytonaBackend:
+    """Give sandboxes at Daytona, for an account."""
+
+    name = "daytona"
+
+    def __init__(self, account: RemoteAccount | None = None):
+        self._account = account
+
+    def with_account(self, account: RemoteAccount) -> DaytonaBackend:
+        """Return the same backend for an account."""
+        return DaytonaBackend(account)
+
+    def capabilities(self) -> Capabilities:
+        """Say what Daytona says of its sandboxes; nobody is asked."""
+        try:
+            self.check()
+        except BackendUnavailable as error:
+            return unavailable(self.name, error)
+        return claimed_capabilities(self.name, Level.VM, daytona_controls(), NETWORKS)
+
+    def check(self) -> None:
+        """Raise BackendUnavailable when the package or the key is missing."""
+        checked(self._account)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, where their programs are there."""
+        return tuple(DRIVERS)
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaOpenSandbox]:
+        """Open a sandbox; it is created there at its first run. Raises BackendUnavailable."""
+        account, enforcement = self._choose(policy)
+        sandbox = DaytonaOpenSandbox(
+            new_machine=lambda: Machine(Client(account), policy, limits),
+            policy=policy, limits=limits, enforcement=enforcement,
+        )  # fmt: skip
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    @asynccontextmanager
+    async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaLiveSandbox]:
+        """Open a sandbox that lives; it is created there when it is first used. Raises BackendUnavailable."""
+        if policy.users:
+            raise BackendUnavailable(
+                'backend "daytona": a sandbox has one user.', remedy='Leave users out, or use backend "local".'
+            )
+        account, enforcement = self._choose(policy)
+        sandbox = DaytonaLiveSandbox(
+            new_machine=lambda homes: Machine(Client(account), policy, limits, homes),
+            policy=policy, limits=limits, enforcement=enforcement,
+        )  # fmt: skip
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def drain(self) -> None:
+        """Wait until all that was released is gone."""
+        wait_for_all()
+
+    def collect_garbage(self) -> list[str]:
+        """Delete sandboxes whose label names a dead process of this host; return a line for each."""
+        account = checked(self._account)
+        client, counter, gone = Client(account), counter_for(account), []
+        try:
+            for found in client.list_with(LABEL):
+                if is_dead(found.labels[LABEL]):
+                    client.delete(found.id)
+                    gone.append(f"sandbox {found.id}")
+                    if counter is not None:
+                        counter.forget_sandbox(found.id)
+        finally:
+            client.close()
+        return gone
+
+    def _choose(self, policy: Policy) -> tuple[RemoteAccount, Enforcement]:
+        """Return the account, and what is enforced. Raises BackendUnavailable."""
+        account = checked(self._account)
+        enforcement = claimed_enforcement(Level.VM, daytona_controls(policy.network))
+        check_claims(
+            policy, enforcement, backend=self.name, networks=NETWORKS,
+            network="at Daytona it is off or open: its own lists have no ports and no names that are looked up here",
+            level="Daytona says of its sandboxes: that is vm. Use another backend for less",
+        )  # fmt: skip
+        return account, enforcement

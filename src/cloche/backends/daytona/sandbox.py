@@ -1,0 +1,421 @@
+"""What is opened at Daytona: one sandbox there, with a first process for each run, or one for all that lives in it.
+
+The workspace is a folder of that sandbox. Before a run begins, all that the one before it left running is ended. Runs
+are counted against the account's quota here, and a sandbox when it is created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, StartFailed
+from cloche.core.events import Sink
+from cloche.core.languages import Engine, Language
+from cloche.core.limits import Limits
+from cloche.core.loops import finish
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+from cloche.core.result import Observed, Result
+from cloche.core.suppressed import suppress_logged
+
+from ..containers.container import ARGUMENTS, LEAST_PYTHON, Container, Link, Wire, boot_message
+from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
+from ..containers.program import (
+    ENVIRONMENT,
+    IMAGE_PATH,
+    LOOK,
+    PROGRAMS,
+    REAPER_BYTES,
+    ULIMITS,
+    WORKSPACE,
+    Program,
+    SessionProgram,
+    engine_of,
+    program_of,
+    session_of,
+)
+from ..containers.sandbox import ContainerSandbox
+from ..garbage_collection import Background, owner
+from ..remote.labels import LABEL
+from ..remote.quota import SandboxTicket, counter_for
+from ..session_languages import session_language
+from ..toolchain import find_version
+from .client import Client, Found
+from .relay import MS_NOEXEC
+from .terminal import TerminalWire
+
+log = logging.getLogger("cloche.daytona")
+END_S = 40.0
+MINUTE_S = 60.0
+MOST_PROGRAMS = 200
+_background = Background("cloche-daytona-end", 2 * END_S)
+wait_for_all = _background.wait_for_all
+
+
+class Image:
+    """Hold what is known of what a sandbox was made of: the programs in it, with paths and versions."""
+
+    def __init__(self, name: str, looked: str):
+        self.name = self.id = name
+        rows = [line.split("\t") for line in looked.splitlines()[:MOST_PROGRAMS]]
+        found = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
+        self.programs: Mapping[str, str] = {name: path for name, path, _ in found}
+        self.versions: Mapping[str, str] = {name: version for name, _, version in found}
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
+        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        raise BackendUnavailable(
+            f"snapshot {self.name!r} cannot run {language.name}: it has no {wanted}.",
+            remedy="Name a snapshot that has: daytona.template.",
+        )
+
+    def version(self, engine: Engine) -> str:
+        """Return what the engine's main program prints as its version, else its name."""
+        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
+
+
+class Machine:
+    """Hold one sandbox at the provider. All methods block, and are for any thread."""
+
+    def __init__(self, client: Client, policy: Policy, limits: Limits, homes: Sequence[str] = ()):
+        self.client, self._policy, self._limits, self._homes = client, policy, limits, tuple(homes)
+        self.is_lost = self._is_deleted = False
+        self.found: Found | None = None
+        self.mounted: tuple[str, ...] = ()
+        self._turn = threading.Lock()
+        self._first: TerminalWire | None = None
+        self._ticket: SandboxTicket | None = None
+
+    def create(self) -> Image:
+        """Create it, and look what is in it. Raises BackendUnavailable, StartFailed; then nothing of it is left."""
+        try:
+            return self._create()
+        except BaseException:
+            self.end()
+            raise
+
+    def _create(self) -> Image:
+        account = self.client.account
+        counter = counter_for(account)
+        ticket = counter.open_sandbox(account.lifetime_s) if counter is not None else None
+        try:
+            found = self.client.create(**self._wanted())
+        except BaseException:
+            if ticket is not None:
+                ticket.refund()
+            raise
+        with self._turn:
+            self.found, self._ticket = found, ticket
+        if ticket is not None:
+            ticket.note_id(found.id)
+        if self.is_lost:  # nobody waited for it any more
+            raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
+        wire, said = self._boot(prepares=True)
+        with self._turn:
+            self._first = wire
+        mounted = said.get("mounted")
+        self.mounted = tuple(map(str, mounted)) if isinstance(mounted, list) else ()
+        return Image(account.template or "default", str(said.get("programs") or ""))
+
+    def start(self) -> TerminalWire:
+        """Start a first process. Raises OSError, StartFailed, BackendUnavailable."""
+        with self._turn:
+            first, self._first = self._first, None
+        return first if first is not None else self._boot(prepares=False)[0]
+
+    def end(self) -> None:
+        """Have nothing of it left at the provider; whoever comes second waits for the first."""
+        with self._turn:
+            self.is_lost = True
+            found = self.found if not self._is_deleted else None
+            self._is_deleted = self._is_deleted or found is not None
+            ticket, self._ticket = self._ticket, None
+            wire, self._first = self._first, None
+            if wire is not None:
+                wire.close()
+            if found is not None:
+                with suppress_logged(log, "a sandbox at Daytona may be left, which ends by itself", BackendUnavailable):
+                    self.client.delete(found.id)
+            if ticket is not None:
+                with suppress_logged(log, "the place of a sandbox stays counted", BackendUnavailable):
+                    ticket.close()
+            self.client.close()
+
+    def _boot(self, *, prepares: bool) -> tuple[TerminalWire, Mapping[str, Any]]:
+        found = self.found
+        if found is None or self._is_deleted:
+            raise ConnectionError("the sandbox was ended")
+        wire = TerminalWire(self.client.open_terminal(found))
+        try:
+            return wire, wire.boot(self._settings(prepares=prepares))
+        except BaseException:
+            wire.close()
+            raise
+
+    def _wanted(self) -> dict[str, Any]:
+        account, policy = self.client.account, self._policy
+        minutes = max(1, math.ceil(account.lifetime_s / MINUTE_S))
+        return {
+            "snapshot": account.template or None,
+            "target": account.region or None,
+            "user": "root",  # of what prepares it; programs are somebody else
+            "labels": {LABEL: owner()},
+            "public": False,
+            "network_block_all": policy.network == "off",
+            "auto_stop_interval": minutes,
+            "auto_delete_interval": 0,
+            "ttl_minutes": minutes,
+        }
+
+    def _settings(self, *, prepares: bool) -> dict[str, Any]:
+        limits, policy = self._limits, self._policy
+        tmp = 0o1777 if "/tmp" in policy.writable_paths else 0o755
+        rlimits = {f"RLIMIT_{name.upper()}": most for name, most in ULIMITS.items()}
+        rlimits |= {"RLIMIT_NPROC": limits.pids, "RLIMIT_DATA": 2 * limits.memory_bytes + REAPER_BYTES}
+        rlimits |= {"RLIMIT_FSIZE": limits.disk_bytes}
+        return {
+            "prepares": prepares,
+            "least_python": list(LEAST_PYTHON),
+            "places": [
+                (WORKSPACE, limits.disk_bytes, 0),
+                ("/tmp", limits.tmp_bytes, 0),
+                ("/dev/shm", limits.tmp_bytes, MS_NOEXEC),
+            ],
+            "own": [WORKSPACE, *self._homes],
+            "modes": [("/tmp", tmp), ("/dev/shm", 0o1777)],
+            "temporary": ["/tmp", "/dev/shm"],
+            "clears": not prepares,
+            "look": LOOK,
+            "programs": list(PROGRAMS),
+            "env": {"PATH": IMAGE_PATH, **ENVIRONMENT},
+            "rlimits": rlimits,
+            "arguments": list(ARGUMENTS),
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """Return what results say of it in `meta`."""
+        found, account = self.found, self.client.account
+        sandbox = {"sandbox": found.id, **({"class": found.kind} if found.kind else {})} if found is not None else {}
+        return {
+            "backend": "daytona",
+            "level_source": "claimed",
+            "remote": {"provider": "daytona", "account": account.id, "url": self.client.host, **sandbox},
+        }
+
+
+class DaytonaContainer(Container[Image]):
+    """Hold one first process in a sandbox at Daytona."""
+
+    def __init__(self, machine: Machine, image: Image):
+        super().__init__()
+        self.machine, self.rootfs = machine, image
+        self.name = machine.found.id if machine.found is not None else ""
+        self._wire: TerminalWire | None = None
+
+    @property
+    def what(self) -> str:
+        """Name what is lost."""
+        return "sandbox at Daytona"
+
+    def start(self, preload: Sequence[str]) -> None:
+        """Start it, and wait until it listens. Raises StartFailed; then the sandbox is gone."""
+        try:
+            self._wire = self.machine.start()
+            self._link = Link(self._wire, self._receive, self._lose)
+            self._link.send_raw(boot_message(preload))
+            if not self._is_ready():
+                raise StartFailed(f"nothing got ready in a sandbox at Daytona{self.last_output()}", step="boot")
+        except OSError as error:
+            self.machine.end()
+            raise StartFailed(f"a sandbox at Daytona is gone: {error}{self.last_output()}", step="boot") from error
+        except BaseException:
+            self.machine.end()
+            raise
+
+    def start_live(self, boot: bytes) -> Wire:
+        """Start it as one that serves many, and return its streams. Raises StartFailed; then the sandbox is gone."""
+        try:
+            self._wire = self.machine.start()
+            self._wire.send(boot)
+        except OSError as error:
+            self.machine.end()
+            raise StartFailed(f"a sandbox at Daytona is gone: {error}", step="boot") from error
+        except BaseException:
+            self.machine.end()
+            raise
+        return self._wire
+
+    def kill(self) -> None:
+        """Delete the sandbox: a first process that does not answer cannot be told apart from what it serves."""
+        if self._wire is not None:
+            self._wire.kill()
+        self.machine.end()
+
+    def end_by_guest(self) -> Observed | None:
+        """Return None: nobody reports what the provider's kernel killed."""
+        return None
+
+    def release(self) -> None:
+        """Delete the sandbox, in the background."""
+        self.shutdown()
+        _background.begin(self.machine.end)
+
+    def argv(self) -> Sequence[str]:
+        """Return the program that is started, with the sandbox's name at the provider."""
+        return (self.name, "python3")
+
+
+class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
+    """Run requests in a sandbox at Daytona, one at a time; see core.protocols.OpenSandbox."""
+
+    _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
+
+    def __init__(
+        self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
+    ):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._machine = new_machine()
+        self._image: Image | None = None
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        return await counted(self._machine, timeout_s, lambda: super(DaytonaOpenSandbox, self).run_streaming(request, sink))
+
+    async def close(self) -> None:
+        """Delete the sandbox, and wait until that is accepted."""
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            await finish(asyncio.to_thread(self._machine.end))
+
+    def _find_rootfs(self, request: Request | None) -> Image:  # noqa: ARG002 - one snapshot serves all
+        if self._image is None:
+            self._image = self._machine.create()
+        return self._image
+
+    def _build_program(self, request: Request, rootfs: Image) -> Program:
+        return program_of(request, rootfs, {"PATH": IMAGE_PATH}, has_interpreter=True)
+
+    def _make(self, rootfs: Image, after: DaytonaContainer | None) -> DaytonaContainer:
+        if self._machine.is_lost:
+            raise StartFailed("the workspace is gone with its sandbox; open another one", step="boot")
+        if after is not None:
+            after.shutdown()
+        container = DaytonaContainer(self._machine, rootfs)
+        container.start(self._policy.preload)
+        return container
+
+    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+        return "daytona", rootfs.id, id(self)
+
+    def _release(self, container: DaytonaContainer, *, with_workspace: bool = False) -> None:
+        if with_workspace:
+            container.release()
+        else:
+            container.shutdown()
+
+    def _prepare_next(self, container: DaytonaContainer, program: Program) -> None:
+        """Make nothing ready: the sandbox is there, and a first process in it is started when a run comes."""
+
+    def _notes(self, container: DaytonaContainer) -> dict[str, Any]:
+        return {
+            **container.machine.notes(), "image": container.rootfs.name, "engine": "daytona",
+            "start_s": round(container.start_s, 3),
+        }  # fmt: skip
+
+
+class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
+    """Hold one sandbox at Daytona open, with one first process for all that runs in it."""
+
+    backend = "daytona"
+
+    def __init__(
+        self, *, new_machine: Callable[[Sequence[str]], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
+    ):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._new_machine = new_machine
+        self._machine: Machine | None = None
+        self._image: Image | None = None
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        await self.connected()
+        timeout_s = request.timeout_s or self.limits.timeout_s
+        machine = self._machine
+        if machine is None:
+            raise InvalidRequest("this sandbox is closed; open another one")
+        return await counted(machine, timeout_s, lambda: super(DaytonaLiveSandbox, self).run_streaming(request, sink))
+
+    async def close(self) -> None:
+        """Delete the sandbox, and wait until that is accepted."""
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            if self._machine is not None:
+                await finish(asyncio.to_thread(self._machine.end))
+
+    def _make(self) -> tuple[DaytonaContainer, Wire]:
+        machine = self._machine = self._new_machine(self._homes())
+        self._image = machine.create()
+        container = DaytonaContainer(machine, self._image)
+        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+
+    def _hasten(self) -> None:
+        if self._machine is not None:
+            _background.begin(self._machine.end)
+
+    def _in_memory(self) -> Sequence[str]:
+        mounted = self._machine.mounted if self._machine is not None else ()
+        return [path for path in (WORKSPACE, *TEMPORARY) if path in mounted]
+
+    def _equipment(self) -> Image:
+        if self._image is None:
+            raise StartFailed("the sandbox was not created", step="boot")
+        return self._image
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return program_of(request, self._equipment(), {"PATH": IMAGE_PATH}, has_interpreter=True, number=number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        found, driver = session_language(language)
+        image = self._equipment()
+        if driver is not None and driver.program not in image.programs:
+            engine = image.engine(found)
+            raise BackendUnavailable(f"a {found.name} session needs {driver.program}; {engine.name} cannot hold one")
+        return session_of(found, driver, image, {"PATH": IMAGE_PATH}, env)
+
+    def _variables(self) -> Mapping[str, str]:
+        return {"PATH": IMAGE_PATH, **ENVIRONMENT}
+
+    def _notes(self) -> dict[str, Any]:
+        notes = self._machine.notes() if self._machine is not None else {}
+        return {**notes, "image": self._equipment().name, "engine": "daytona"}
+
+
+async def counted(machine: Machine, timeout_s: float, run: Callable[[], Any]) -> Result:
+    """Run, counted against the account's quota; what did not run is not. Raises BackendUnavailable when it is used."""
+    counter = counter_for(machine.client.account)
+    if counter is None:
+        result: Result = await run()
+        return result
+    ticket = await asyncio.to_thread(counter.begin_run, timeout_s)
+    try:
+        result = await run()
+    except (StartFailed, BackendUnavailable, InvalidRequest):
+        await finish(asyncio.to_thread(ticket.refund))
+        raise
+    except (OutcomeUnknown, asyncio.CancelledError):
+        raise  # it may have used all of its time
+    await finish(asyncio.to_thread(ticket.settle, result.usage.wall_s))
+    return result

@@ -1,0 +1,57 @@
+"""Certificates for servers of the tests' own: an authority, and what it signs, also what does not fit."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+DAY = datetime.timedelta(days=1)
+
+
+class Authority:
+    """Sign certificates; `file` is what a client trusts."""
+
+    def __init__(self, folder: Path, name: str = "tests"):
+        self._folder, self._name = folder, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(self._name, self._key, datetime.timedelta())
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self.file = folder / f"{name}-ca.pem"
+        self.file.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def server_context(self, host: str = "127.0.0.1", since: datetime.timedelta = -DAY) -> ssl.SSLContext:
+        """Return what a server of this host uses; its certificate holds for two days, and begins `since` from now."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+        kind = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+        builder = self._builder(name, key, since).add_extension(x509.SubjectAlternativeName([kind]), critical=False)
+        signed = builder.sign(self._key, hashes.SHA256())
+        file = self._folder / f"{host}-{abs(hash((host, since)))}.pem"
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        return context
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        begin = datetime.datetime.now(datetime.UTC) + since
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(begin + 2 * DAY)
+        )
