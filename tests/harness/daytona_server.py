@@ -248,12 +248,12 @@ class DaytonaServer:
 
     async def _list(self, request: web.Request) -> web.Response:
         labels = json.loads(request.query.get("labels", "{}"))
-        rows = [
-            box for box in self.boxes.values() if labels.items() <= (box.wanted.get("labels") or {}).items()
-        ]
+        rows = [box for box in self.boxes.values() if labels.items() <= (box.wanted.get("labels") or {}).items()]
         begin, count = int(request.query.get("cursor") or 0), int(request.query.get("limit") or 100)
         more = str(begin + count) if begin + count < len(rows) else None
-        return web.json_response({"items": [self._shown(one) for one in rows[begin : begin + count]], "nextCursor": more})
+        return web.json_response(
+            {"items": [self._shown(one) for one in rows[begin : begin + count]], "nextCursor": more}
+        )
 
     async def _label(self, request: web.Request) -> web.Response:
         box = self._box(request)

@@ -116,7 +116,11 @@ def test_a_run_goes_through(server: DaytonaServer, account: RemoteAccount) -> No
             assert result.meta["remote"] == {**remote, "class": "container"}
             assert (result.meta["backend"], result.meta["level_source"]) == ("daytona", "claimed")
             assert result.enforcement.level_source == "claimed"
-            assert {str(row.state) for row in result.enforcement.controls.values()} == {"claimed", "partial", "enforced"}
+            assert {str(row.state) for row in result.enforcement.controls.values()} == {
+                "claimed",
+                "partial",
+                "enforced",
+            }
             wanted = box.wanted
             assert (wanted["target"], wanted["snapshot"], wanted["user"]) == ("eu", "mine", "root")
             assert (wanted["networkBlockAll"], wanted["public"], wanted["autoDeleteInterval"]) == (True, False, 0)
@@ -219,7 +223,9 @@ def test_a_sandbox_lives_with_sessions_and_processes(account: RemoteAccount) -> 
             shown = "class C:\n    def _repr_html_(self): return '<b>' + str(a + 1) + '</b>'\nC()"
             result = await session.run(shown, timeout_s=30, sink=discard)
             assert any("<b>21</b>" in str(one) for one in result.outputs), result.outputs
-            serve = "import http.server as h; h.HTTPServer(('127.0.0.1', 8123), h.SimpleHTTPRequestHandler).serve_forever()"
+            serve = (
+                "import http.server as h; h.HTTPServer(('127.0.0.1', 8123), h.SimpleHTTPRequestHandler).serve_forever()"
+            )
             process = await sandbox.start_process(ProcessRequest(argv=("python3", "-c", serve), has_input=False))
             while not any(port.port == 8123 for port in await sandbox.list_ports()):
                 await asyncio.sleep(0.05)
@@ -237,7 +243,9 @@ def test_more_than_a_window_goes_both_ways(account: RemoteAccount) -> None:
     async def main() -> None:
         async with DaytonaBackend(account).open_live(Policy(), Limits(disk_bytes=64 << 20)) as sandbox:
             await asyncio.gather(*(sandbox.write_file(f"{number}.bin", data) for number in range(2)))
-            found = await asyncio.gather(*(sandbox.read_file(f"{number}.bin", max_bytes=8 << 20) for number in range(2)))
+            found = await asyncio.gather(
+                *(sandbox.read_file(f"{number}.bin", max_bytes=8 << 20) for number in range(2))
+            )
             assert all(one == data for one in found)
 
     asyncio.run(main())
@@ -606,4 +614,3 @@ def test_the_server_speaks_as_the_sdk_expects(server: DaytonaServer, account: Re
         words, input=KEY.encode(), env=environment, cwd=tmp_path, capture_output=True, timeout=120, check=False
     )
     assert done.stdout == b"42 3 b'text' 0 True True\n", done.stderr.decode()
-

@@ -280,9 +280,7 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
 
     _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
 
-    def __init__(
-        self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
-    ):
+    def __init__(self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = new_machine()
         self._image: Image | None = None
@@ -290,7 +288,9 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        return await counted(self._machine, timeout_s, lambda: super(DaytonaOpenSandbox, self).run_streaming(request, sink))
+        return await counted(
+            self._machine, timeout_s, lambda: super(DaytonaOpenSandbox, self).run_streaming(request, sink)
+        )
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
@@ -341,7 +341,12 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
     backend = "daytona"
 
     def __init__(
-        self, *, new_machine: Callable[[Sequence[str]], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
+        self,
+        *,
+        new_machine: Callable[[Sequence[str]], Machine],
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._new_machine = new_machine
