@@ -283,9 +283,7 @@ class SupportsImages(Protocol):
 
 @runtime_checkable
 class SupportsAccount(Protocol):
-    """Be a backend that sends code to a provider on other machines."""
-
-    account: RemoteAccount | None
+    """Be a backend that sends code to a provider on other machines; its attribute `account` says whose, or is None."""
 
     def with_account(self, account: RemoteAccount) -> Backend:
         """Return the same backend for an account."""
