@@ -6,6 +6,7 @@
 | `fields` | policy, limits and requests as fields of the wire; what cannot be sent is refused |
 | `sandbox` | throwaway sandboxes |
 | `live`, `process`, `files`, `session` | sandboxes that live, and what is in them |
+| `calls` | calls about one sandbox |
 | `results` | results of the wire, checked, as `Result` |
 | `problems` | problems of the wire as our errors |
 | `connections` | connections that are kept between calls, one list for each account and event loop |

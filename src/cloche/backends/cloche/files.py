@@ -23,7 +23,8 @@ from ..archive import Spool, pack
 from ..live_files import CHANGES, FILE_S
 from ..live_streams import ByteStream
 from ..remote.failures import Failure, remote_error
-from .connections import ask, begin, outcome
+from .calls import SandboxCalls
+from .connections import begin, outcome
 from .fields import mode_field, path_fields
 from .results import kept
 from .wire import IN, JSON, OUT, Call
@@ -33,24 +34,8 @@ FETCHED_AT_ONCE = 8
 Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
 
 
-class RemoteFiles:
+class RemoteFiles(SandboxCalls):
     """Do what can be done with files; see core.protocols.SupportsPaths and SupportsFileStreams."""
-
-    def __init__(self, account: RemoteAccount, sandbox_id: str):
-        self.account, self.id = account, sandbox_id
-
-    async def ask_inside(
-        self, verb: str, fields: Mapping[str, Any] | None = None, *, path: str | None = None, timeout_s: float = FILE_S
-    ) -> Mapping[str, Any]:
-        """Do what has a result and nothing else."""
-        return await ask(
-            self.account, verb, {"sandbox": self.id, **(fields or {})}, path=path, timeout_s=timeout_s,
-            where=self.where(),
-        )  # fmt: skip
-
-    def where(self) -> str:
-        """Say how to look at it."""
-        return f"It is sandbox {self.id}: look at {self.account.url}/api/sandboxes/{self.id}."
 
     # Content out.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -70,7 +69,6 @@ class RemoteSandbox(RemoteFiles):
         self.limits = limits
         self._rules = policy.network_rules()
         self._reader = ResultReader(account, limits)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
 
     # What runs.
@@ -175,7 +173,7 @@ class RemoteSandbox(RemoteFiles):
     async def _session(self, language: str, env: Mapping[str, str], *, is_apart: bool) -> RemoteSession:
         fields = {"language": language, "env": dict(env), "checkpoints": is_apart}
         facts = await self.ask_inside("session.open", fields, timeout_s=OPEN_S)
-        return RemoteSession(self, facts, is_apart=is_apart)
+        return RemoteSession(self, facts, self.result_of, is_apart=is_apart)
 
     # Ports.
 
@@ -254,14 +252,6 @@ class RemoteSandbox(RemoteFiles):
             return {**found, "is_paused": said.get("state") == "paused"}
         raise InvalidRequest(f"{op}: this is settled when a sandbox is opened at a service")
 
-    async def is_paused(self) -> bool:
-        """Tell whether somebody has paused it; where that cannot be known, it is not."""
-        with contextlib.suppress(ClocheError):
-            return (await ask(self.account, "sandbox.look", {"sandbox": self.id}, timeout_s=5.0)).get(
-                "state"
-            ) == "paused"
-        return False
-
     async def kill(self) -> None:
         """End it for everybody, and wait until nothing of it is left."""
         self._is_over = True
@@ -269,8 +259,7 @@ class RemoteSandbox(RemoteFiles):
 
     async def close(self) -> None:
         """End it, unless that was done; what cannot be ended ends after its lifetime."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=END_S)
+        await self.settle(END_S)
         if self._is_over:
             return
         try:
@@ -278,22 +267,6 @@ class RemoteSandbox(RemoteFiles):
         except (ClocheError, OSError) as error:
             if not (isinstance(error, RemoteUnavailable) and error.failure is Failure.NOT_FOUND):
                 log.warning("sandbox %s at %s could not be ended: %s", self.id, self.account.host, error)
-
-    def do_soon(self, verb: str, fields: Mapping[str, Any]) -> None:
-        """Do something whose outcome nobody waits for."""
-        before = tuple(self._tasks)
-
-        async def do() -> None:
-            if before:
-                await asyncio.wait(before)  # in the order in which it was asked for
-            try:
-                await self.ask_inside(verb, fields)
-            except (ClocheError, OSError) as error:
-                log.debug("%s of sandbox %s: %s", verb, self.id, error)
-
-        task = asyncio.ensure_future(do())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class RemoteConnection:

@@ -7,7 +7,7 @@ import base64
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
@@ -16,12 +16,10 @@ from cloche.core.processes import Detached
 from cloche.core.result import KillCause, Result, Status
 
 from ..live_streams import ByteStream
+from .calls import SandboxCalls
 from .connections import begin, outcome
 from .results import ResultReader
 from .wire import CANCEL_S, ERR, IN, OUT, Call
-
-if TYPE_CHECKING:
-    from .live import RemoteSandbox
 
 log = logging.getLogger("cloche.live")
 START_S = 60.0  # for the sandbox to say that a process has started
@@ -34,7 +32,7 @@ class RemoteProcess:
     """Hold one process; see core.protocols.OpenProcess."""
 
     def __init__(
-        self, sandbox: RemoteSandbox, limits: Limits, sink: Sink | None, *, timeout_s: float | None = None,
+        self, sandbox: SandboxCalls, limits: Limits, sink: Sink | None, *, timeout_s: float | None = None,
         has_terminal: bool = False, cwd: str | None = None,
     ):  # fmt: skip
         self._sandbox, self._limits, self._sink = sandbox, limits, sink

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.events import Sink, discard
@@ -13,21 +13,20 @@ from cloche.core.request import Request
 from cloche.core.result import Result
 
 from ..remote.failures import Failure, remote_error, scrub
+from .calls import SandboxCalls
 from .connections import begin
 from .sandbox import GRACE_S, RunEvents, counted_run, read_whole, run_outcome, write_whole
 from .wire import Call, TakeEvent
 
-if TYPE_CHECKING:
-    from .live import RemoteSandbox
-
 OPEN_S = 120.0
+ReadResult = Callable[[Mapping[str, Any]], Awaitable[Result]]
 
 
 class RemoteSession:
     """Run cells; see core.protocols.OpenSession, SupportsCollecting and SupportsFork."""
 
-    def __init__(self, sandbox: RemoteSandbox, facts: Mapping[str, Any], *, is_apart: bool):
-        self._opened_in, self._is_apart = sandbox, is_apart
+    def __init__(self, sandbox: SandboxCalls, facts: Mapping[str, Any], read_result: ReadResult, *, is_apart: bool):
+        self._opened_in, self._read_result, self._is_apart = sandbox, read_result, is_apart
         self.id = facts.get("id")
         if not isinstance(self.id, str) or not 0 < len(self.id) <= 256:
             raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no session", account=sandbox.account)
@@ -87,7 +86,7 @@ class RemoteSession:
         async with counted_run(here.account, timeout_s) as took:
             call = await self.begin("session.run", fields, on_event=events.take)
             said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
-            result = events.note(await here.result_of(said))
+            result = events.note(await self._read_result(said))
             took.append(result.duration)
         if result.meta.get("state") == "lost":
             self._is_alive = False
@@ -122,7 +121,7 @@ class RemoteSession:
             raise remote_error(
                 "cloche", Failure.BAD_ANSWER, detail=f"{len(forks)} forks of {count}", account=self._opened_in.account
             )
-        return [RemoteSession(self._opened_in, row, is_apart=True) for row in forks]
+        return [RemoteSession(self._opened_in, row, self._read_result, is_apart=True) for row in forks]
 
 
 class _WorkspaceApart:
