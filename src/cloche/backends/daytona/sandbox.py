@@ -25,7 +25,7 @@ from cloche.core.result import Observed, Result
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import ARGUMENTS, LEAST_PYTHON, Container, Link, Wire, boot_message
-from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import (
     ENVIRONMENT,
     IMAGE_PATH,
@@ -280,9 +280,7 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
 
     _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
 
-    def __init__(
-        self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
-    ):
+    def __init__(self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = new_machine()
         self._image: Image | None = None
@@ -290,7 +288,8 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        return await counted(self._machine, timeout_s, lambda: super(DaytonaOpenSandbox, self).run_streaming(request, sink))
+        run = super().run_streaming
+        return await counted(self._machine, timeout_s, lambda: run(request, sink))
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
@@ -341,7 +340,12 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
     backend = "daytona"
 
     def __init__(
-        self, *, new_machine: Callable[[Sequence[str]], Machine], policy: Policy, limits: Limits, enforcement: Enforcement
+        self,
+        *,
+        new_machine: Callable[[Sequence[str]], Machine],
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._new_machine = new_machine
@@ -355,7 +359,8 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         machine = self._machine
         if machine is None:
             raise InvalidRequest("this sandbox is closed; open another one")
-        return await counted(machine, timeout_s, lambda: super(DaytonaLiveSandbox, self).run_streaming(request, sink))
+        run = super().run_streaming
+        return await counted(machine, timeout_s, lambda: run(request, sink))
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
