@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import MultipartWriter, WSMsgType, web
 
 from cloche.backends.local.backend import LocalBackend
 from cloche.core.errors import SandboxFileNotFound
@@ -33,6 +33,7 @@ MOST_WAITING = 256  # messages for a client, as in the daemon
 USER: str | None = "root"  # of the daemon, and so of terminals
 SHELL: tuple[str, ...] = ("/bin/bash", "-i", "-l")
 LIMITS = Limits(memory_bytes=3 * GIB, disk_bytes=512 * MIB, tmp_bytes=256 * MIB, pids=2000, cpus=4)
+EXIT_CONTROL = "X-Daytona-Pty-Exit-Control"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -158,6 +159,7 @@ class DaytonaServer:
                 web.post("/toolbox/{id}/files/upload", self._upload),
                 web.post("/toolbox/{id}/files/bulk-upload", self._upload),
                 web.get("/toolbox/{id}/files/download", self._download),
+                web.post("/toolbox/{id}/files/bulk-download", self._download_all),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
@@ -269,7 +271,8 @@ class DaytonaServer:
         return {
             "id": box.id, "organizationId": "org-1", "name": box.name, "user": wanted.get("user") or "daytona",
             "env": wanted.get("env") or {}, "labels": wanted.get("labels") or {}, "public": bool(wanted.get("public")),
-            "networkBlockAll": bool(wanted.get("networkBlockAll")), "kvm": False, "target": wanted.get("target") or "us",
+            "networkBlockAll": bool(wanted.get("networkBlockAll")), "kvm": False,
+            "target": wanted.get("target") or "us",
             "snapshot": wanted.get("snapshot") or "daytonaio/sandbox", "cpu": 1, "gpu": 0, "memory": 1, "disk": 3,
             "state": box.state, "desiredState": "started", "sandboxClass": "container",
             "autoStopInterval": wanted.get("autoStopInterval", 15), "toolboxProxyUrl": self.toolbox_url,
@@ -303,7 +306,8 @@ class DaytonaServer:
 
     async def _create_and_connect(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        return await self._attach(request, {"id": query["id"], "cols": int(query["cols"]), "rows": int(query["rows"])})
+        wanted = {"id": query["id"], "cols": int(query["cols"]), "rows": int(query["rows"])}
+        return await self._attach(request, wanted)
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         wanted = self._box(request).terminals.get(request.match_info["terminal"])
@@ -311,7 +315,7 @@ class DaytonaServer:
 
     async def _attach(self, request: web.Request, wanted: dict[str, Any] | None) -> web.StreamResponse:
         box = self._box(request)
-        socket = web.WebSocketResponse(max_msg_size=64 * 1024)
+        socket = web.WebSocketResponse(max_msg_size=64 * 1024, protocols=(EXIT_CONTROL,))
         await socket.prepare(request)
         if wanted is None:
             why = "Failed to connect to PTY session: PTY session not found"
@@ -356,6 +360,13 @@ class DaytonaServer:
         except SandboxFileNotFound:
             return _refusal(404, "file not found", source="DAYTONA_DAEMON", code="FILE_NOT_FOUND")
         return web.Response(body=data, content_type="application/octet-stream")
+
+    async def _download_all(self, request: web.Request) -> web.StreamResponse:
+        opened, writer = self._box(request).opened, MultipartWriter("form-data")
+        for path in (await request.json())["paths"]:
+            part = writer.append(await opened.read_path(path, max_bytes=64 << 20))
+            part.set_content_disposition("form-data", quote_fields=False, name="file", filename=path)
+        return web.Response(body=writer)
 
 
 async def _read(process: Any, waiting: asyncio.Queue[bytes | None], socket: web.WebSocketResponse) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 import ssl
 from pathlib import Path
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-DAY = datetime.timedelta(days=1)
+DAY = dt.timedelta(days=1)
 
 
 class Authority:
@@ -21,12 +21,12 @@ class Authority:
     def __init__(self, folder: Path, name: str = "tests"):
         self._folder, self._name = folder, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(self._name, self._key, datetime.timedelta())
+        builder = self._builder(self._name, self._key, dt.timedelta())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.file = folder / f"{name}-ca.pem"
         self.file.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def server_context(self, host: str = "127.0.0.1", since: datetime.timedelta = -DAY) -> ssl.SSLContext:
+    def server_context(self, host: str = "127.0.0.1", since: dt.timedelta = -DAY) -> ssl.SSLContext:
         """Return what a server of this host uses; its certificate holds for two days, and begins `since` from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -43,9 +43,9 @@ class Authority:
         return context
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: datetime.timedelta
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: dt.timedelta
     ) -> x509.CertificateBuilder:
-        begin = datetime.datetime.now(datetime.UTC) + since
+        begin = dt.now(dt.UTC) + since
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

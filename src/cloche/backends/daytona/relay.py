@@ -155,9 +155,9 @@ def start_first(settings: dict[str, Any], uid: int, own: int) -> tuple[int, int,
                 os.dup2(fd, number)
             os.closerange(3, 64)
             os.setsid()
-            for name, most in settings["rlimits"].items():
+            for name, wanted in settings["rlimits"].items():
                 _, hard = resource.getrlimit(getattr(resource, name))
-                most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
                 resource.setrlimit(getattr(resource, name), (most, most))
             os.chdir("/")
             os.umask(0o022)

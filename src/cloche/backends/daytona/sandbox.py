@@ -25,7 +25,7 @@ from cloche.core.result import Observed, Result
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import ARGUMENTS, LEAST_PYTHON, Container, Link, Wire, boot_message
-from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
+from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import (
     ENVIRONMENT,
     IMAGE_PATH,
@@ -288,9 +288,8 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        return await counted(
-            self._machine, timeout_s, lambda: super(DaytonaOpenSandbox, self).run_streaming(request, sink)
-        )
+        run = super().run_streaming
+        return await counted(self._machine, timeout_s, lambda: run(request, sink))
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
@@ -360,7 +359,8 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         machine = self._machine
         if machine is None:
             raise InvalidRequest("this sandbox is closed; open another one")
-        return await counted(machine, timeout_s, lambda: super(DaytonaLiveSandbox, self).run_streaming(request, sink))
+        run = super().run_streaming
+        return await counted(machine, timeout_s, lambda: run(request, sink))
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""

@@ -55,7 +55,7 @@ class TerminalWire:
         try:
             call(lambda: self._boot(message), READY_S)
             kind, body = self._queue.get(timeout=READY_S) or (FAILED, self._why_over.encode())
-        except (TimeoutError, queue.Empty):
+        except (OSError, queue.Empty):  # TimeoutError is one
             raise StartFailed(f"no Python listens in a sandbox at Daytona{self._shown()}", step="boot") from None
         if kind != FOUND:
             why = body.decode("utf-8", "replace")[:600] if kind == FAILED else "it does not speak our protocol"
@@ -122,6 +122,8 @@ class TerminalWire:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep())]
         await self._socket.send_bytes(LINE.encode())
         await asyncio.wait([self._has_mark])
+        if self._why_over:
+            return
         for at in range(0, len(message), PIECE):
             await self._socket.send_bytes(message[at : at + PIECE])
 
