@@ -27,7 +27,7 @@ IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true",
 OTHER = "3.13"
 NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
-AT_ONCE = 3
+AT_ONCE = 3  # in the soak; `make test` runs all of its lanes beside each other
 # The longest that a test leaves something lying about which `cloche gc` is to remove, seen by those beside it.
 LIES_ABOUT_S = "180"
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
@@ -163,8 +163,16 @@ def spread(python: str, workers: int) -> list[str]:
 
 
 def gate_lanes(user: Path) -> list[Lane]:
-    """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise."""
-    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 6))]
+    """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise.
+
+    The units compute more than they wait, and all workers read all that is theirs: so units have one process, and no
+    worker of the others reads them.
+    """
+    words = ["-m", "not soak", "--durations=25"]
+    lanes = [
+        Lane("all", here(), folder("all"), [*words, "--ignore=tests/unit"], spread(sys.executable, 5)),
+        Lane("units", here(), folder("units"), [*words, "tests/unit"]),
+    ]
     if IS_ROOT:
         words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
         command = ["scripts/test_as_user.sh", str(user)]
@@ -230,11 +238,11 @@ def stop(number: int, _: object) -> None:
             lane.tell(number)
 
 
-def run(lanes: Sequence[Lane], tests: Sequence[str] = ()) -> None:
+def run(lanes: Sequence[Lane], tests: Sequence[str] = (), at_once: int = AT_ONCE) -> None:
     """Run lanes, some at once, or only these tests of one; then show what was not shown, that of failures last."""
     waiting = list(lanes)
     while running or (waiting and not stopped_by):
-        while waiting and len(running) < AT_ONCE and not stopped_by:
+        while waiting and len(running) < at_once and not stopped_by:
             running.append(waiting.pop(0))
             running[-1].start(tests, is_shown=running[-1] is lanes[0])
         running[:] = [lane for lane in running if not lane.has_ended()]
@@ -243,9 +251,9 @@ def run(lanes: Sequence[Lane], tests: Sequence[str] = ()) -> None:
         print(f"\n===== {lane.name} =====\n{lane.log.read_text(errors='replace')}", flush=True)
 
 
-def judge(lanes: list[Lane]) -> int:
+def judge(lanes: list[Lane], at_once: int = AT_ONCE) -> int:
     """Run all, look again at what failed, and say what came of it in the last lines; return 0 when all is well."""
-    run(lanes)
+    run(lanes, at_once=at_once)
     if not IN_CI and any(lane.code == NO_SUCH_PYTHON for lane in lanes):
         print(f"gate: no Python {OTHER} here (pyenv or your system's packages bring it): left out")
         lanes = [lane for lane in lanes if lane.code != NO_SUCH_PYTHON]
@@ -288,7 +296,8 @@ def main(target: str = "", area: str = "") -> int:
     os.environ["TESTED_BESIDE_S"] = LIES_ABOUT_S
     user = Path(tempfile.mkdtemp(prefix="test-as-user.", dir="/var/tmp"))
     try:
-        return judge(gate_lanes(user) if target == "test" else soak_lanes(user, area))
+        lanes = gate_lanes(user) if target == "test" else soak_lanes(user, area)
+        return judge(lanes, len(lanes) if target == "test" else AT_ONCE)
     finally:
         shutil.rmtree(user, ignore_errors=True)
 

@@ -3,33 +3,34 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
-Cloche = Callable[..., subprocess.CompletedProcess[str]]
+from cloche.cli.app import root
+
+Cloche = Callable[..., Result]
 
 
 @pytest.fixture
-def cloche(tmp_path: Path) -> Cloche:
-    """Return a function that runs the command line with a database of its own, and checks its exit code."""
-    ours = {"CLOCHE_DATABASE": str(tmp_path / "records" / "records.db"), "CLOCHE_AUDIT": "off", "HOME": str(tmp_path)}
-    known = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "SANDBOX_", "XDG_"))}
+def cloche(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloche:
+    """Return a function that runs the command line with a database of its own, and checks its exit code.
 
-    def run(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "cloche", *words],
-            cwd=tmp_path,
-            env={**known, **ours, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
+    In this process: a new one would import the database's library for each command.
+    """
+    for name in [name for name in os.environ if name.startswith(("CLOCHE_", "SANDBOX_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    ours = {"CLOCHE_DATABASE": str(tmp_path / "records" / "records.db"), "CLOCHE_AUDIT": "off", "HOME": str(tmp_path)}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> Result:
+        done = CliRunner().invoke(root, words, env=env, prog_name="cloche")
+        assert done.exit_code == code, done.stderr
         return done
 
     return run

@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import CHECKS
-from schemathesis.core.failures import FailureGroup
 
 from tests.harness.service import Service, serving
 
@@ -41,6 +38,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def _try_all(service: Service, scopes: tuple[str, ...], examples: int) -> list[str]:
     """Try each operation with a key of some scopes; return what was wrong."""
+    import schemathesis
+    from schemathesis.checks import CHECKS
+
     headers = {"Authorization": f"Bearer {service.new_key(*scopes)}"} if scopes else {}
     admin = {"Authorization": f"Bearer {service.key}"}
     schema = schemathesis.openapi.from_url(f"{service.address}/api/openapi.json", headers=admin)
@@ -55,6 +55,8 @@ def _try_all(service: Service, scopes: tuple[str, ...], examples: int) -> list[s
 
 
 def _try(operation: Any, headers: dict[str, str], checks: list[Any], examples: int) -> list[str]:
+    from schemathesis.core.failures import FailureGroup
+
     faults: list[str] = []
 
     @given(case=operation.as_strategy())
