@@ -45,7 +45,7 @@ class Fault:
     `kind` is a status, or one of `hang` (no first byte ever comes), `html` (a proxy's page), `half` (of a body),
     `junk`, `other` and `empty` (no JSON, another one, none), `drop` (nothing is answered), `lost` (it is done, and the
     answer lost), `cut` (a stream breaks off when the process has written `after` bytes) and `mute` (it then says
-    nothing more).
+    nothing more); or a code of Connect's, which ends a stream that had begun with 200.
     """
 
     where: str
@@ -54,6 +54,7 @@ class Fault:
     skip: int = 0
     after: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
+    message: str = ""
 
 
 @dataclass
@@ -472,7 +473,7 @@ async def spoil(fault: Fault, writer: asyncio.StreamWriter) -> None:
     if fault.kind == "drop":
         raise Hangup
     if fault.kind.isdigit():
-        body = {"code": int(fault.kind), "message": f"said by the server with {KEY}"}
+        body = {"code": int(fault.kind), "message": fault.message or f"said by the server with {KEY}"}
         await respond(writer, int(fault.kind), body, fault.headers)
     elif fault.kind == "html":
         await respond(writer, 502, b"<html><h1>502 Bad Gateway</h1></html>", kind="text/html")
@@ -480,6 +481,11 @@ async def spoil(fault: Fault, writer: asyncio.StreamWriter) -> None:
         writer.write(head_of(201, {"content-type": JSON, "content-length": "500"}) + b'{"sandboxID": "i')
         await writer.drain()
         raise Hangup
+    elif fault.kind in ("permission_denied", "unauthenticated"):
+        await begin_stream(writer)
+        await send_frame(writer, {"error": {"code": fault.kind, "message": "said by the agent"}}, flags=2)
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
     else:
         body = {"junk": b'{"sandboxID": 7, "templateID"', "empty": b"", "other": b'{"a": 1}'}[fault.kind]
         await respond(writer, 201, body)

@@ -342,6 +342,14 @@ def test_each_failure_has_its_sentence(
     assert KEY not in everything
 
 
+def test_too_many_sandboxes_at_once_are_a_quota(server: E2BServer, account: RemoteAccount) -> None:
+    """E2B answers with the status of too many requests, where waiting a moment would not help."""
+    message = "you have reached the maximum number of concurrent E2B sandboxes (20)"
+    server.faults.append(Fault(CREATE, "429", message=message))
+    with pytest.raises(RemoteUnavailable, match=r"quota is used up.*\(20\)"):
+        run(account, "1")
+
+
 def test_it_asks_again_where_it_may(server: E2BServer, account: RemoteAccount) -> None:
     """A provider that wants a moment, and has done nothing, gets it."""
     server.faults.append(Fault(CREATE, "429", times=2, headers={"retry-after": "0.1"}))
@@ -387,7 +395,7 @@ def test_who_no_longer_waits_does_not_have_to(
     assert time.monotonic() - began < 4
 
 
-@pytest.mark.parametrize("kind", ["401", "500", "html", "drop", "junk", "hang"])
+@pytest.mark.parametrize("kind", ["401", "500", "html", "drop", "junk", "hang", "permission_denied"])
 def test_an_agent_that_fails_runs_nothing(
     server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

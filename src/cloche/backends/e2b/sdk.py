@@ -39,8 +39,13 @@ ANSWER_S, CREATE_S, MARGIN_S = 30.0, 90.0, 10.0
 CONNECT_S, CONNECT_TRIES = 10.0, 2
 MOST_ANSWER_BYTES, MOST_ERROR_BYTES, MOST_MESSAGE_BYTES = 8 << 20, 64 << 10, 16 << 20
 KEY_HEADER = "x-api-key"
+TOO_MANY = "maximum number of concurrent"  # sandboxes, as E2B says it; the status is that of too many requests
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?")
+_BY_CODE = {
+    "unauthenticated": Failure.UNAUTHORIZED, "permission_denied": Failure.FORBIDDEN, "not_found": Failure.NOT_FOUND,
+    "resource_exhausted": Failure.RATE_LIMITED, "deadline_exceeded": Failure.TIMEOUT,
+}  # fmt: skip
 _CERTIFICATE = re.compile(r"certificate|tls|ssl|unknownissuer|notvalid", re.IGNORECASE)
 T = TypeVar("T")
 
@@ -183,7 +188,8 @@ class Provider:
             return self.failure(Failure.TIMEOUT)
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
             return self.failure(Failure.BAD_ANSWER, detail=f"{type(error).__name__} while it was read")
-        return self.failure(Failure.SERVER, detail=str(error))
+        code = str(getattr(getattr(error, "code", None), "value", ""))  # of a process's stream
+        return self.failure(_BY_CODE.get(code, Failure.SERVER), detail=str(error))
 
     def failure(self, failure: Failure, **more: Any) -> RemoteUnavailable:
         """Return an error about this account."""
@@ -301,10 +307,12 @@ class AccountTransport:
                 if len(body) > MOST_ERROR_BYTES:
                     break
         failure = by_status(answer.status) if answer.status >= 400 else Failure.BAD_ANSWER
+        detail = _message(answer.headers.get("content-type", ""), body)
+        if failure is Failure.RATE_LIMITED and TOO_MANY in detail:
+            failure = Failure.QUOTA
         return self._provider.failure(
-            failure, status=answer.status, detail=_message(answer.headers.get("content-type", ""), body),
-            retry_after_s=_seconds(answer.headers.get("retry-after", "")),
-        )  # fmt: skip
+            failure, status=answer.status, detail=detail, retry_after_s=_seconds(answer.headers.get("retry-after", ""))
+        )
 
     def _bounded(self, answer: Any) -> Any:
         content = self._pieces(answer.content)

@@ -21,6 +21,7 @@ CHUNK = 65_536
 
 # Counters.
 MUCH_BYTES = 64 << 20
+PRIVATE, PRIVATE_PARTS = "RssAnon:", "Pss_Anon:"  # rows of files about a process
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"
 # Of either version of control groups.
 PLACES = {
@@ -152,8 +153,8 @@ class Counters:
                 self.fds[name] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-        # gVisor shows no limits of a process; there, its own figures are asked.
-        self.sums_memory = "stat" not in self.fds and os.path.exists("/proc/self/limits")
+        # gVisor tells no private memory of a process; there, the figures of its kernel are asked.
+        self.sums_memory = "stat" not in self.fds and memory_of("self", "status", PRIVATE) > 0
 
     @property
     def counts_processes(self) -> bool:
@@ -203,11 +204,11 @@ class Counters:
 def summed_memory() -> int:
     """Return the private memory of all processes of this namespace but this one; pages of several count in parts."""
     own = str(os.getpid())
-    sums = [(pid, memory_of(pid, "status", "RssAnon:")) for pid in os.listdir("/proc") if pid.isdigit() and pid != own]
+    sums = [(pid, memory_of(pid, "status", PRIVATE)) for pid in os.listdir("/proc") if pid.isdigit() and pid != own]
     sums = [(pid, held) for pid, held in sums if held]
     total = sum(held for _, held in sums)
     if len(sums) > 1 and total > MUCH_BYTES:  # looking closer takes the kernel as long as there is memory
-        total = sum(memory_of(pid, "smaps_rollup", "Pss_Anon:") or held for pid, held in sums)
+        total = sum(memory_of(pid, "smaps_rollup", PRIVATE_PARTS) or held for pid, held in sums)
     return total
 
 
