@@ -325,8 +325,8 @@ class DaytonaServer:
         box.sockets.append(socket)
         process = await box.opened.start_process(
             ProcessRequest(
-                argv=self.shell, user=self.user, cwd=wanted.get("cwd") or "/", terminal=(wanted["rows"], wanted["cols"]),
-                env={"TERM": "xterm-256color", **(wanted.get("envs") or {})},
+                argv=self.shell, user=self.user, cwd=wanted.get("cwd") or "/",
+                terminal=(wanted["rows"], wanted["cols"]), env={"TERM": "xterm-256color", **(wanted.get("envs") or {})},
             )
         )  # fmt: skip
         await socket.send_json({"type": "control", "status": "connected"})

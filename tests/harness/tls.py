@@ -45,7 +45,7 @@ class Authority:
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: dt.timedelta
     ) -> x509.CertificateBuilder:
-        begin = dt.now(dt.UTC) + since
+        begin = dt.datetime.now(dt.UTC) + since
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
