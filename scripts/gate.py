@@ -79,8 +79,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
     "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
 }
-# The package of E2B at the lower bound of its extra.
-OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path)}
+# The packages of E2B and Daytona at the lower bounds of their extras.
+OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
 
 
 class Account(NamedTuple):
