@@ -192,6 +192,7 @@ class E2BServer:
         self.key, self.faults, self.requests = key, list[Fault](), list[Asked]()
         self.sandboxes: dict[str, Sandbox] = {}
         self.made = 0  # sandboxes, ever
+        self._came = threading.Condition()
         place = certificate or folder / "server"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(place / "cert.pem", place / "key.pem")
@@ -230,11 +231,13 @@ class E2BServer:
         for one in sandbox.processes.values():
             one.task.cancel()
 
-    def busy(self) -> int:
-        """Count the processes that run."""
-        return sum(
-            one.made.returncode is None for sandbox in self.sandboxes.values() for one in sandbox.processes.values()
-        )
+    def wait_for(self, what: str) -> None:
+        """Wait until a request has come whose method and path match."""
+        with self._came:
+            came = self._came.wait_for(
+                lambda: any(re.search(what, f"{one.method} {one.path}") for one in self.requests), 30
+            )
+        assert came, f"nothing like {what} was asked"
 
     def end_all(self) -> None:
         """End the sandboxes, as when their time is up."""
@@ -253,7 +256,9 @@ class E2BServer:
         self._tasks.add(task)
         try:
             while (asked := await read_request(reader)) is not None:
-                self.requests.append(asked)
+                with self._came:
+                    self.requests.append(asked)
+                    self._came.notify_all()
                 await self._answer(asked, writer)
         except (Hangup, OSError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
             writer.transport.abort()
