@@ -393,6 +393,25 @@ def test_a_sandbox_that_cannot_be_used_is_deleted(
 # What is lost on the way.
 
 
+@pytest.mark.parametrize("name", ["open", "open_live"])
+def test_a_sandbox_that_nobody_waits_for_is_deleted(server: DaytonaServer, account: RemoteAccount, name: str) -> None:
+    """Who gives up while it is made is free soon, and nothing of it is left."""
+    server.states = ["creating"] * 10_000
+
+    async def main() -> None:
+        async with getattr(DaytonaBackend(account), name)(Policy(), Limits()) as sandbox:
+            running = asyncio.create_task(sandbox.run(Request(code="print(1)")))
+            while not server.boxes:  # noqa: ASYNC110 - of another thread
+                await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    begun = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - begun < 30
+
+
 def test_a_link_that_is_lost_leaves_the_outcome_unknown(server: DaytonaServer, account: RemoteAccount) -> None:
     """The code was sent, so nobody may say that it did not run; the program does not go on there."""
 

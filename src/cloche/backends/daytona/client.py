@@ -23,7 +23,7 @@ import ssl
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -115,6 +115,7 @@ class Client:
     def __init__(self, account: RemoteAccount):
         self.account = account
         self.host = urlsplit(account.url or URL).netloc
+        self.is_given_up = False  # nobody waits for a sandbox any more
         self._session: Any = None
         self._api: Any = None
 
@@ -186,6 +187,8 @@ class Client:
             raise self.error(Failure.NO_NETWORK, reason) from None
         except (ValueError, RecursionError) as error:
             raise self.error(Failure.BAD_ANSWER, type(error).__name__) from None
+        except RuntimeError:  # of a session that was closed meanwhile
+            raise self.error(Failure.NO_NETWORK, "the connection was closed") from None
 
     async def _connected(self) -> Any:
         """Return the session; it is opened when it is first asked for."""
@@ -246,34 +249,40 @@ class Client:
         return self.error(failure, message, status=status, retry_after_s=_seconds(headers.get("Retry-After")))
 
     async def _create(self, name: str, wanted: Mapping[str, Any]) -> Found:
-        models = importlib.import_module(API)
-        body = models.CreateSandbox(name=name, **wanted)
-        for attempt in range(1, TRIES + 1):
-            try:
-                answer = await self._ask("create_sandbox", create_sandbox=body)
-                break
-            except RemoteUnavailable as error:
-                wait_s = error.retry_after_s if error.failure is Failure.RATE_LIMITED else None
-                if attempt == TRIES or wait_s is None or wait_s > MOST_WAIT_S:
-                    raise
-                await asyncio.sleep(wait_s)
-            except importlib.import_module(HTTP).ClientConnectorError as error:
-                if attempt == TRIES or isinstance(error, ssl.SSLError) or "ssl" in type(error).__name__.lower():
-                    raise
-                if "Certificate" in type(error).__name__:
-                    raise
-                await asyncio.sleep(REFUSED_WAIT_S)  # nobody has heard of it
-        found = self._found(answer)
+        body = importlib.import_module(API).CreateSandbox(name=name, **wanted)
+        found = self._found(await self._ask_until_heard("create_sandbox", create_sandbox=body))
         while found.state != READY:
             if found.state in GONE:
                 said = f": {scrub(found.reason, self.account)}" if found.reason else ""
                 raise StartFailed(f"the sandbox at Daytona did not start, it is {found.state!r}{said}", step="create")
+            if self.is_given_up:
+                raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
             await asyncio.sleep(POLL_S)
             found = self._found(await self._ask("get_sandbox", sandbox_id_or_name=found.id))
         if not found.toolbox:
             answer = await self._ask("get_toolbox_proxy_url", sandbox_id=found.id)
-            found = self._found({"id": found.id, "state": found.state, "toolboxProxyUrl": answer.get("url")})
+            told = self._found({"id": found.id, "toolboxProxyUrl": answer.get("url")})
+            found = replace(found, toolbox=told.toolbox)
         return found
+
+    async def _ask_until_heard(self, name: str, **given: Any) -> Any:
+        """Ask again where nobody can have heard of it, a few times: a connection refused, or a short wait asked for."""
+        http = importlib.import_module(HTTP)
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._ask(name, **given)
+            except RemoteUnavailable as error:
+                wait_s = error.retry_after_s if error.failure is Failure.RATE_LIMITED else None
+                if attempt == TRIES or wait_s is None or wait_s > MOST_WAIT_S:
+                    raise
+            except http.ClientSSLError:
+                raise
+            except http.ClientConnectorError:
+                if attempt == TRIES:
+                    raise
+                wait_s = REFUSED_WAIT_S
+            await asyncio.sleep(wait_s)
+        raise self.error(Failure.TIMEOUT)
 
     def _found(self, answer: Any) -> Found:
         """Return what is said of a sandbox. Raises RemoteUnavailable where that cannot be true."""

@@ -135,8 +135,8 @@ class Machine:
 
     def end(self) -> None:
         """Have nothing of it left at the provider; whoever comes second waits for the first."""
+        self.is_lost = self.client.is_given_up = True
         with self._turn:
-            self.is_lost = True
             found = self.found if not self._is_deleted else None
             self._is_deleted = self._is_deleted or found is not None
             ticket, self._ticket = self._ticket, None
