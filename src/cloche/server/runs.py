@@ -4,6 +4,7 @@ Theory of operation: `submit` refuses before anything is kept, where the queue i
 task waits for one of as many places as the library runs at once; keys take turns. Whoever waits for the result, or
 reads the events, holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are
 missing. A run whose row cannot be written does not start; one that ended is answered when its result is committed.
+The rows of a run that is `noted_beside` are written while it goes on, as long as the database takes rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +60,7 @@ class RunOrder:
     size: int
     returns_files: bool = False
     has_events: bool = True
+    noted_beside: bool = False
     idempotency_key: str | None = None
     request_sha256: bytes | None = None
 
@@ -98,6 +100,8 @@ class RunQueue:
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.waiting = self.running = self._bytes = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
+        self._beside: set[asyncio.Task[None]] = set()  # rows that nobody waits for
+        self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
 
@@ -121,13 +125,10 @@ class RunQueue:
         self._waiting_of[order.api_key] += 1
         self._bytes += order.size
         try:
-            await self._writer.write(
-                lambda session: run_records.begin(
-                    session, id=live.id, project=order.project, worker=self._worker, session_id=order.session_id,
-                    api_key=order.api_key, idempotency_key=order.idempotency_key,
-                    request_sha256=order.request_sha256, summary=order.summary,
-                )
-            )  # fmt: skip
+            if order.noted_beside and self._takes_rows:
+                self._write_beside(self._begin_row(live, order))
+            else:
+                await self._begin_row(live, order)
         except BaseException:
             self._leave_queue(order)
             raise
@@ -135,6 +136,31 @@ class RunQueue:
         live.task = asyncio.ensure_future(self._run(live, order))
         live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
+
+    async def _begin_row(self, live: LiveRun, order: RunOrder) -> None:
+        try:
+            await self._writer.write(
+                lambda session: run_records.begin(
+                    session, id=live.id, project=order.project, worker=self._worker, session_id=order.session_id,
+                    api_key=order.api_key, idempotency_key=order.idempotency_key,
+                    request_sha256=order.request_sha256, summary=order.summary,
+                )
+            )  # fmt: skip
+        except RecordsFailed:
+            self._takes_rows = False
+            raise
+        self._takes_rows = True
+
+    def _write_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Write a row while the run goes on; rows are written in the order in which that was asked for."""
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._written_beside)
+
+    def _written_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the row of a run could not be written", exc_info=error)
 
     @asynccontextmanager
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
@@ -164,6 +190,8 @@ class RunQueue:
                 task.cancel()
             if left:
                 await asyncio.wait(left)
+        if self._beside:
+            await asyncio.wait(self._beside, timeout=2 * RETRY_S)
         if self._unwritten:
             _, left_unwritten = await asyncio.wait(self._unwritten, timeout=2 * RETRY_S)
             for writing in left_unwritten:
@@ -205,7 +233,11 @@ class RunQueue:
             noting.cancel()
             self.running -= 1
             self._places.release()
-        await self._record(live.id, str(result.status), stored)
+        recording = self._record(live.id, str(result.status), stored)
+        if order.noted_beside and self._takes_rows:
+            self._write_beside(recording)
+        else:
+            await recording
         self._note_end(live, str(result.status), time.monotonic() - begun)
         if order.has_events:
             live.events.add("result", document)
