@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from websockets.sync.server import ServerConnection, serve
 from cloche.core.remote import RemoteAccount, Secret
 
 from .containers import make_certificates
-from .service import Service, serving
+from .service import END_S, Service, serving
 
 
 def account_at(url: str, key: str, ca_file: Path | str = "", **more: object) -> RemoteAccount:
@@ -40,7 +41,19 @@ def serving_tls(home: Path, *words: str, **variables: str) -> Iterator[tuple[Ser
     """Serve over TLS for the body, which gets the service and the account of its first key."""
     certificates = make_certificates(home / "certificates")
     with serving(home, *tls_words(certificates), *words, **variables) as service:
+        _wait_until_it_listens(urlsplit(service.address).port or 443)
         yield service, account_at(service.address, service.key, certificates / "ca.pem")
+
+
+def _wait_until_it_listens(port: int) -> None:
+    """Wait for a moment: it says where it is before it listens there."""
+    ends = time.monotonic() + END_S
+    while time.monotonic() < ends:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"nobody listens at {port}")
 
 
 class Relay:

@@ -109,6 +109,8 @@ class LiveRun:
     task: asyncio.Task[str] | None = None
     is_begun: bool = False
     is_cancelled: bool = False
+    has_row: bool = False
+    row: asyncio.Task[None] | None = None  # which writes it, a little later
 
     async def wait(self) -> str:
         """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""

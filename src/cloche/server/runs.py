@@ -4,6 +4,8 @@ Theory of operation: `submit` refuses before anything is kept, where the queue i
 task waits for one of as many places as the library runs at once; keys take turns. Whoever waits for the result, or
 reads the events, holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are
 missing. A run whose row cannot be written does not start; one that ended is answered when its result is committed.
+Nobody waits for the row of a run that is `noted_beside`, as long as the database takes rows: that of a short one is
+written once it has ended, of a longer one soon after it was taken.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +43,7 @@ FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, the oldest are given up sooner
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
+BESIDE_S = 0.1  # after which a run that goes on has a row, where nobody waits for that
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
@@ -59,6 +62,7 @@ class RunOrder:
     size: int
     returns_files: bool = False
     has_events: bool = True
+    noted_beside: bool = False
     idempotency_key: str | None = None
     request_sha256: bytes | None = None
 
@@ -98,6 +102,8 @@ class RunQueue:
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.waiting = self.running = self._bytes = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
+        self._beside: set[asyncio.Task[None]] = set()  # rows that nobody waits for
+        self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
 
@@ -121,13 +127,10 @@ class RunQueue:
         self._waiting_of[order.api_key] += 1
         self._bytes += order.size
         try:
-            await self._writer.write(
-                lambda session: run_records.begin(
-                    session, id=live.id, project=order.project, worker=self._worker, session_id=order.session_id,
-                    api_key=order.api_key, idempotency_key=order.idempotency_key,
-                    request_sha256=order.request_sha256, summary=order.summary,
-                )
-            )  # fmt: skip
+            if order.noted_beside and self._takes_rows:
+                live.row = asyncio.ensure_future(self._begin_soon(live, order))
+            else:
+                await self._begin_row(live, order)
         except BaseException:
             self._leave_queue(order)
             raise
@@ -135,6 +138,31 @@ class RunQueue:
         live.task = asyncio.ensure_future(self._run(live, order))
         live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
+
+    async def _begin_row(self, live: LiveRun, order: RunOrder) -> None:
+        live.has_row = True
+        try:
+            await self._writer.write(partial(_begin, live=live, order=order, worker=self._worker))
+        except RecordsFailed:
+            self._takes_rows = False
+            raise
+        self._takes_rows = True
+
+    async def _begin_soon(self, live: LiveRun, order: RunOrder) -> None:
+        await asyncio.sleep(BESIDE_S)
+        if not live.has_row:
+            self._write_beside(self._begin_row(live, order))
+
+    def _write_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Write a row while the run goes on; rows are written in the order in which that was asked for."""
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._written_beside)
+
+    def _written_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the row of a run could not be written", exc_info=error)
 
     @asynccontextmanager
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
@@ -164,6 +192,8 @@ class RunQueue:
                 task.cancel()
             if left:
                 await asyncio.wait(left)
+        if self._beside:
+            await asyncio.wait(self._beside, timeout=2 * RETRY_S)
         if self._unwritten:
             _, left_unwritten = await asyncio.wait(self._unwritten, timeout=2 * RETRY_S)
             for writing in left_unwritten:
@@ -203,9 +233,15 @@ class RunQueue:
             raise
         finally:
             noting.cancel()
+            if live.row is not None:
+                live.row.cancel()
             self.running -= 1
             self._places.release()
-        await self._record(live.id, str(result.status), stored)
+        recording = self._record(live, order, str(result.status), stored)
+        if order.noted_beside and self._takes_rows:
+            self._write_beside(recording)
+        else:
+            await recording
         self._note_end(live, str(result.status), time.monotonic() - begun)
         if order.has_events:
             live.events.add("result", document)
@@ -236,15 +272,22 @@ class RunQueue:
         status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
         self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
-        await self._record(live.id, status, document)
+        await self._record(live, order, status, document)
 
-    async def _record(self, run_id: str, status: str, document: Encoded | Mapping[str, Any]) -> None:
+    async def _record(self, live: LiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any]) -> None:
         """Write how a run ended: now, or once the database can be used again, so that whoever waits has the result."""
-        work = partial(run_records.finish, id=run_id, status=status, document=document)
+        has_row, live.has_row = live.has_row, True
+
+        def work(session: Session) -> None:
+            if not has_row:
+                _begin(session, live=live, order=order, worker=self._worker)
+            run_records.finish(session, id=live.id, status=status, document=document)
+
         try:
             await self._writer.write(work)
         except RecordsFailed:
-            log.exception("the end of %s is written later", run_id)
+            self._takes_rows = False
+            log.exception("the end of %s is written later", live.id)
             task = asyncio.ensure_future(self._record_later(work))
             self._unwritten.add(task)
             task.add_done_callback(self._unwritten.discard)
@@ -290,6 +333,13 @@ class RunQueue:
     def _forget(self, run_id: str) -> None:
         self._live.pop(run_id, None)
         self._kept_bytes -= self._kept.pop(run_id, 0)
+
+
+def _begin(session: Session, *, live: LiveRun, order: RunOrder, worker: str) -> None:
+    run_records.begin(
+        session, id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
+        idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
+    )  # fmt: skip
 
 
 def is_repeated(error: Exception) -> bool:

@@ -193,7 +193,9 @@ async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
         results.append(await order.start(sink))
         return results[0]
 
-    live = await asked.service.runs.submit(replace(order, start=start, returns_files=False, has_events=one.stream))
+    live = await asked.service.runs.submit(
+        replace(order, start=start, returns_files=False, has_events=one.stream, noted_beside=True)
+    )
     async with _ended_with(live):
         await call.event("run", {"id": live.id})
         if one.stream:
