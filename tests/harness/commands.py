@@ -14,12 +14,11 @@ SERVER = Path(__file__).parent / "programs" / "imported.py"
 PROGRAM = """\
 #!{python} -IS
 import marshal, posix, sys, _socket
-asking = _socket.socket(_socket.AF_UNIX)
+asking = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 asking.connect({socket!r})
 mask = posix.umask(0)
 posix.umask(mask)
-variables = {{name.decode(): value.decode() for name, value in posix.environ.items()}}
-told = marshal.dumps((sys.argv[1:], posix.getcwd(), mask, variables))
+told = marshal.dumps((sys.argv[1:], posix.getcwd(), mask, posix.environ))
 streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
 asking.sendmsg([told], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
 posix._exit(int(asking.recv(4) or 125))

@@ -12,6 +12,7 @@ from cloche.core.enforcement import Level
 from cloche.core.policy import Policy
 from cloche.packages import steps
 from cloche.sync import Session
+from tests.harness.commands import imported
 from tests.harness.sessions import Driver
 
 
@@ -41,6 +42,19 @@ def settings_of_nobody_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG", "INPUTRC", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def cloche_imported() -> Iterator[Path]:
+    """Give the folder of a program `cloche` that starts in a moment: a command's imports are most of what it costs."""
+    with imported() as folder:
+        yield folder
+
+
+@pytest.fixture
+def cloche_on_path(cloche_imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have that program found first."""
+    monkeypatch.setenv("PATH", f"{cloche_imported}:{os.environ['PATH']}")
 
 
 @pytest.fixture

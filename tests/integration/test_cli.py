@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "cloche_on_path")
 
 _PIPES: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 30}
 COMMAND = [sys.executable, "-m", "cloche"]
@@ -30,7 +30,7 @@ def _no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command with pipes for all three streams."""
-    return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, check=False, timeout=60)
+    return subprocess.run(["cloche", *words], input=stdin, capture_output=True, check=False, timeout=60)
 
 
 def write(path: Path, text: str) -> str:

@@ -19,7 +19,6 @@ import pytest
 
 from cloche.config.keys import LIMIT_FIELDS, VARIABLE_READERS, YAML_READERS
 from cloche.core.result import Status
-from tests.harness.commands import imported
 from tests.harness.texts import blocks, commands, matches
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +31,6 @@ def examples(kind: str) -> Iterator[object]:
     for document in DOCUMENTS:
         for number, text in enumerate(blocks(document, kind), 1):
             yield pytest.param(text, id=f"{document.relative_to(ROOT)}-{number}")
-
-
-@pytest.fixture(scope="session")
-def programs() -> Iterator[Path]:
-    """Give the folder of a `cloche` that starts in a moment: the documents have a hundred of them."""
-    with imported() as folder:
-        yield folder
 
 
 @pytest.fixture
@@ -74,7 +66,7 @@ def test_a_program_in_the_documents_runs(text: str, tmp_path: Path, surroundings
     ],
 )
 def test_a_terminal_session_in_the_documents_is_true(
-    document: Path, tmp_path: Path, surroundings: Mapping[str, str], programs: Path
+    document: Path, tmp_path: Path, surroundings: Mapping[str, str], cloche_imported: Path
 ) -> None:
     """Each command prints what the document says it prints; the project's examples lie where they do in a checkout."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -84,7 +76,7 @@ def test_a_terminal_session_in_the_documents_is_true(
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
-            env={**surroundings, "PATH": f"{programs}:{surroundings['PATH']}"},
+            env={**surroundings, "PATH": f"{cloche_imported}:{surroundings['PATH']}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

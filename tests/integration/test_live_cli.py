@@ -16,16 +16,14 @@ import cloche as library
 from tests.harness.processes import children, wait_for_word
 from tests.harness.terminals import Terminal
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")]
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
 PROMPT = "ready> "
 LONG_S = 100
 
 
 def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command line with pipes."""
-    return subprocess.run(
-        [sys.executable, "-m", "cloche", *words], input=stdin, capture_output=True, timeout=LONG_S, check=False
-    )
+    return subprocess.run(["cloche", *words], input=stdin, capture_output=True, timeout=LONG_S, check=False)
 
 
 # With pipes.

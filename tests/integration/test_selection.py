@@ -19,7 +19,7 @@ import cloche
 from cloche.core.enforcement import Level
 from tests.harness.containers import Daemon, open_daemon
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "cloche_on_path")
 
 REFUSING = Path(__file__).parents[1] / "harness/programs/refusing.py"
 RUN = """
@@ -80,9 +80,7 @@ def deaf_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    return subprocess.run(
-        [sys.executable, "-m", "cloche", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
+    return subprocess.run(["cloche", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
 def where_namespaces_are_refused(cwd: Path, **keywords: object) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from tests.harness.terminals import COMMAND, Terminal
 
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Pipe cells in."""
-    return subprocess.run([*COMMAND, *words], input=text, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        ["cloche", "session", *words], input=text, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_piped_cells_run_in_order() -> None:

@@ -23,7 +23,7 @@ from cloche.skills.skill import Skill
 from tests.harness.containers import ROOT, Daemon
 from tests.harness.texts import CARD, write_skill
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "cloche_on_path")
 EXAMPLE = ROOT / "examples" / "skills" / "word-count"
 NOTES = {"notes.txt": "the cat and the dog\nthe cat\n"}
 # What a script can see of where it is; the same on every backend.
@@ -73,10 +73,9 @@ def check_it_looks(skill: Skill, tmp_path: Path, **options: Any) -> Result:
 
 def command(*words: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
     """Run `cloche skill`."""
-    words = (sys.executable, "-m", "cloche", "skill", *words)
-    return subprocess.run(
-        words, input=stdin.decode(), capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **env}
-    )
+    told, env = stdin.decode(), {**os.environ, **env}
+    command = ["cloche", "skill", *words]
+    return subprocess.run(command, input=told, capture_output=True, text=True, check=False, timeout=60, env=env)
 
 
 def test_a_skill_sees_its_folder_in_the_jail(looking: Skill, tmp_path: Path) -> None:

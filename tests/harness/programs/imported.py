@@ -28,7 +28,7 @@ def main(path: str) -> None:
     for name in MODULES:
         importlib.import_module(name)
     gc.freeze()  # or each fork would copy what it looks at
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
         print(flush=True)
@@ -70,8 +70,8 @@ def become(asking: socket.socket) -> None:
         os.close(stream)
     os.chdir(folder)
     os.umask(mask)
-    os.environ.clear()
-    os.environ.update(variables)
+    os.environb.clear()
+    os.environb.update(variables)
 
 
 if __name__ == "__main__":
