@@ -136,6 +136,15 @@ def test_nobody_below_admin_gets_more_than_configured(runner: httpx.Client, more
     assert done.json()["type"].rpartition("/")[2] in ("policy-denied", "invalid-request", "backend-unavailable")
 
 
+@pytest.mark.parametrize("name", ["e2b", "daytona", "cloche"])
+def test_nobody_below_admin_sends_code_to_other_machines(runner: httpx.Client, name: str) -> None:
+    """Neither by a run nor by the run of a reproduction: it would be at the expense of the service's account."""
+    made = runner.post("/api/sandbox/bug-repro", json={"title": "t", "code": "1"}).json()
+    for path, body in (("/api/code/exec", PRINT), (f"/api/sandbox/bug-repro/{made['id']}/run", {})):
+        done = runner.post(path, json={**body, "backend": name})
+        assert (done.status_code, "other machines" in done.json()["detail"]) == (403, True), done.text
+
+
 def test_an_admin_gets_what_the_rules_allow(admin: httpx.Client) -> None:
     """What is refused to others runs for an admin: so it was the key that decided."""
     done = admin.post("/api/code/exec", json={**PRINT, "level": "process", "timeout": "1h", "memoryLimit": "1g"})

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.policy import Policy
+from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.request import InputFile
 
 from .identities import Caller
@@ -176,8 +176,18 @@ def check_not_looser(own: Settings, base: Settings) -> None:
         new, old = key.value_in(own), key.value_in(base)
         if new != old and _is_more(key, new, old, base):
             raise _above(key.label, key.render(new, own), key.render(_most(key, old, base), base))
+    check_stays(own.backend, base)
     _check_network(own.policy, base)
     check_packages(own.policy.packages, base)
+
+
+def check_stays(backend: str, base: Settings) -> None:
+    """Raise PolicyDenied where a request would send code to a provider that the settings do not name."""
+    if backend != base.backend and (row := BACKEND_ROWS.get(backend)) is not None and row.is_remote:
+        raise PolicyDenied(
+            f"backend: {backend} sends code to other machines, at the expense of this service's account; that needs a "
+            "key with scope admin, or settings with that backend"
+        )
 
 
 def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN401 - as many types as keys

@@ -11,7 +11,7 @@ from pydantic import StringConstraints
 from cloche.records.reproductions import Reproductions
 
 from ..auth import Reader, Runner, TheService
-from ..exec_options import WireModel
+from ..exec_options import WireModel, check_stays
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
@@ -88,6 +88,8 @@ async def run(
     """Run one: then it is `passed`, `failed` (the code failed) or `error` (the run could not be done)."""
     await service.settings()
     reproductions, backend = _of(service, caller), asked.backend if asked is not None else None
+    if backend is not None and not caller.has("admin"):
+        check_stays(backend.strip().lower(), await service.settings())
     started = await asyncio.to_thread(reproductions.start, repro_id, backend)
 
     async def finish() -> None:
