@@ -360,6 +360,11 @@ class E2BServer:
         if method == "Start":
             await self._start(asked, sandbox, writer, fault)
             return
+        if fault is not None:  # nothing more is heard of this sandbox, and yet it is done
+            for stream in list(sandbox.streams):
+                stream.transport.abort()
+            await self._process(method, asked.json(), sandbox)
+            raise Hangup
         await respond(writer, 200, await self._process(method, asked.json(), sandbox))
 
     async def _process(self, method: str, order: Mapping[str, Any], sandbox: Sandbox) -> Mapping[str, Any]:

@@ -480,6 +480,15 @@ def test_a_link_that_is_lost_leaves_the_outcome_unknown(
         run(account, "import sys\nfor _ in range(500): print('x' * 1000)\nimport time; time.sleep(600)")
 
 
+def test_a_link_that_is_lost_with_the_order(server: E2BServer, account: RemoteAccount, tmp_path: Path) -> None:
+    """The order arrives and nothing comes back, not even that the program began: that is not called a failed start."""
+    account = replace(account, quota=Quota(runs_per_day=9), quota_file=str(tmp_path / "used"))
+    server.faults.append(Fault("SendInput", "lost", skip=1))
+    with pytest.raises(OutcomeUnknown, match="may have run to its end"):
+        run(account, "1")
+    assert Counter(account).used_today()["runs"] == 1
+
+
 def test_a_sandbox_that_the_provider_ends(server: E2BServer, account: RemoteAccount) -> None:
     """In the middle of a run its outcome is unknown; afterwards the workspace is gone, and that is said."""
 

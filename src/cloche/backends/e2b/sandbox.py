@@ -126,6 +126,7 @@ def build_session_program(name: str, env: Mapping[str, str], template: Template)
 class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
     """Run requests in a sandbox at E2B, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
+    _loses_notice_of_start = True
     _advice = "It may have reached the end of its time, or the connection was lost. Do not run the code again blindly"
 
     def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
