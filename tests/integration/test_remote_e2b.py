@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.e2b import E2BBackend, machine, sdk
-from cloche.backends.e2b.machine import MOST_UNSENT, NAME_LABEL, OWNER_LABEL, plan_sandbox
+from cloche.backends.e2b import E2BBackend, machine, sdk, wire
+from cloche.backends.e2b.machine import NAME_LABEL, OWNER_LABEL, plan_sandbox
 from cloche.backends.remote.failures import RemoteUnavailable
 from cloche.backends.remote.quota import Counter
 from cloche.core.enforcement import Level
@@ -117,7 +117,7 @@ def test_a_run_goes_through(server: E2BServer, account: RemoteAccount) -> None:
 
 def test_many_bytes_go_both_ways(account: RemoteAccount) -> None:
     """More than is gathered for one request; and they are bytes, not text."""
-    data = bytes(range(256)) * (2 * MOST_UNSENT // 256)
+    data = bytes(range(256)) * (2 * wire.MOST_UNSENT // 256)
 
     async def work(sandbox: OpenSandbox) -> None:
         await sandbox.write_file("a", data)
@@ -365,7 +365,7 @@ def test_a_provider_that_never_answers_keeps_nobody(
     server.faults.append(Fault(CREATE, "hang"))
     with pytest.raises(RemoteUnavailable, match="did not answer in time"):
         run(account, "1")
-    monkeypatch.setattr(machine, "STALL_S", 1.0)
+    monkeypatch.setattr(wire, "STALL_S", 1.0)
     server.faults.append(Fault("SendInput", "hang"))
     with pytest.raises(StartFailed, match="did not answer in time"):
         run(account, "1")
@@ -474,7 +474,7 @@ def test_a_link_that_is_lost_leaves_the_outcome_unknown(
     server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The stream breaks off, or says nothing more: the code may have run, and the sandbox is ended."""
-    monkeypatch.setattr(machine, "SILENCE_S", 2.0)
+    monkeypatch.setattr(wire, "SILENCE_S", 2.0)
     server.faults.append(Fault("Start$", kind, skip=1, after=20_000))
     with pytest.raises(OutcomeUnknown, match="may have run to its end"):
         run(account, "import sys\nfor _ in range(500): print('x' * 1000)\nimport time; time.sleep(600)")

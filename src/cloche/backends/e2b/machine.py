@@ -1,9 +1,4 @@
-"""One sandbox at E2B: what is asked for, decided purely; the programs in it; their streams, carried as bytes.
-
-Theory of operation: a first process is a process of the sandbox's agent, `envd`, which the package's own client for
-processes starts. That client hands on bytes, where the package's commands hand on text. What it writes comes as one
-long answer, in which a keepalive says that both ends are there. What it reads goes in requests of their own, one after
-the other: while one is on its way, all that is to follow is gathered into the next.
+"""One sandbox at E2B: what is asked for, decided purely; what it is made of; and the programs in it.
 
 A sandbox has a name of ours besides the provider's. Where it is not known whether one was made, as the answer was lost,
 one of that name is looked for and ended.
@@ -12,9 +7,7 @@ one of that name is looked for and ended.
 from __future__ import annotations
 
 import asyncio
-import base64
 import binascii
-import contextlib
 import functools
 import json
 import logging
@@ -24,7 +17,7 @@ import time
 import uuid
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,20 +38,17 @@ from ..garbage_collection import Background
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import Counter, SandboxTicket, counter_for
 from ..toolchain import find_version
-from .sdk import ANSWER_S, CREATE_S, PROVIDER, Provider, call, result_of
+from .sdk import CREATE_S, END_S, PROVIDER, Provider, call, result_of
+from .wire import ProcessWire
 
 log = logging.getLogger("cloche.e2b")
 OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534
-START_S, STALL_S, END_S, CLOSE_S = 30.0, 60.0, 20.0, 5.0
-KEEPALIVE_S = 20  # how often a stream is to say that it is there
-SILENCE_S = 3.5 * KEEPALIVE_S
-MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
+START_S, CLOSE_S = 30.0, 5.0
 MOST_LOOKED_BYTES = 1 << 20
 MOST_PAGES, PAGE = 100, 100
 PATIENCE_S, TRIES = 5.0, 3  # for a provider that wants to be asked again
-ERROR = 2
 MACHINES = ("x86_64", "aarch64")
 WEB_PORTS = (80, 443)
 LENGTH_DIGITS = 9
@@ -424,162 +414,3 @@ async def counted(counter: Counter | None, seconds: float) -> AsyncIterator[None
         ticket.settle(time.monotonic() - began)
         raise
     await asyncio.to_thread(ticket.settle, time.monotonic() - began)
-
-
-class ProcessWire:
-    """Carry the streams of a process at E2B; see containers.container.Wire. Made in the loop of `call`."""
-
-    def __init__(self, provider: Provider, client: Any, events: Any, pid: int):
-        self._provider, self._client, self._events, self._pid = provider, client, events, pid
-        self._turn = threading.Condition()
-        self._unsent = bytearray()
-        self._error: BaseException | None = None
-        self._has_failed = asyncio.Event()
-        self._is_sending = self._is_shut_down = self._is_closed = False
-
-    @classmethod
-    async def opened(
-        cls, provider: Provider, client: Any, words: Sequence[str], user: str, *, sends: bool
-    ) -> ProcessWire:
-        """Start a process, and return its streams."""
-        messages = provider.package.messages
-        process = messages.ProcessConfig(cmd=words[0], args=list(words[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
-        headers = {"Keepalive-Ping-Interval": str(KEEPALIVE_S)}
-        if user:
-            headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:'.encode()).decode()}"
-        events = client.start(messages.StartRequest(process=process, stdin=sends), headers=headers)
-        try:
-            kind, first = _event(await anext(events))
-            if kind != "start":
-                raise provider.failure(Failure.BAD_ANSWER, detail="a process began with something else")
-            return cls(provider, client, events, int(first.pid))
-        except StopAsyncIteration:
-            raise provider.failure(Failure.BAD_ANSWER, detail="a process has no beginning") from None
-        except BaseException:
-            await events.aclose()
-            raise
-
-    def send(self, data: bytes) -> None:
-        """Send all of `data`, soon. Raises OSError when the process is gone, or takes nothing for a while."""
-        with self._turn:
-            if not self._turn.wait_for(lambda: len(self._unsent) < MOST_UNSENT or self._error, STALL_S):
-                raise TimeoutError("a process at E2B takes nothing")
-            if self._error is not None or self._is_shut_down:
-                raise ConnectionError(str(self._error) if self._error else "its input was ended")
-            self._unsent += data
-            begins, self._is_sending = not self._is_sending, True
-        if begins:
-            asyncio.run_coroutine_threadsafe(self._send_all(), call.loop())
-
-    async def _send_all(self) -> None:
-        """Send what there is, and what is added meanwhile."""
-        try:
-            while piece := self._next():
-                await asyncio.wait_for(self._send_piece(piece), STALL_S)
-        except Exception as error:
-            self.fail(self._provider.explain(error))
-
-    def _next(self) -> bytes:
-        with self._turn:
-            piece = bytes(self._unsent[:PIECE_BYTES])
-            del self._unsent[:PIECE_BYTES]
-            self._is_sending = bool(piece)
-            self._turn.notify_all()
-            return piece
-
-    async def _send_piece(self, piece: bytes) -> None:
-        messages, one = self._provider.package.messages, self._provider.package.protobuf.Oneof
-        stdin = messages.ProcessInput(input=one("stdin", piece))
-        await self._client.send_input(
-            messages.SendInputRequest(process=self._selector(), input=stdin), timeout_ms=round(STALL_S * 1000)
-        )
-
-    def fail(self, error: BaseException) -> None:
-        """Have nothing more sent or received, for a reason; the first one counts."""
-        with self._turn:
-            self._error = self._error or error
-            self._is_sending = False
-            self._unsent.clear()
-            self._turn.notify_all()
-        call.loop().call_soon_threadsafe(self._has_failed.set)
-
-    def _selector(self) -> Any:
-        package = self._provider.package
-        return package.messages.ProcessSelector(selector=package.protobuf.Oneof("pid", self._pid))
-
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what it writes, until it ends. Raises OSError."""
-        while True:
-            try:
-                kind, said = call(self._next_event, SILENCE_S)
-            except Exception as error:
-                reason = self._provider.explain(error)
-                self.fail(reason)
-                raise ConnectionError(str(reason)) from error
-            if kind == "end":
-                self.fail(ConnectionError("the process has ended"))
-                return
-            if kind == "data" and said.output is not None:
-                stream, piece = said.output.field, bytes(said.output.value)
-                if piece:
-                    yield OUTPUT if stream == "stdout" else ERROR, piece
-
-    async def _next_event(self) -> tuple[str, Any]:
-        """Wait for what the process says next, as long as it can be told anything."""
-        coming = asyncio.ensure_future(anext(self._events))
-        failing = asyncio.ensure_future(self._has_failed.wait())
-        try:
-            await asyncio.wait((coming, failing), return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                raise self._error or ConnectionError("it was closed")
-            return _event(coming.result())
-        except StopAsyncIteration:
-            raise self._provider.failure(Failure.BAD_ANSWER, detail="a process has no end") from None
-        finally:
-            for task in (coming, failing):
-                task.cancel()
-            await asyncio.gather(coming, failing, return_exceptions=True)
-
-    def shutdown(self) -> None:
-        """End its standard input, once what was to be sent is sent: the process then ends by itself."""
-        with self._turn:
-            is_first, self._is_shut_down = not self._is_shut_down, True
-            is_sending = self._is_sending
-        if is_first and self._error is None:
-            if is_sending:  # nobody waits for what it would say
-                self.kill()
-                return
-            request = self._provider.package.messages.CloseStdinRequest(process=self._selector())
-            self._tell(lambda: self._client.close_stdin(request, timeout_ms=round(END_S * 1000)))
-
-    def kill(self) -> None:
-        """Kill the process, and with it the container that it made. Raises OSError."""
-        package = self._provider.package
-        request = package.messages.SendSignalRequest(process=self._selector(), signal=package.messages.Signal.SIGKILL)
-        self._tell(lambda: self._client.send_signal(request, timeout_ms=round(END_S * 1000)))
-
-    def _tell(self, make: Callable[[], Any]) -> None:
-        try:
-            self._provider.ask(make, END_S)
-        except BackendUnavailable as error:
-            if getattr(error, "failure", None) is not Failure.NOT_FOUND:  # else it has ended
-                raise ConnectionError(str(error)) from error
-
-    def close(self) -> None:
-        """Close everything."""
-        with self._turn:
-            is_first, self._is_closed = not self._is_closed, True
-            has_ended = self._error is not None
-        self.fail(ConnectionError("it was closed"))
-        if is_first:
-            if not has_ended:
-                with suppress_logged(log, "a process at E2B may be left until its sandbox ends", OSError):
-                    self.kill()
-            with contextlib.suppress(Exception):
-                call(self._events.aclose, ANSWER_S)
-
-
-def _event(message: Any) -> tuple[str, Any]:
-    """Return kind and content of a message about a process."""
-    found = message.event.event if message.event is not None else None
-    return (str(found.field), found.value) if found is not None else ("", None)

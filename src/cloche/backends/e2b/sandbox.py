@@ -26,7 +26,8 @@ from ..containers.program import IMAGE_PATH, Program, SessionProgram, program_of
 from ..containers.sandbox import SessionSandbox
 from ..remote.quota import counter_for
 from ..session_languages import session_language
-from .machine import Machine, ProcessWire, Template, counted
+from .machine import Machine, Template, counted
+from .wire import ProcessWire
 
 log = logging.getLogger("cloche.e2b")
 MOST_SESSIONS = 16

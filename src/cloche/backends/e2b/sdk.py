@@ -35,7 +35,7 @@ from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_erro
 PROVIDER, PACKAGE, EXTRA, KEY_VARIABLE = "e2b", "e2b", "e2b", "E2B_API_KEY"
 DOMAIN = "e2b.app"
 ENVD_PORT = 49983
-ANSWER_S, CREATE_S, MARGIN_S = 30.0, 90.0, 10.0
+ANSWER_S, CREATE_S, END_S, MARGIN_S = 30.0, 90.0, 20.0, 10.0
 CONNECT_S, CONNECT_TRIES = 10.0, 2
 MOST_ANSWER_BYTES, MOST_ERROR_BYTES, MOST_MESSAGE_BYTES = 8 << 20, 64 << 10, 16 << 20
 KEY_HEADER = "x-api-key"
