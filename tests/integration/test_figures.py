@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 import cloche
 
-pytest.importorskip("matplotlib")
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [
+    pytest.mark.skipif(find_spec("matplotlib") is None, reason="missing: matplotlib"),
+    pytest.mark.both_users,
+    pytest.mark.usefixtures("settings_of_nobody"),
+]
 
 # What matplotlib says when it has looked through all fonts, and where its list is then.
 LOOK = """

@@ -7,6 +7,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -173,8 +174,17 @@ class Import:
 
 def imports_of(path: Path, package: Path) -> Iterator[Import]:
     """Yield everything a file imports, however deep in the file and behind whatever condition."""
-    here = ["cloche", *path.relative_to(package).with_suffix("").parts]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    here = ("cloche", *path.relative_to(package).with_suffix("").parts)
+    yield from _imports_of(path.read_text(encoding="utf-8"), here)
+
+
+@cache
+def _imports_of(text: str, here: tuple[str, ...]) -> list[Import]:
+    return list(_read_imports(text, here))
+
+
+def _read_imports(text: str, here: tuple[str, ...]) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import(names=names):
                 yield from (Import(node.lineno, alias.name, is_relative=False) for alias in names)
