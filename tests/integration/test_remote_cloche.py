@@ -32,8 +32,8 @@ from cloche.core.remote import Quota, RemoteAccount, Secret
 from cloche.core.request import Request
 from cloche.core.result import Result
 from tests.harness.containers import make_certificates
-from tests.harness.remote import account_at, posing, relayed, serving_tls
-from tests.harness.service import Service
+from tests.harness.remote import account_at, posing, relayed, serving_tls, tls_words
+from tests.harness.service import Service, start
 
 pytestmark = pytest.mark.xdist_group("test_remote_cloche")
 PATIENCE_S = 60.0
@@ -107,7 +107,7 @@ def test_a_run_elsewhere_is_the_same_as_here(account: RemoteAccount, tmp_path: P
 
 
 def test_a_connection_is_kept_between_calls_and_opened_anew(account: RemoteAccount) -> None:
-    """Blocking runs share a connection, and so do those of one loop; one that was cut is replaced, and nobody notices."""
+    """Blocking runs share a connection, and so do those of one loop; one that was cut is replaced."""
     with relayed(account) as (relay, through):
         for _ in range(3):
             assert run(through).stdout == "1\n"
@@ -159,7 +159,7 @@ def test_what_nobody_reads_is_not_held_here(account: RemoteAccount) -> None:
             process = await live.start_process(ProcessRequest(argv=("yes",)))
             held = lambda: sum(map(len, process.stdout._pieces))  # type: ignore[attr-defined]  # noqa: E731
             async with asyncio.timeout(PATIENCE_S):
-                while held() < wire.WINDOW:
+                while held() < wire.WINDOW:  # noqa: ASYNC110 - nobody is told of what is not read
                     await asyncio.sleep(0.02)
             assert (await live.run(Request(code="print(1)"))).stdout == "1\n"
             assert held() == wire.WINDOW
@@ -269,7 +269,7 @@ def test_certificates_are_checked(account: RemoteAccount, certificates: Path) ->
         replace(account, ca_file=""),
         replace(account, url=account.url.replace("127.0.0.1", "localhost")),
     ):
-        with pytest.raises(BackendUnavailable, match="its certificate is not what was expected"):
+        with pytest.raises(BackendUnavailable, match=r"its certificate is not what was expected"):
             run(wrong)
     with pytest.raises(BackendUnavailable, match="not https"):
         run(replace(account, url="http://192.0.2.1:1"))
@@ -278,9 +278,11 @@ def test_certificates_are_checked(account: RemoteAccount, certificates: Path) ->
 def test_a_service_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the connection and never answers holds nobody up for long."""
     monkeypatch.setattr(wire.Wire.open, "__defaults__", (0.3,))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(BackendUnavailable, match="did not answer in time"):
-            run(account_at(f"https://127.0.0.1:{silent.getsockname()[1]}", "key"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(BackendUnavailable, match="did not answer in time"),
+    ):
+        run(account_at(f"https://127.0.0.1:{silent.getsockname()[1]}", "key"))
 
 
 # What may go wrong afterwards.
@@ -307,6 +309,7 @@ def frames(*messages: Callable[[int], str | bytes]) -> Callable[[ServerConnectio
 
 
 def half_frame(connection: ServerConnection) -> None:
+    """Send the head of a frame and a part of its content."""
     call_of(connection)
     connection.socket.sendall(b"\x82\x7e\x10\x00abc")
     connection.socket.close()
@@ -358,9 +361,11 @@ FAULTS: dict[str, Callable[[ServerConnection], None]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_frames_end_the_connection_with_a_clear_error(certificates: Path, name: str) -> None:
     """After the code was sent, each is OutcomeUnknown, or says that the answer is no result; nothing crashes."""
-    with posing(certificates, FAULTS[name]) as (account, _):
-        with pytest.raises((OutcomeUnknown, BackendUnavailable), match="may or may not|not what the protocol says"):
-            run(account)
+    with (
+        posing(certificates, FAULTS[name]) as (account, _),
+        pytest.raises((OutcomeUnknown, BackendUnavailable), match=r"may or may not|not what the protocol says"),
+    ):
+        run(account)
 
 
 def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
@@ -390,12 +395,12 @@ def test_a_service_that_never_ends_a_run_is_given_up(certificates: Path, monkeyp
     """Time-outs are counted here as well."""
     monkeypatch.setattr(sandbox, "GRACE_S", 0.1)
     monkeypatch.setattr(sandbox, "CANCEL_S", 0.1)
-    with posing(certificates, frames(lambda n: json.dumps({"call": n, "event": "run", "data": {"id": "run_7"}}))) as (
-        account,
-        _,
+    begun = frames(lambda n: json.dumps({"call": n, "event": "run", "data": {"id": "run_7"}}))
+    with (
+        posing(certificates, begun) as (account, _),
+        pytest.raises(OutcomeUnknown, match=r"did not say in time.*run_7"),
     ):
-        with pytest.raises(OutcomeUnknown, match="did not say in time.*run_7"):
-            run(account, timeout=0.2)
+        run(account, timeout=0.2)
 
 
 def test_a_connection_that_is_cut_while_code_runs(
@@ -411,7 +416,7 @@ def test_a_connection_that_is_cut_while_code_runs(
 
         cutting = threading.Thread(target=cut)
         cutting.start()
-        with pytest.raises(OutcomeUnknown, match="It is run run_") as lost:
+        with pytest.raises(OutcomeUnknown, match=r"It is run run_") as lost:
             run(through, SLEEPS, on_output=lambda *_: up.set())
         cutting.join()
         number = str(lost.value).partition("It is run ")[2].partition(":")[0]
@@ -439,13 +444,16 @@ def test_a_run_that_is_cancelled_is_ended_there(served: tuple[Service, RemoteAcc
 
 def test_a_service_that_is_killed(tmp_path: Path) -> None:
     """What ran is OutcomeUnknown; then it cannot be reached; nothing hangs."""
-    with pytest.raises(AssertionError), serving_tls(tmp_path) as (service, account):
+    certificates = make_certificates(tmp_path / "certificates")
+    service = start(tmp_path, *tls_words(certificates))
+    account = account_at(service.address, service.key, certificates / "ca.pem")
+    try:
         with pytest.raises(OutcomeUnknown, match="It is run run_"):
             run(account, SLEEPS, on_output=lambda *_: service.process.send_signal(signal.SIGKILL))
         with pytest.raises(BackendUnavailable, match="cannot be reached"):
             run(account)
-        service.process.wait()
-        raise AssertionError  # it has not ended as it should
+    finally:
+        assert service.end(signal.SIGKILL) == -signal.SIGKILL
 
 
 # What is left behind.
@@ -486,7 +494,8 @@ def test_what_callers_that_were_killed_left_is_ended(
             [sys.executable, "-c", CALLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
-        assert caller.stdin is not None and caller.stdout is not None
+        assert caller.stdin is not None
+        assert caller.stdout is not None
         caller.stdin.write(told)
         caller.stdin.close()
         assert caller.stdout.readline() == "up\n"

@@ -378,3 +378,56 @@ def test_a_revoked_key_ends_its_connection(service: Service, sandbox: str) -> No
                 assert wire.socket.close_code == 1008
 
         asyncio.run(attempt())
+
+
+@wire_test
+async def test_a_run_of_its_own_is_one_call(wire: WireClient, sandbox: str) -> None:
+    """Its id comes first, then the contents of its files, then the whole result; it is in the list of runs."""
+    code = "import sys; open('a', 'w').write('12'); open('b', 'w').write('3'); sys.stdout.buffer.write(b'\\xff')"
+    call = await wire.begin("code.exec", code=code, returnFiles=True, files=[{"path": "x", "text": "", "mode": "755"}])
+    name, data = await call.event()
+    content, result = await call.read(OUT), await call.result
+    assert (name, data) == ("run", {"id": result["id"]})
+    assert ([(one["path"], one["size"]) for one in result["files"]], content) == ([("a", 2), ("b", 1)], b"123")
+    assert (result["status"], result["stdout"], result["stdoutBase64"]) == ("ok", "\ufffd", "/w==")
+    call = await wire.begin("code.exec", code="print(1)", stream=True)
+    await call.result
+    names = [call.events.get_nowait()[0] for _ in range(call.events.qsize())]
+    assert names == ["run", "started", "output"]
+
+
+@wire_test
+async def test_a_workspace_lives_as_long_as_its_call(wire: WireClient, sandbox: str) -> None:
+    """Runs in it are fresh processes in one workspace, whose files can be read and written; then it is not found."""
+    keeping = await wire.begin("workspace.open")
+    workspace = (await keeping.event())[1]["id"]
+    writing = await wire.begin("workspace.write", workspace=workspace, path="in")
+    await writing.send(b"given")
+    assert await writing.result == {"size": 5}
+    forks = "if os.fork() == 0: os.execvp('sleep', ['sleep', '900'])"
+    code = f"import os; open('out', 'w').write(open('in').read() * 2)\n{forks}"
+    result = await wire.do("workspace.run", workspace=workspace, code=code)
+    assert (result["status"], [one["path"] for one in result["files"]]) == ("ok", ["out"])
+    listed = await wire.do("workspace.run", workspace=workspace, argv=["sh", "-c", "ls /proc | grep -c '^[0-9]'"])
+    assert int(listed["stdout"]) < 6  # nothing of the run before
+    reading = await wire.begin("workspace.read", workspace=workspace, path="out")
+    assert await reading.read() == b"givengiven"
+    assert await failure(wire, "workspace.read", workspace=workspace, path="out", most=3) == (413, "file-too-large")
+    await keeping.cancel()
+    with pytest.raises(CallFailed):
+        await keeping.result
+    assert await failure(wire, "workspace.run", workspace=workspace, code="1") == (404, "not-found")
+
+
+@wire_test
+async def test_the_workspace_of_a_session_has_files(wire: WireClient, sandbox: str) -> None:
+    """One with checkpoints has its own."""
+    session = (await wire.do("session.open", sandbox=sandbox, checkpoints=True))["id"]
+    writing = await wire.begin("session.writeFile", sandbox=sandbox, session=session, path="mine")
+    await writing.send(b"1")
+    await writing.result
+    assert (await wire.do("session.run", sandbox=sandbox, session=session, code="open('mine').read()"))["value"] == "1"
+    reading = await wire.begin("session.readFile", sandbox=sandbox, session=session, path="mine")
+    assert await reading.read() == b"1"
+    assert await failure(wire, "file.stat", sandbox=sandbox, path="/workspace/mine") == (404, "file-not-found")
+    await wire.do("session.close", sandbox=sandbox, session=session)

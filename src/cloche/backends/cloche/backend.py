@@ -72,8 +72,11 @@ class ClocheBackend:
         """Return the languages that may have sessions at a service."""
         return LANGUAGES
 
-    def _settled(self, policy: Policy, limits: Limits) -> RemoteAccount:
-        """Return the account, where nothing stands in the way that is known here. Raises ClocheError."""
+    def _settled(self, policy: Policy, limits: Limits) -> tuple[RemoteAccount, dict[str, Any]]:
+        """Return the account and the fields of a sandbox, unless something known here is in the way.
+
+        Raises ClocheError.
+        """
         account = self._checked()
         # A level is asked of the service, which refuses what is less; here it counts as claimed.
         level = max(Level.JAIL, policy.require_level or Level.JAIL) if policy.level is None else policy.level
@@ -81,13 +84,13 @@ class ClocheBackend:
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
             network="a network that a service has", level="a service is asked for",
         )  # fmt: skip
-        option_fields(policy, limits)
-        return account
+        return account, option_fields(policy, limits)
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
         """Open a throwaway sandbox; what it needs is asked for with the first run."""
-        sandbox = ThrowawaySandbox(self._settled(policy, limits), policy, limits)
+        account, options = self._settled(policy, limits)
+        sandbox = ThrowawaySandbox(account, options, limits)
         try:
             yield sandbox
         finally:
@@ -100,7 +103,8 @@ class ClocheBackend:
     @asynccontextmanager
     async def _living(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
         await become_task()
-        async with opened(self._settled(policy, limits), policy, limits) as sandbox:
+        account, options = self._settled(policy, limits)
+        async with opened(account, options, policy, limits) as sandbox:
             yield sandbox
 
     def collect_garbage(self) -> list[str]:

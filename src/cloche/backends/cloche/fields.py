@@ -18,6 +18,7 @@ MODE = 0o644  # of files that go with a call
 # What a service settles by itself, and nobody can ask it for: only what holds anyway may stand there.
 _OWN_LIMITS = ("inodes", "tmp_bytes", "flood_bytes")
 _OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities", "on_network")
+_USUAL: Mapping[type, Policy | Limits] = {Policy: Policy(), Limits: Limits()}
 _LIMITS = {
     "timeout": "timeout_s", "memoryLimit": "memory_bytes", "cpuLimit": "cpus", "pidsLimit": "pids",
     "diskLimit": "disk_bytes", "maxOutputBytes": "output_bytes",
@@ -63,9 +64,8 @@ def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
 
 
 def _check_own(asked: Policy | Limits, names: tuple[str, ...]) -> None:
-    usual = type(asked)()
     for name in names:
-        if getattr(asked, name) != getattr(usual, name):
+        if getattr(asked, name) != getattr(_USUAL[type(asked)], name):
             raise InvalidRequest(
                 f"{name}: backend 'cloche' cannot ask a service for {getattr(asked, name)!r}, which it settles by "
                 "itself; leave it out"

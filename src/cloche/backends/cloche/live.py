@@ -26,7 +26,7 @@ from ..garbage_collection import owner
 from ..live import check_port
 from ..remote.failures import Failure, RemoteUnavailable, remote_error
 from .connections import ask, begin, outcome
-from .fields import fits_call, limits_of, option_fields, run_fields
+from .fields import fits_call, limits_of, run_fields
 from .files import RemoteFiles, incoming
 from .process import START_S, RemoteProcess, not_there
 from .results import ResultReader, read_records
@@ -42,9 +42,11 @@ log = logging.getLogger("cloche.live")
 
 
 @asynccontextmanager
-async def opened(account: RemoteAccount, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
+async def opened(
+    account: RemoteAccount, options: Mapping[str, Any], policy: Policy, limits: Limits
+) -> AsyncIterator[RemoteSandbox]:
     """Open one for the body, and end it after. Raises BackendUnavailable, InvalidRequest, PolicyDenied."""
-    fields = {**option_fields(policy, limits), "labels": {LABEL: owner()}, "lifetime": account.lifetime_s}
+    fields = {**options, "labels": {LABEL: owner()}, "lifetime": account.lifetime_s}
     async with counted_sandbox(account, account.lifetime_s) as note:
         facts = await ask(
             account, "sandbox.open", fields, timeout_s=OPEN_S,

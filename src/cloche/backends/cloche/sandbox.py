@@ -14,7 +14,6 @@ from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, Sand
 from cloche.core.events import Displayed, OutputChunk, Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
-from cloche.core.policy import Policy
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
 from cloche.core.result import Result
@@ -23,7 +22,7 @@ from ..archive import Spool
 from ..live_files import FILE_S
 from ..remote.quota import counter_for
 from .connections import begin, begin_on, outcome
-from .fields import MOST_SENT, encoded_path, fits_call, option_fields, path_fields, run_fields
+from .fields import MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
 from .results import ResultReader, kept, read_output, read_records
 from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
@@ -151,9 +150,8 @@ class ThrowawaySandbox:
     connection goes on: when this process dies, the service closes it.
     """
 
-    def __init__(self, account: RemoteAccount, policy: Policy, limits: Limits):
-        self._account, self._limits = account, limits
-        self._options = option_fields(policy, limits)
+    def __init__(self, account: RemoteAccount, options: Mapping[str, Any], limits: Limits):
+        self._account, self._options, self._limits = account, options, limits
         self._reader = ResultReader(account, limits)
         self._workspace: _Workspace | None = None
         self._stack = AsyncExitStack()
