@@ -278,6 +278,7 @@ class DaytonaContainer(Container[Image]):
 class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
     """Run requests in a sandbox at Daytona, one at a time; see core.protocols.OpenSandbox."""
 
+    _loses_notice_of_start = True
     _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
 
     def __init__(self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement):
