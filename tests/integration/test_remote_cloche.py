@@ -22,9 +22,10 @@ import pytest
 from websockets.sync.server import ServerConnection
 
 import cloche
-from cloche.backends.cloche import ClocheBackend, sandbox, wire
+from cloche.backends.cloche import ClocheBackend, live, sandbox, wire
+from cloche.backends.remote.quota import Counter
 from cloche.core.enforcement import Control, State
-from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, PolicyDenied
+from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, PolicyDenied, SandboxFileError
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import ProcessRequest
@@ -315,6 +316,12 @@ def half_frame(connection: ServerConnection) -> None:
     connection.socket.close()
 
 
+def fragments(connection: ServerConnection) -> None:
+    call_of(connection)
+    connection.socket.sendall(b"\x01\x00" + b"\x00\x00" * 5000)
+    connection.recv()
+
+
 DATA = wire.HEADER
 FAULTS: dict[str, Callable[[ServerConnection], None]] = {
     "no JSON": frames(lambda _: "{"),
@@ -353,6 +360,14 @@ FAULTS: dict[str, Callable[[ServerConnection], None]] = {
         lambda n: DATA.pack(n, 3, 0) + b"nonsense", lambda n: DATA.pack(n, 3, 1),
         lambda n: json.dumps({"call": n, "resultOn": 3}),
     ),
+    "an empty piece": frames(lambda n: DATA.pack(n, 1, 0)),
+    "a number that is none": frames(lambda n: json.dumps({"call": n, "result": {"value": float("nan")}})),
+    "millions of values": frames(
+        *[lambda n: DATA.pack(n, 3, 0) + b"[" + b"[]," * 20_000 for _ in range(32)],
+        lambda n: DATA.pack(n, 3, 0) + b"[]" + b"]" * 32, lambda n: DATA.pack(n, 3, 1),
+        lambda n: json.dumps({"call": n, "resultOn": 3}),
+    ),
+    "fragments without an end": fragments,
     "half a frame": half_frame,
     "closed": lambda connection: (call_of(connection), connection.close())[0],
 }  # fmt: skip
@@ -366,6 +381,70 @@ def test_wrong_frames_end_the_connection_with_a_clear_error(certificates: Path, 
         pytest.raises((OutcomeUnknown, BackendUnavailable), match=r"may or may not|not what the protocol says"),
     ):
         run(account)
+
+
+def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields for which it gives no credit are given up, whatever else it says; so is a file that it does not take."""
+    monkeypatch.setattr(wire, "STALL_S", 0.3)
+    monkeypatch.setattr(sandbox, "FILE_S", 0.3)
+
+    def talk(connection: ServerConnection) -> None:
+        number = call_of(connection)
+        connection.send(json.dumps({"call": number, "event": "opened", "data": {"id": "ws_1"}}))
+        while True:
+            connection.send(json.dumps({"ping": 1}))
+            time.sleep(0.05)
+
+    async def attempt(account: RemoteAccount) -> None:
+        async with ClocheBackend(account).open(Policy(), Limits()) as opened:
+            with pytest.raises(SandboxFileError, match="not done in"):
+                await opened.write_file("a", bytes(1 << 20))
+            with pytest.raises(SandboxFileError, match="not done in"):
+                await opened.read_file("a", max_bytes=9)
+
+    with posing(certificates, talk) as (account, _):
+        asyncio.run(asyncio.wait_for(attempt(account), 30))
+        with pytest.raises(OutcomeUnknown, match="fields of a call are not taken"):
+            asyncio.run(asyncio.wait_for(cloche.arun("#" * (1 << 20), backend=ClocheBackend(account)), 30))
+
+
+def test_a_pause_without_end_ends_with_the_lifetime(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that says for ever that a sandbox is paused keeps nobody longer than the sandbox may live."""
+    monkeypatch.setattr(live, "GRACE_S", 0.1)
+    monkeypatch.setattr(sandbox, "CANCEL_S", 0.1)
+
+    def talk(connection: ServerConnection) -> None:
+        while True:
+            said = json.loads(connection.recv())
+            if said.get("verb") == "sandbox.look":
+                connection.send(json.dumps({"call": said["call"], "result": {"state": "paused"}}))
+
+    async def attempt(account: RemoteAccount) -> None:
+        opened = live.RemoteSandbox(replace(account, lifetime_s=0.5), "sb_1", Policy(), Limits())
+        with pytest.raises(OutcomeUnknown, match="did not say in time"):
+            await opened.run(Request(code="1", timeout_s=0.1))
+
+    with posing(certificates, talk) as (account, _):
+        asyncio.run(asyncio.wait_for(attempt(account), 20))
+
+
+def test_time_is_counted_by_the_clock_here(certificates: Path, tmp_path: Path) -> None:
+    """What a service says that a run took neither uses up an account nor spares it."""
+    said = {"status": "ok", "exitCode": 0, "stdout": "", "stderr": "", "files": [], "duration": 1e12}
+    quota = Quota(seconds_per_day=100)
+    with posing(certificates, frames(lambda n: json.dumps({"call": n, "result": said}))) as (account, _):
+        limited = replace(account, quota=quota, quota_file=str(tmp_path / "quota.db"))
+        asyncio.run(cloche.arun("1", backend=ClocheBackend(limited), timeout=20))
+    assert 0 < Counter(limited).used_today()["seconds"] < 20
+
+
+def test_what_is_no_result_counts_as_a_run(certificates: Path, tmp_path: Path) -> None:
+    """Code was sent, so nothing of it is given back."""
+    with posing(certificates, FAULTS["result of nothing"]) as (account, _):
+        limited = replace(account, quota=Quota(runs_per_day=5), quota_file=str(tmp_path / "quota.db"))
+        with pytest.raises(OutcomeUnknown):
+            run(limited)
+    assert Counter(limited).used_today()["runs"] == 1
 
 
 def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:

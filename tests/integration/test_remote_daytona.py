@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 
 from cloche.backends.daytona import DaytonaBackend, client
+from cloche.backends.daytona.relay import FOUND, OUT, PIECE, TAKEN
+from cloche.backends.daytona.terminal import MOST_UNREAD, TerminalWire
 from cloche.backends.remote.failures import Failure, RemoteUnavailable
 from cloche.backends.remote.labels import LABEL
 from cloche.core.enforcement import Level, State
@@ -302,6 +304,70 @@ def test_each_fault_has_its_sentence(
         assert error.retry_after_s == 3600
     assert not server.boxes
     assert run(account).stdout == "42\n"
+
+
+@pytest.mark.parametrize("path", ["^/api/sandbox$", "process/pty$", "connect$"])
+def test_nobody_is_sent_elsewhere(
+    server: DaytonaServer, account: RemoteAccount, authority: Authority, path: str
+) -> None:
+    """A redirect is followed neither to another host nor to none: code, labels and key go where the account says."""
+    with DaytonaServer(None) as other:
+        server.faults.append(Fault(path, status=307, headers={"Location": f"{other.url}/sandbox"}))
+        assert refused(account).failure is Failure.BAD_ANSWER
+        assert not other.requests
+
+
+def test_what_is_packed_is_not_unpacked(server: DaytonaServer, account: RemoteAccount) -> None:
+    """A coding that nobody asked for, which may unpack to anything, is no answer."""
+    server.faults.append(Fault("^/api/sandbox$", status=200, body="{}", headers={"Content-Encoding": "gzip"}))
+    assert refused(account).failure is Failure.BAD_ANSWER
+    assert {headers.get("Accept-Encoding") for _, _, headers in server.requests} == {"identity"}
+
+
+def test_this_host_is_not_reached_through_the_provider(server: DaytonaServer, account: RemoteAccount) -> None:
+    """A toolbox on loopback without TLS is this host's own service, not the provider's."""
+    with DaytonaServer(None) as other:
+        server.toolbox_url = other.toolbox_url
+        try:
+            assert refused(account).failure is Failure.BAD_ANSWER
+        finally:
+            server.toolbox_url = f"{server.origin}/toolbox"
+        assert not other.requests
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ((OUT, bytes(PIECE), 10_000), "more than it may"),
+        ((OUT, b"", 1), "writes nothing"),
+        ((TAKEN, b"1", 1), "was not sent"),
+        ((TAKEN, b"-9999999", 1), "was not sent"),
+        ((TAKEN, b"9" * 5000, 1), "digits"),
+        ((FOUND, b"[" * 900_000, 3), "more than it may"),
+    ],
+)
+def test_a_terminal_that_keeps_to_no_window_is_given_up(frames: tuple[bytes, bytes, int], why: str) -> None:
+    """However much comes, no more is held than a window has, and the reader learns why it ended."""
+    kind, body, count = frames
+    wire = TerminalWire(None)
+    with pytest.raises(ValueError, match=why):
+        for _ in range(count):
+            wire._take(kind + len(body).to_bytes(4, "big") + body)
+    assert wire._queue.qsize() * (len(body) + 5) <= MOST_UNREAD
+
+
+def test_a_relay_that_says_nonsense_is_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read of what is in a sandbox is no error of ours."""
+    for body in (b"{", b"[" * 500_000, b"\xff"):
+        wire = TerminalWire(None)
+        monkeypatch.setattr(wire, "_boot", lambda _, wire=wire, body=body: say(wire, body))
+        with pytest.raises(StartFailed):
+            wire.boot({})
+
+
+async def say(wire: TerminalWire, body: bytes) -> None:
+    """Say what is there."""
+    wire._take(FOUND + len(body).to_bytes(4, "big") + body)
 
 
 def test_a_short_wait_is_kept(server: DaytonaServer, account: RemoteAccount) -> None:

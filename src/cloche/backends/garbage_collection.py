@@ -69,7 +69,20 @@ def is_dead(name: str) -> bool:
         return False
     if parts[1] != _host()[1]:
         return parts[2] == namespace() == HOSTS_OWN
-    return parts[2] == namespace() and started_at(parts[3]) != parts[4]
+    return parts[2] == namespace() and started_at(parts[3]) != parts[4] and not _is_hidden(parts[3])
+
+
+def _is_hidden(pid: str) -> bool:
+    """Tell whether there is a process of somebody else that may not be looked at (`hidepid`)."""
+    if not pid.isdecimal() or started_at(pid):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def namespace() -> str:

@@ -94,6 +94,14 @@ def _count(text: str, brackets: int, most: int) -> int:
     return parts
 
 
+def check_parts(text: str, most: int) -> None:
+    """Raise TooLarge for JSON of more parts than that, however long its texts are."""
+    if text.count(",") + text.count("[") + text.count("{") > most:
+        beside = _outside_of_texts(text, 4 * most + 4)
+        if beside.count(",") + beside.count("[") + beside.count("{") > most:
+            raise TooLarge(f"JSON has more than {most} parts")
+
+
 def _outside_of_texts(text: str, most_quotes: int) -> str:
     """Return JSON without what is in quotes. Raises TooLarge."""
     outside, quotes, at = [], 0, 0

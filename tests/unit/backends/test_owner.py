@@ -9,6 +9,7 @@ import pytest
 
 from cloche.backends import garbage_collection
 from cloche.backends.garbage_collection import HOSTS_OWN, is_dead, owner
+from cloche.backends.remote.labels import is_left
 
 
 def test_who_lives_is_not_dead_and_who_ended_is() -> None:
@@ -38,3 +39,23 @@ def test_another_boot_is_proof_for_a_host_alone(
     host, _, _, pid, started = owner().split(":")
     monkeypatch.setattr(garbage_collection, "namespace", lambda: mine)
     assert is_dead(f"{host}:another:{his}:{pid}:{started}") == dead
+
+
+def test_at_a_provider_another_boot_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of one image have one machine-id and may share an account: none ends what another one uses."""
+    host, boot, _, pid, _ = owner().split(":")
+    monkeypatch.setattr(garbage_collection, "namespace", lambda: HOSTS_OWN)
+    assert is_left(f"{host}:{boot}:{HOSTS_OWN}:{pid}:0")
+    assert not is_left(f"{host}:another:{HOSTS_OWN}:{pid}:0")
+
+
+def test_who_may_not_be_looked_at_is_not_said_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc hides what others run, their processes live nevertheless."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    monkeypatch.setattr(garbage_collection, "started_at", lambda _: "")
+    monkeypatch.setattr("os.kill", refuse)
+    host, boot, mine, _, _ = owner().split(":")
+    assert not is_dead(f"{host}:{boot}:{mine}:1:77")

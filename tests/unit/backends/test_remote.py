@@ -198,3 +198,30 @@ def test_a_damaged_file_stops_runs_and_loses_nothing(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"no database")
     with suppress(sqlite3.Error):
         file.unlink()
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -100.0, 10**400, "5", True, None])
+def test_a_cost_that_is_no_amount_changes_nothing(tmp_path: Path, cost: object) -> None:
+    """A provider can neither use up a quota by a word, nor give it back."""
+    counter = Counter(account_with(tmp_path, money_per_day=5, seconds_per_day=100))
+    counter.begin_run(10).settle(4, 2.0)
+    counter.begin_run(10).settle(1, cost)
+    counter.open_sandbox(60).close(cost)
+    assert counter.used_today() == {"runs": 2, "seconds": 5.0, "sandboxes": 1, "money": 2.0}
+
+
+def test_what_ran_is_not_lost_where_it_cannot_be_counted(tmp_path: Path) -> None:
+    """Only what comes before a run may stop it; after it the reservation stays."""
+    account = account_with(tmp_path, runs_per_day=5)
+    counter = Counter(account)
+    run, place = counter.begin_run(10), counter.open_sandbox(60)
+    file = Path(account.quota_file or "")
+    file.rename(file.with_suffix(".kept"))
+    file.mkdir()
+    run.settle(1)
+    run.refund()
+    place.note_id("one")
+    place.close()
+    file.rmdir()
+    file.with_suffix(".kept").rename(file)
+    assert counter.used_today()["runs"] == 1

@@ -16,10 +16,10 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
-from ..garbage_collection import is_dead
 from ..remote.accounts import check_account
 from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
 from ..remote.failures import RemoteUnavailable
+from ..remote.labels import is_left
 from ..remote.quota import counter_for
 from .connections import ask
 from .fields import option_fields
@@ -118,7 +118,7 @@ async def _collected(account: RemoteAccount) -> list[str]:
     async for row in _sandboxes(account):
         labels = row.get("labels")
         label = labels.get(LABEL) if isinstance(labels, dict) else None
-        if not isinstance(label, str) or not isinstance(row.get("id"), str) or not is_dead(label):
+        if not isinstance(label, str) or not isinstance(row.get("id"), str) or not is_left(label):
             continue
         with contextlib.suppress(RemoteUnavailable):  # it has ended meanwhile
             await ask(account, "sandbox.end", {"sandbox": row["id"]}, timeout_s=END_S)

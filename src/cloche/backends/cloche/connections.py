@@ -15,7 +15,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.loops import become_task
 from cloche.core.remote import RemoteAccount
 
-from ..remote.failures import Failure, RemoteUnavailable, remote_error
+from ..remote.failures import Failure, RemoteUnavailable
 from .problems import error_of, late, lost
 from .wire import Call, CallRefused, LinkLost, TakeData, TakeEvent, Wire
 
@@ -154,7 +154,7 @@ async def outcome(
     except TimeoutError as error:
         raise late(account, what, where) from error
     if not isinstance(found, dict):
-        raise remote_error("cloche", Failure.BAD_ANSWER, account=account)
+        raise lost(LinkLost(Failure.BAD_ANSWER, Failure.BAD_ANSWER.sentence), account, what, where)
     return found
 
 

@@ -167,13 +167,16 @@ class RemoteFiles(SandboxCalls):
         call = await begin(self.account, verb, {"sandbox": self.id, **fields})
         try:
             if isinstance(data, bytes | bytearray | memoryview):
-                await call.send(IN, memoryview(data))
+                async with asyncio.timeout(FILE_S):
+                    await call.send(IN, memoryview(data))
             else:
                 async for piece in data:
                     if not await call.send(IN, piece):
                         break
             call.end(IN)
             await outcome(call, self.account, "a file was written", timeout_s=FILE_S, path=path, where=self.where())
+        except TimeoutError as error:
+            raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
         finally:
             call.cancel()
 

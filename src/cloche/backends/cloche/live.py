@@ -93,14 +93,12 @@ class RemoteSandbox(RemoteFiles):
         if request.collect:
             fields["collect"] = list(request.collect)
         events = RunEvents(sink)
-        async with counted_run(self.account, timeout_s) as took:
+        async with counted_run(self.account, timeout_s):
             call = await begin(self.account, "run", fields, on_event=events.take)
             said = await run_outcome(
                 call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
             )
-            result = events.note(await self.result_of(said))
-            took.append(result.duration)
-        return result
+            return events.note(await self.result_of(said))
 
     async def result_of(self, said: Mapping[str, Any]) -> Result:
         """Return a result with its files, as they are now. Raises BackendUnavailable."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.limits import Limits
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import workspace_path
@@ -18,7 +18,7 @@ from cloche.core.result import FileRecord, Output, Result, SaveFiles, Status, Us
 
 from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep
 from ..remote.claims import claimed, claimed_controls, claimed_enforcement
-from ..remote.failures import Failure, RemoteUnavailable, remote_error, scrub
+from ..remote.failures import scrub
 
 MOST_OUTPUTS = 10_000
 MOST_TEXT = 500
@@ -32,9 +32,12 @@ class ResultReader:
     def __init__(self, account: RemoteAccount, limits: Limits):
         self._account, self._limits = account, limits
 
-    def wrong(self) -> RemoteUnavailable:
-        """Return the error for what is no result."""
-        return remote_error("cloche", Failure.BAD_ANSWER, detail="what came is no result", account=self._account)
+    def wrong(self) -> OutcomeUnknown:
+        """Return the error for what is no result, of code that was sent."""
+        return OutcomeUnknown(
+            f"backend 'cloche': the answer of {self._account.host} is not what the protocol says: what came is no "
+            "result. The code may or may not have run; do not repeat it blindly."
+        )
 
     def read(
         self,
@@ -44,7 +47,7 @@ class ResultReader:
         files: tuple[FileRecord, ...] = (),
         save: SaveFiles | None = None,
     ) -> Result:
-        """Return a result. Raises BackendUnavailable for what is none."""
+        """Return a result. Raises OutcomeUnknown for what is none."""
         try:
             return self._read(said, sandbox, files, save)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -6,11 +6,12 @@ import asyncio
 import base64
 import binascii
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileTooLarge
+from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
 from cloche.core.events import Displayed, OutputChunk, Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -28,6 +29,7 @@ from .results import ResultReader, kept, read_output, read_records
 from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
 
 OPEN_S = 120.0
+MOST_MISSED = 1 << 53
 GRACE_S = 60.0  # beyond a run's time-out: for its turn at the service, its start, and its files
 
 
@@ -43,7 +45,7 @@ class RunEvents:
         if name in ("run", "call"):
             self.id = str(data.get("id"))[:64]
         elif name == "missed" and type(data.get("events")) is int:
-            self.missed += data["events"]
+            self.missed = min(self.missed + max(0, data["events"]), MOST_MISSED)
         elif self._sink is not None:
             self._hand_on(self._sink, name, data)
 
@@ -87,11 +89,14 @@ async def run_outcome(
 ) -> dict[str, Any]:
     """Wait for the end of code that runs; who stops to wait has it ended, and waits for that.
 
-    It has so long, and again so long as often as it `is_held`: a pause stops its clock.
+    It has so long, and again so long as often as it `is_held`: a pause stops its clock, but that of the sandbox's
+    lifetime goes on.
     """
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + account.lifetime_s + timeout_s
     try:
         await asyncio.wait([call.ended], timeout=timeout_s)
-        while not call.ended.done() and is_held is not None and await is_held():
+        while not call.ended.done() and loop.time() < ends and is_held is not None and await is_held():
             await asyncio.wait([call.ended], timeout=timeout_s)
         return await outcome(call, account, what, timeout_s=0.0)
     except asyncio.CancelledError:
@@ -105,22 +110,22 @@ async def run_outcome(
 
 
 @asynccontextmanager
-async def counted_run(account: RemoteAccount, seconds: float) -> AsyncIterator[list[float]]:
-    """Count a run of so many seconds at most; the body adds what it took to the list. Raises BackendUnavailable."""
-    counter, took = counter_for(account), list[float]()
+async def counted_run(account: RemoteAccount, seconds: float) -> AsyncIterator[None]:
+    """Count a run of so many seconds at most, by the clock of this host. Raises BackendUnavailable."""
+    counter = counter_for(account)
     if counter is None:
-        yield took
+        yield
         return
     ticket = await asyncio.to_thread(counter.begin_run, seconds)
+    began = time.monotonic()
     try:
-        yield took
+        yield
     except OutcomeUnknown:
         raise  # it may have run, for as long as it may
     except ClocheError:
         await finish(asyncio.to_thread(ticket.refund))
         raise
-    if took:
-        await asyncio.to_thread(ticket.settle, took[0])
+    await finish(asyncio.to_thread(ticket.settle, min(seconds, time.monotonic() - began)))
 
 
 @asynccontextmanager
@@ -214,7 +219,7 @@ class ThrowawaySandbox:
         self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
     ) -> Result:
         """Run by one call, and return its result with the files that came before it."""
-        async with counted_run(self._account, timeout_s) as took:
+        async with counted_run(self._account, timeout_s):
             events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
             call = await begin_here(verb, fields, on_event=events.take)
             is_kept = True
@@ -232,9 +237,7 @@ class ThrowawaySandbox:
             said = await run_outcome(
                 call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
             )
-            result = events.note(self._result(said, spool, is_kept=is_kept))
-            took.append(result.duration)
-            return result
+            return events.note(self._result(said, spool, is_kept=is_kept))
 
     def _where(self, run_id: str) -> str:
         if not run_id:
@@ -301,22 +304,35 @@ async def read_whole(begin_here: Begin, account: RemoteAccount, verb: str, path:
     """Return a file that comes as a whole. Raises SandboxFileError."""
     call = await begin_here(verb, {**_as_it_stands(path), "most": max(0, max_bytes)})
     stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
-    while (piece := await stream.read()) and size <= max_bytes:
-        size += len(piece)
-        pieces.append(piece)
-    if size > max_bytes:
-        call.cancel()
-        raise SandboxFileTooLarge(f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large")
-    await outcome(call, account, "a file was read", timeout_s=FILE_S, path=path)
+    async with in_time(call, path):
+        while (piece := await stream.read()) and size <= max_bytes:
+            size += len(piece)
+            pieces.append(piece)
+        if size > max_bytes:
+            raise SandboxFileTooLarge(f"{path}: it has more than {max_bytes} bytes", path=path, kind="too_large")
+        await outcome(call, account, "a file was read", timeout_s=FILE_S, path=path)
     return b"".join(pieces)
+
+
+@asynccontextmanager
+async def in_time(call: Call, path: str) -> AsyncIterator[None]:
+    """Give the body as long as an operation on files has; its call is over with it. Raises SandboxFileError."""
+    try:
+        async with asyncio.timeout(FILE_S):
+            yield
+    except TimeoutError as error:
+        raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
+    finally:
+        call.cancel()
 
 
 async def write_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, data: bytes) -> None:
     """Write a file that the service holds until it is whole. Raises SandboxFileError."""
     call = await begin_here(verb, _as_it_stands(path))
-    await call.send(IN, data)
-    call.end(IN)
-    await outcome(call, account, "a file was written", timeout_s=FILE_S, path=path)
+    async with in_time(call, path):
+        await call.send(IN, data)
+        call.end(IN)
+        await outcome(call, account, "a file was written", timeout_s=FILE_S, path=path)
 
 
 def _as_it_stands(path: str) -> dict[str, str]:

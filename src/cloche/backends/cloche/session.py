@@ -83,11 +83,10 @@ class RemoteSession:
             raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
         events = RunEvents(None if sink is discard else sink)
         fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
-        async with counted_run(here.account, timeout_s) as took:
+        async with counted_run(here.account, timeout_s):
             call = await self.begin("session.run", fields, on_event=events.take)
             said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
             result = events.note(await self._read_result(said))
-            took.append(result.duration)
         if result.meta.get("state") == "lost":
             self._is_alive = False
             with contextlib.suppress(ClocheError):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from websockets.http11 import Response
 
 MOST_MESSAGE = 1 << 20
+MOST_FRAGMENTS = 1024  # of one message
+MOST_UNSENT = 64 << 20  # bytes: more than all windows of a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,9 @@ class WebSocket(asyncio.Protocol):
                 return
             self._is_text = frame.opcode is Opcode.TEXT if not self._parts else self._is_text
             self._parts.append(bytes(frame.data))
+            if len(self._parts) > MOST_FRAGMENTS:
+                self._end(Failure.BAD_ANSWER, "a message in too many frames")
+                return
             if frame.fin:
                 whole, self._parts = b"".join(self._parts), []
                 self._on_message(whole, self._is_text)
@@ -179,6 +184,8 @@ class WebSocket(asyncio.Protocol):
         assert self._transport is not None  # noqa: S101 - set with the connection
         if not self._transport.is_closing():
             self._transport.writelines([data for data in self._ws.data_to_send() if data])
+            if self._transport.get_write_buffer_size() > MOST_UNSENT:
+                self._end(Failure.TIMEOUT, "it does not read what is sent")
 
     def _end(self, failure: Failure, why: str) -> None:
         self.is_open = False

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cloche.core.guest_json import check_parts
 from cloche.core.remote import RemoteAccount
 
 from ..remote.failures import Failure, remote_error
@@ -28,10 +29,12 @@ MOST_INLINE = 1 << 18  # JSON of a call in one text frame
 MOST_FIELDS = 32 << 20
 MOST_JSON = 64 << 20  # of one result or event
 MOST_HELD = 128 << 20  # of all JSON of one connection that is not yet whole
+MOST_PARTS = 400_000  # commas, lists and objects of one result: its files alone may have a tenth of that
 MOST_NUMBER = (1 << 32) - 1
 OPEN_S = 20.0
 CANCEL_S = 10.0  # for the service to say that a call has ended that was cancelled
 PONG_S = 5.0
+STALL_S = 60.0  # for the service to take the next fields of a call
 LOOK_EVERY_S, SILENT_S = 20.0, 60.0  # the service says something every 20 s
 
 TakeEvent = Callable[[str, Mapping[str, Any]], None]
@@ -56,6 +59,23 @@ class CallRefused(Exception):
 
 class _Fault(Exception):
     """Say what the service sent that the document does not allow."""
+
+
+def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a service says. Raises ValueError for what could not be written again, and for too many values.
+
+    The scanner of `json` holds the interpreter's lock to the end, so a thread alone would keep nobody free.
+    """
+    text = data.decode()
+    check_parts(text, MOST_PARTS)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _drop_event(_: str, __: Mapping[str, Any]) -> None:
@@ -162,8 +182,8 @@ class Call:
 
     def _whole(self) -> Any:  # noqa: ANN401 - any JSON
         try:
-            return json.loads(self._taken())
-        except (ValueError, RecursionError) as error:
+            return read_json(self._taken())
+        except ValueError as error:
             raise _Fault("an event that is no JSON") from error
 
     def grant(self, channel: int, count: int) -> None:
@@ -186,7 +206,7 @@ class Call:
         while left:
             while not self._room[channel] and not self.ended.done():
                 self._has_room.clear()
-                await self._has_room.wait()
+                await self._wait_for_room(None if channel == IN else STALL_S)
             if self.ended.done():
                 return False
             piece = left[: min(self._room[channel], MOST_DATA)]
@@ -194,6 +214,14 @@ class Call:
             self.wire.send_frame(self.number, channel, DATA, piece)
             left = left[len(piece) :]
         return not self.ended.done()
+
+    async def _wait_for_room(self, timeout_s: float | None) -> None:
+        """Wait until more may be sent: of content as long as it takes, as a program may not want any."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_room.wait()
+        except TimeoutError:
+            self.wire.lose(Failure.TIMEOUT, "the fields of a call are not taken")
 
     def end(self, channel: int) -> None:
         """Say that nothing more comes on a channel."""
@@ -224,8 +252,8 @@ class Call:
         if not isinstance(found, bytes):
             return found
         try:
-            return await asyncio.to_thread(json.loads, found)
-        except (ValueError, RecursionError) as error:
+            return await asyncio.to_thread(read_json, found)
+        except ValueError as error:
             self.wire.lose(Failure.BAD_ANSWER, "a result is no JSON")
             raise LinkLost(Failure.BAD_ANSWER, "a result is no JSON") from error
 
@@ -333,7 +361,12 @@ class Wire:
         data = frame[HEADER.size :]
         if kind > CREDIT or channel not in ((IN, JSON) if kind == CREDIT else (OUT, ERR, JSON)):
             raise _Fault(f"kind {kind} on channel {channel}")
-        if len(data) > MOST_DATA or (kind == CREDIT and len(data) != GRANT.size) or (kind == END and data):
+        if (
+            len(data) > MOST_DATA
+            or (kind == CREDIT and len(data) != GRANT.size)
+            or (kind == END and data)
+            or (kind == DATA and not data)
+        ):
             raise _Fault(f"a frame of kind {kind} with {len(data)} bytes")
         call = self.calls.get(number)
         if call is not None:
@@ -341,8 +374,8 @@ class Wire:
 
     def _hear(self, message: bytes) -> None:
         try:
-            said = json.loads(message.decode())
-        except (ValueError, RecursionError) as error:
+            said = read_json(message)
+        except ValueError as error:
             raise _Fault("text that is no JSON") from error
         if not isinstance(said, dict):
             raise _Fault("text that is no JSON object")

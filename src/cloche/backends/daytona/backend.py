@@ -12,9 +12,8 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
-from ..garbage_collection import is_dead
 from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
-from ..remote.labels import LABEL
+from ..remote.labels import LABEL, is_left
 from ..remote.quota import counter_for
 from ..session_languages import DRIVERS
 from .client import Client, checked
@@ -114,7 +113,7 @@ class DaytonaBackend:
         client, counter, gone = Client(account), counter_for(account), []
         try:
             for found in client.list_with(LABEL):
-                if is_dead(found.labels[LABEL]):
+                if is_left(found.labels[LABEL]):
                     client.delete(found.id)
                     gone.append(f"sandbox {found.id}")
                     if counter is not None:

@@ -43,6 +43,7 @@ ANSWER_S, CREATE_S, CONNECT_S, MARGIN_S = 30.0, 180.0, 15.0, 5.0
 POLL_S = 0.25
 MOST_ANSWER, MOST_MESSAGE = 4 << 20, 1 << 20
 MOST_PAGES, PAGE = 200, 100
+MOST_ADDRESS, MOST_TEXT = 2048, 1000  # characters of what is said of a sandbox
 TRIES, MOST_WAIT_S, REFUSED_WAIT_S = 3, 5.0, 0.2
 HEARTBEAT_S = 20.0
 READY, GONE = "started", ("error", "build_failed", "destroyed", "destroying", "archived", "stopped")
@@ -114,7 +115,8 @@ class Client:
 
     def __init__(self, account: RemoteAccount):
         self.account = account
-        self.host = urlsplit(account.url or URL).netloc
+        self._url = account.url or URL
+        self.host = urlsplit(self._url).netloc
         self.is_given_up = False  # nobody waits for a sandbox any more
         self._session: Any = None
         self._api: Any = None
@@ -194,10 +196,16 @@ class Client:
         """Return the session; it is opened when it is first asked for."""
         if self._session is None:
             http = importlib.import_module(HTTP)
-            self._api = self._new_api(API, self.account.url or URL)
-            connector = http.TCPConnector(ssl=self._api.rest_client.ssl_context, limit=0)
+            self._api = self._new_api(API, self._url)
+            context = self._api.rest_client.ssl_context
+            if context is not None:
+                context.keylog_filename = None  # else it writes its keys where SSLKEYLOGFILE says
+            connector = http.TCPConnector(ssl=context, limit=0)
+            watch = http.TraceConfig()
+            watch.on_request_redirect.append(_refuse_redirect)
             self._session = http.ClientSession(
-                connector=connector, trust_env=False, cookie_jar=http.DummyCookieJar(),
+                connector=connector, trust_env=False, cookie_jar=http.DummyCookieJar(), auto_decompress=False,
+                trace_configs=[watch], headers={"Accept-Encoding": "identity"},
                 timeout=http.ClientTimeout(total=None, sock_connect=CONNECT_S),
             )  # fmt: skip
             await self._use_session(self._api)
@@ -229,6 +237,8 @@ class Client:
     async def _read(self, answered: Any) -> Any:
         response = getattr(answered, "response", answered)
         async with response:
+            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise self.error(Failure.BAD_ANSWER, "an answer in a coding that was not asked for")
             data = bytearray()
             async for piece in response.content.iter_any():
                 data += piece
@@ -291,12 +301,15 @@ class Client:
         toolbox, labels = texts.get("toolboxProxyUrl", ""), said.get("labels")
         if not _ID.fullmatch(texts.get("id", "")):
             raise self.error(Failure.BAD_ANSWER, "a sandbox without an id")
-        if toolbox and (why := why_no_address(toolbox)):
-            raise self.error(Failure.BAD_ANSWER, f"the address of its toolbox {why}")
+        why = why_no_address(toolbox) if toolbox else ""
+        if toolbox.startswith("http:") and not self._url.startswith("http:"):
+            why = "is not https"
+        if why or len(toolbox) > MOST_ADDRESS:
+            raise self.error(Failure.BAD_ANSWER, f"the address of its toolbox {why or 'is too long'}")
         return Found(
             id=texts["id"], state=texts.get("state", "")[:40], toolbox=toolbox.rstrip("/"),
-            labels={str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {},
-            kind=texts.get("sandboxClass", "")[:40], reason=texts.get("errorReason", ""),
+            labels=_short_texts(labels),
+            kind=texts.get("sandboxClass", "")[:40], reason=texts.get("errorReason", "")[:MOST_TEXT],
         )  # fmt: skip
 
     async def _list(self, label: str) -> list[Found]:
@@ -329,6 +342,17 @@ class Client:
 
 # After these, a sandbox may have been made of which nobody was told.
 _MAY_HAVE_MADE = (Failure.NO_NETWORK, Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER)
+
+
+def _short_texts(labels: object) -> dict[str, str]:
+    """Return labels without what none of ours is."""
+    rows = labels.items() if isinstance(labels, dict) else ()
+    return {key: value for key, value in rows if isinstance(value, str) and len(key) + len(value) <= MOST_TEXT}
+
+
+async def _refuse_redirect(_: Any, __: Any, ___: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
+    """Refuse to go where an answer says: code and key go to the account's host alone."""
+    raise ValueError("redirected")
 
 
 def _tls_reason(error: Exception) -> str:

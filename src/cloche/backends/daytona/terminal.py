@@ -29,6 +29,7 @@ ERROR = 2
 MARK = bytes(range(1, 9))  # as no shell writes it, and as it is not typed
 READY_S, STALL_S, LEASE_PING_S = 60.0, 60.0, 10.0
 MOST_BEFORE, MOST_FRAME = 64 * 1024, 1 << 20
+MOST_UNREAD = 6 * WINDOW + MOST_FRAME  # a window of single bytes has six times as many with their headers
 _STREAMS = {OUT: OUTPUT, ERR: ERROR}
 _BEGIN = f"import os\nos.write(1,bytes(range(1,9)))\n{ARGUMENTS[-1]}"
 LINE = f" stty raw -echo; exec python3 -I -S -c {shlex.quote(f'exec(bytes.fromhex({_BEGIN.encode().hex()!r}))')}\r"
@@ -46,6 +47,7 @@ class TerminalWire:
         self._tasks: list[asyncio.Task[None]] = []
         self._why_over, self._is_shut_down = "", False
         self._untold = 0
+        self._came, self._took = 0, 0  # of frames, and each is changed by one thread alone
 
     def boot(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Start the relay and, by it, a first process; return what it found. Raises StartFailed, OSError."""
@@ -60,7 +62,11 @@ class TerminalWire:
         if kind != FOUND:
             why = body.decode("utf-8", "replace")[:600] if kind == FAILED else "it does not speak our protocol"
             raise StartFailed(f"a sandbox at Daytona cannot be used: {why}{self._shown()}", step="boot")
-        found = json.loads(body)
+        self._took += 5 + len(body)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise StartFailed("a sandbox at Daytona says what makes no sense of what is in it", step="boot") from None
         return found if isinstance(found, dict) else {}
 
     def send(self, data: bytes) -> None:
@@ -82,6 +88,7 @@ class TerminalWire:
                     raise ConnectionError(self._why_over)
                 return
             kind, body = frame
+            self._took += 5 + len(body)
             if kind == EXITED:
                 return
             if kind in _STREAMS:
@@ -196,8 +203,15 @@ class TerminalWire:
             del self._received[:end]
             if kind == TAKEN:
                 self._left += int(body)
+                if not 0 <= self._left <= WINDOW:
+                    raise ValueError("it takes what it was not sent")
                 self._may_send.set()
+            elif kind in _STREAMS and not body:
+                raise ValueError("it writes nothing")
             else:
+                self._came += 5 + len(body)
+                if self._came - self._took > MOST_UNREAD:
+                    raise ValueError("it writes more than it may")
                 self._queue.put((kind, body))
 
     def _find_mark(self) -> None:

@@ -17,9 +17,10 @@ from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
 from ..containers.live import HOME
-from ..garbage_collection import is_dead, owner
+from ..garbage_collection import owner
 from ..remote.accounts import check_account
 from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.labels import is_left
 from ..remote.quota import counter_for
 from ..session_languages import DRIVERS
 from .live import E2BLiveSandbox
@@ -109,7 +110,7 @@ class E2BBackend:
         account = self._checked()
         provider, counter, found = provider_of(account), counter_for(account), []
         for name, whose in list_sandboxes(provider, {OURS: "1"}):
-            if is_dead(whose):
+            if is_left(whose):
                 kill_sandbox(provider, name)
                 if counter is not None:
                     counter.forget_sandbox(name)

@@ -8,19 +8,24 @@ itself. Calls block for a moment: an event loop makes them in a thread.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import RemoteAccount
+from cloche.core.suppressed import suppress_logged
 
+log = logging.getLogger("cloche.remote")
 BUSY_S = 10.0
 KEPT_DAYS = 40
+MOST_AMOUNT = 1e12
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS used (
     account TEXT NOT NULL, day TEXT NOT NULL, runs INTEGER NOT NULL DEFAULT 0, seconds REAL NOT NULL DEFAULT 0,
@@ -38,13 +43,15 @@ class RunTicket:
     day: str
     seconds: float
 
-    def settle(self, seconds: float, cost: float | None = None) -> None:
-        """Count what it came to, in seconds and in the provider's money."""
-        self.counter.add(self.day, seconds=seconds - self.seconds, money=cost or 0.0)
+    def settle(self, seconds: float, cost: object = None) -> None:
+        """Count what it came to, in seconds and in the provider's money; where that fails, what was reserved stays."""
+        with _whatever_comes("the time of a run stays counted as it was reserved"):
+            self.counter.add(self.day, seconds=amount(seconds) - self.seconds, money=amount(cost))
 
     def refund(self) -> None:
         """Count nothing, as nothing ran."""
-        self.counter.add(self.day, runs=-1, seconds=-self.seconds)
+        with _whatever_comes("a run that never began stays counted"):
+            self.counter.add(self.day, runs=-1, seconds=-self.seconds)
 
 
 @dataclass(slots=True)
@@ -57,18 +64,32 @@ class SandboxTicket:
 
     def note_id(self, sandbox: str) -> None:
         """Remember what the provider calls it."""
-        self.counter.note_sandbox(self.row, sandbox)
+        with _whatever_comes("the name of a sandbox could not be kept"):
+            self.counter.note_sandbox(self.row, sandbox)
 
-    def close(self, cost: float | None = None) -> None:
+    def close(self, cost: object = None) -> None:
         """Give the place back; the sandbox stays counted for its day."""
-        self.counter.end_sandbox(self.row)
-        if cost:
-            self.counter.add(self.day, money=cost)
+        with _whatever_comes("the place of a sandbox stays counted"):
+            self.counter.end_sandbox(self.row)
+            self.counter.add(self.day, money=amount(cost))
 
     def refund(self) -> None:
         """Count nothing, as none was made."""
-        self.counter.end_sandbox(self.row)
-        self.counter.add(self.day, sandboxes=-1)
+        with _whatever_comes("a sandbox that was not made stays counted"):
+            self.counter.end_sandbox(self.row)
+            self.counter.add(self.day, sandboxes=-1)
+
+
+def amount(said: object) -> float:
+    """Return what a provider says that something took or cost; 0 for what is no amount."""
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        return 0.0
+    return float(said) if 0 <= said <= MOST_AMOUNT and math.isfinite(said) else 0.0
+
+
+def _whatever_comes(what: str) -> AbstractContextManager[None]:
+    """Go on without it: what ran has run, and what comes of it must not be lost."""
+    return suppress_logged(log, what, BackendUnavailable)
 
 
 class Counter:
