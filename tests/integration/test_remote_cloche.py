@@ -212,6 +212,20 @@ def test_quotas_are_counted_before_anything_is_sent(account: RemoteAccount, tmp_
         assert relay.connections == 0
 
 
+def test_whatever_runs_in_a_sandbox_that_lives_is_counted(account: RemoteAccount, tmp_path: Path) -> None:
+    """Runs, commands, processes and cells."""
+    limited = replace(account, quota=Quota(runs_per_day=4), quota_file=str(tmp_path / "quota.db"))
+    with cloche.Sandbox(backend=ClocheBackend(limited)) as sandbox:
+        sandbox.run("1")
+        sandbox.exec(["true"])
+        with sandbox.start(["true"]) as process:
+            process.wait()
+        with sandbox.session() as session:
+            session.run("1")
+            with pytest.raises(BackendUnavailable, match="4 of 4 runs"):
+                session.run("2")
+
+
 def test_the_key_is_nowhere_but_in_its_header(
     account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -317,6 +331,7 @@ def half_frame(connection: ServerConnection) -> None:
 
 
 def fragments(connection: ServerConnection) -> None:
+    """Send a message that has no end."""
     call_of(connection)
     connection.socket.sendall(b"\x01\x00" + b"\x00\x00" * 5000)
     connection.recv()

@@ -480,13 +480,11 @@ def test_a_link_that_is_lost_leaves_the_outcome_unknown(
         run(account, "import sys\nfor _ in range(500): print('x' * 1000)\nimport time; time.sleep(600)")
 
 
-def test_a_link_that_is_lost_with_the_order(server: E2BServer, account: RemoteAccount, tmp_path: Path) -> None:
+def test_a_link_that_is_lost_with_the_order(server: E2BServer, account: RemoteAccount) -> None:
     """The order arrives and nothing comes back, not even that the program began: that is not called a failed start."""
-    account = replace(account, quota=Quota(runs_per_day=9), quota_file=str(tmp_path / "used"))
     server.faults.append(Fault("SendInput", "lost", skip=1))
     with pytest.raises(OutcomeUnknown, match="may have run to its end"):
         run(account, "1")
-    assert Counter(account).used_today()["runs"] == 1
 
 
 def test_a_sandbox_that_the_provider_ends(server: E2BServer, account: RemoteAccount) -> None:
@@ -546,8 +544,8 @@ def test_too_much_is_not_read(server: E2BServer, account: RemoteAccount, monkeyp
 
 
 def test_an_account_is_used_no_more_than_it_may_be(server: E2BServer, account: RemoteAccount, tmp_path: Path) -> None:
-    """Runs and sandboxes are counted over all processes; what never began is not; and who is refused learns why."""
-    account = replace(account, quota=Quota(runs_per_day=2, sandboxes_at_once=1), quota_file=str(tmp_path / "used"))
+    """Sandboxes are counted over all processes; what was never made is not; and who is refused learns why."""
+    account = replace(account, quota=Quota(sandboxes_at_once=1), quota_file=str(tmp_path / "used"))
     server.faults.append(Fault(CREATE, "500"))
     with pytest.raises(RemoteUnavailable, match="it failed"):
         run(account, "1")
@@ -557,12 +555,9 @@ def test_an_account_is_used_no_more_than_it_may_be(server: E2BServer, account: R
         with pytest.raises(BackendUnavailable, match="1 of 1 sandboxes at once"):
             async with E2BBackend(account).open(Policy(), Limits()) as second:
                 await second.run(Request(code="1"))
-        await sandbox.run(Request(code="1"))
-        with pytest.raises(BackendUnavailable, match=r"2 of 2 runs of today.*resets"):
-            await sandbox.run(Request(code="1"))
 
     tried(account, work)
-    assert Counter(account).used_today() | {"seconds": 0} == {"runs": 2, "seconds": 0, "sandboxes": 1, "money": 0}
+    assert Counter(account).used_today()["sandboxes"] == 1
 
 
 LEFT = """

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 
 from cloche.audit.log import default_folder
 from cloche.config.keys import Settings
+from cloche.core.errors import ClocheError, OutcomeUnknown
+from cloche.core.loops import finish
+from cloche.core.processes import Detached
 from cloche.core.protocols import Backend
 from cloche.core.remote import Quota, RemoteAccount
+from cloche.core.result import Result
+
+from .registry import counter_of
 
 QUOTA_FILE = "quota.db"  # beside the audit log
 _QUOTA = tuple(field.name for field in fields(Quota))
@@ -30,6 +38,34 @@ def account_of(backend: Backend) -> RemoteAccount | None:
     """Return the account that a backend sends code with, None for one of this host."""
     account: RemoteAccount | None = getattr(backend, "account", None)  # asked at every run that is recorded
     return account
+
+
+async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeout_s: float | None) -> Result:
+    """Run, counted against the quota of the account that the backend sends code with, if it has one.
+
+    Without a time-out no seconds are reserved. What did not run is not counted; what may still run keeps what was
+    reserved for it. Raises BackendUnavailable where the quota is used up.
+    """
+    account = account_of(backend)
+    if account is None:
+        return await run()
+    counter = counter_of(account)
+    if counter is None:
+        return await run()
+    ticket = await asyncio.to_thread(counter.begin_run, timeout_s or 0.0)
+    began = time.monotonic()
+    try:
+        result = await run()
+    except (OutcomeUnknown, Detached):
+        raise
+    except (ClocheError, OSError):
+        await finish(asyncio.to_thread(ticket.refund))
+        raise
+    took_s = time.monotonic() - began  # by this clock: what the result says is the provider's word
+    seconds = took_s if timeout_s is None else min(timeout_s, took_s)
+    cost = (result.meta.get("remote") or {}).get("cost")
+    await finish(asyncio.to_thread(ticket.settle, seconds, cost))
+    return result
 
 
 def _account(provider: str, said: Mapping[str, object], settings: Settings) -> RemoteAccount:

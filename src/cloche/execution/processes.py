@@ -7,6 +7,7 @@ recorded as runs are; the record of a process that is started ends when it does,
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -24,7 +25,7 @@ from cloche.core.request import MAX_STDIN_BYTES
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
-from .accounts import account_of
+from .accounts import account_of, counted
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
 from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink
@@ -309,15 +310,16 @@ class ProcessOperations(LiveOperations):
     ) -> Result:
         """Run, record it where anybody wants to know, and complete the result's meta."""
         prepared = self._prepared
+        running = functools.partial(counted, run, prepared.backend, request.timeout_s)
         if is_wanted(prepared.audit):
             execution = Execution(
                 kind=kind, backend=prepared.backend.name, language=COMMAND_LANGUAGE, code=shell, argv=request.argv,
                 env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
                 account=account_of(prepared.backend),
             )  # fmt: skip
-            result = await recorded(run, prepared.audit, execution)
+            result = await recorded(running, prepared.audit, execution)
         else:
-            result = await run()
+            result = await running()
         result.meta = {**prepared.notes, **result.meta}
         return result
 

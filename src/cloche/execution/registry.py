@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
@@ -36,6 +36,9 @@ from cloche.core.request import WorkspaceContainer
 from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
+
+if TYPE_CHECKING:
+    from cloche.backends.remote.quota import Counter
 
 log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
@@ -165,6 +168,13 @@ def prune_copies(folder: str) -> list[str]:
             if isinstance(backend, SupportsOwnInterpreter):
                 removed += [f"{backend.name}: {line}" for line in backend.prune_layers(folder)]
     return removed
+
+
+def counter_of(account: RemoteAccount) -> Counter | None:
+    """Return what counts the use of an account, None where nothing is limited."""
+    from cloche.backends.remote.quota import counter_for  # SQLite, where code goes elsewhere alone
+
+    return counter_for(account)
 
 
 def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:

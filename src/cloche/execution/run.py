@@ -39,7 +39,7 @@ from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 from cloche.hostfs import open_in_place_of
 
-from .accounts import account_of
+from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .prepare import Prepared, prepare_in_thread
@@ -236,11 +236,11 @@ async def run_in(
     Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
     """
     if is_wanted(prepared.audit):
-        run = _run_in_phases if sink is not None and is_traced() else _run_prepared
+        run = _run_in_phases if sink is not None and is_traced() else _run_counted
         running = functools.partial(run, opened, prepared, prepared_request, sink, spill)
         result = await recorded(running, prepared.audit, _execution(prepared, prepared_request.request))
     else:
-        result = await _run_prepared(opened, prepared, prepared_request, sink, spill)
+        result = await _run_counted(opened, prepared, prepared_request, sink, spill)
     if out is not None:
         await copy_out(result, out)
     return result
@@ -271,9 +271,22 @@ async def _run_in_phases(
         if sink is not None:
             sink(event)
 
-    result = await _run_prepared(opened, prepared, prepared_request, note, spill)
+    result = await _run_counted(opened, prepared, prepared_request, note, spill)
     phases.end(result)
     return result
+
+
+async def _run_counted(
+    opened: OpenSandbox,
+    prepared: Prepared,
+    prepared_request: PreparedRequest,
+    sink: Sink | None,
+    spill: str | PathLike[str] | None,
+) -> Result:
+    if account_of(prepared.backend) is None:
+        return await _run_prepared(opened, prepared, prepared_request, sink, spill)
+    running = functools.partial(_run_prepared, opened, prepared, prepared_request, sink, spill)
+    return await counted(running, prepared.backend, prepared_request.request.timeout_s or prepared.limits.timeout_s)
 
 
 async def _run_prepared(

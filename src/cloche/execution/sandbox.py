@@ -37,7 +37,7 @@ from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
 from cloche.keeper.attach import Kept, find_kept
 
-from .accounts import account_of
+from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
 from .inputs import Files, gather_files, read_env
@@ -615,6 +615,8 @@ class AsyncSandbox(
         self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
     ) -> Awaitable[Result]:
         """Run a session's cell and record it, where anybody wants to know."""
+        if account_of(self._prepared.backend) is not None:
+            run = functools.partial(counted, run, self._prepared.backend, timeout_s)
         if not is_wanted(self._prepared.audit):
             return run()
         execution = Execution(

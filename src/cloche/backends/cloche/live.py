@@ -30,7 +30,7 @@ from .fields import fits_call, limits_of, run_fields
 from .files import RemoteFiles, incoming
 from .process import START_S, RemoteProcess, not_there
 from .results import ResultReader, read_records
-from .sandbox import GRACE_S, RunEvents, counted_run, counted_sandbox, run_outcome
+from .sandbox import GRACE_S, RunEvents, counted_sandbox, run_outcome
 from .session import OPEN_S, RemoteSession
 from .wire import IN, OUT, Call
 
@@ -93,12 +93,11 @@ class RemoteSandbox(RemoteFiles):
         if request.collect:
             fields["collect"] = list(request.collect)
         events = RunEvents(sink)
-        async with counted_run(self.account, timeout_s):
-            call = await begin(self.account, "run", fields, on_event=events.take)
-            said = await run_outcome(
-                call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
-            )
-            return events.note(await self.result_of(said))
+        call = await begin(self.account, "run", fields, on_event=events.take)
+        said = await run_outcome(
+            call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
+        )
+        return events.note(await self.result_of(said))
 
     async def result_of(self, said: Mapping[str, Any]) -> Result:
         """Return a result with its files, as they are now. Raises BackendUnavailable."""

@@ -6,12 +6,11 @@ import asyncio
 import base64
 import binascii
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
 from cloche.core.events import Displayed, OutputChunk, Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -110,25 +109,6 @@ async def run_outcome(
 
 
 @asynccontextmanager
-async def counted_run(account: RemoteAccount, seconds: float) -> AsyncIterator[None]:
-    """Count a run of so many seconds at most, by the clock of this host. Raises BackendUnavailable."""
-    counter = counter_for(account)
-    if counter is None:
-        yield
-        return
-    ticket = await asyncio.to_thread(counter.begin_run, seconds)
-    began = time.monotonic()
-    try:
-        yield
-    except OutcomeUnknown:
-        raise  # it may have run, for as long as it may
-    except ClocheError:
-        await finish(asyncio.to_thread(ticket.refund))
-        raise
-    await finish(asyncio.to_thread(ticket.settle, min(seconds, time.monotonic() - began)))
-
-
-@asynccontextmanager
 async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIterator[Callable[[str], None]]:
     """Count a sandbox for the body, which says its id. Raises BackendUnavailable."""
     counter = counter_for(account)
@@ -219,25 +199,24 @@ class ThrowawaySandbox:
         self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
     ) -> Result:
         """Run by one call, and return its result with the files that came before it."""
-        async with counted_run(self._account, timeout_s):
-            events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
-            call = await begin_here(verb, fields, on_event=events.take)
-            is_kept = True
+        events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
+        call = await begin_here(verb, fields, on_event=events.take)
+        is_kept = True
 
-            def take(channel: int, data: bytes) -> None:
-                nonlocal is_kept
-                if channel == OUT and is_kept:
-                    try:
-                        spool.add(data)
-                    except (ValueError, OSError):
-                        is_kept = False
-                call.grant(channel, len(data))
+        def take(channel: int, data: bytes) -> None:
+            nonlocal is_kept
+            if channel == OUT and is_kept:
+                try:
+                    spool.add(data)
+                except (ValueError, OSError):
+                    is_kept = False
+            call.grant(channel, len(data))
 
-            call.on_data = take
-            said = await run_outcome(
-                call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
-            )
-            return events.note(self._result(said, spool, is_kept=is_kept))
+        call.on_data = take
+        said = await run_outcome(
+            call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
+        )
+        return events.note(self._result(said, spool, is_kept=is_kept))
 
     def _where(self, run_id: str) -> str:
         if not run_id:

@@ -15,7 +15,7 @@ from cloche.core.result import Result
 from ..remote.failures import Failure, remote_error, scrub
 from .calls import SandboxCalls
 from .connections import begin
-from .sandbox import GRACE_S, RunEvents, counted_run, read_whole, run_outcome, write_whole
+from .sandbox import GRACE_S, RunEvents, read_whole, run_outcome, write_whole
 from .wire import Call, TakeEvent
 
 OPEN_S = 120.0
@@ -83,10 +83,9 @@ class RemoteSession:
             raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
         events = RunEvents(None if sink is discard else sink)
         fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
-        async with counted_run(here.account, timeout_s):
-            call = await self.begin("session.run", fields, on_event=events.take)
-            said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
-            result = events.note(await self._read_result(said))
+        call = await self.begin("session.run", fields, on_event=events.take)
+        said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
+        result = events.note(await self._read_result(said))
         if result.meta.get("state") == "lost":
             self._is_alive = False
             with contextlib.suppress(ClocheError):

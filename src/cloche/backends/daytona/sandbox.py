@@ -10,19 +10,17 @@ import asyncio
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, StartFailed
-from cloche.core.events import Sink
+from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Observed, Result
+from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import ARGUMENTS, LEAST_PYTHON, Container, Link, Wire, boot_message
@@ -287,12 +285,6 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
         self._machine = new_machine()
         self._image: Image | None = None
 
-    async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        timeout_s = request.timeout_s or self._limits.timeout_s
-        run = super().run_streaming
-        return await counted(self._machine, timeout_s, lambda: run(request, sink))
-
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
         try:
@@ -354,16 +346,6 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         self._machine: Machine | None = None
         self._image: Image | None = None
 
-    async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        await self.connected()
-        timeout_s = request.timeout_s or self.limits.timeout_s
-        machine = self._machine
-        if machine is None:
-            raise InvalidRequest("this sandbox is closed; open another one")
-        run = super().run_streaming
-        return await counted(machine, timeout_s, lambda: run(request, sink))
-
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
         try:
@@ -408,22 +390,3 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
     def _notes(self) -> dict[str, Any]:
         notes = self._machine.notes() if self._machine is not None else {}
         return {**notes, "image": self._equipment().name, "engine": "daytona"}
-
-
-async def counted(machine: Machine, timeout_s: float, run: Callable[[], Any]) -> Result:
-    """Run, counted against the account's quota; what did not run is not. Raises BackendUnavailable when it is used."""
-    counter = counter_for(machine.client.account)
-    if counter is None:
-        result: Result = await run()
-        return result
-    ticket = await asyncio.to_thread(counter.begin_run, timeout_s)
-    began = time.monotonic()  # what the provider's side says of it could be anything
-    try:
-        result = await run()
-    except (StartFailed, BackendUnavailable, InvalidRequest):
-        await finish(asyncio.to_thread(ticket.refund))
-        raise
-    except (OutcomeUnknown, asyncio.CancelledError):
-        raise  # it may have used all of its time
-    await finish(asyncio.to_thread(ticket.settle, time.monotonic() - began))
-    return result

@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Result
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of
-from ..remote.quota import counter_for
-from .machine import Machine, counted
+from .machine import Machine
 from .sandbox import VARIABLES, E2BContainer, build_session_program
 
 
@@ -28,7 +25,6 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
     def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = machine
-        self._counter = counter_for(machine.provider.account)
 
     def _make(self) -> tuple[E2BContainer, Wire]:
         if self._machine.is_lost:  # nobody waited for that one to the end
@@ -38,11 +34,6 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
 
     def _hasten(self) -> None:
         self._machine.end_soon()
-
-    async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        async with counted(self._counter, request.timeout_s or self.limits.timeout_s):
-            return await super().run_streaming(request, sink)
 
     async def close(self) -> None:
         """End the machine, and wait until it is gone."""

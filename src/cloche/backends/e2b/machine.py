@@ -13,18 +13,16 @@ import json
 import logging
 import math
 import threading
-import time
 import uuid
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -36,7 +34,7 @@ from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
 from ..garbage_collection import Background
 from ..remote.failures import Failure, RemoteUnavailable
-from ..remote.quota import Counter, SandboxTicket, counter_for
+from ..remote.quota import SandboxTicket, counter_for
 from ..toolchain import find_version
 from .sdk import CREATE_S, END_S, PROVIDER, Provider, call, result_of
 from .wire import ProcessWire
@@ -395,22 +393,3 @@ def list_sandboxes(provider: Provider, labels: Mapping[str, str]) -> list[tuple[
         if not pages.has_next:
             break
     return found
-
-
-@asynccontextmanager
-async def counted(counter: Counter | None, seconds: float) -> AsyncIterator[None]:
-    """Count a run of so many seconds at most, unless it never began. Raises BackendUnavailable where too many were."""
-    if counter is None:
-        yield
-        return
-    ticket = await asyncio.to_thread(counter.begin_run, seconds)
-    began = time.monotonic()
-    try:
-        yield
-    except (StartFailed, BackendUnavailable, InvalidRequest):
-        await asyncio.to_thread(ticket.refund)
-        raise
-    except BaseException:
-        ticket.settle(time.monotonic() - began)
-        raise
-    await asyncio.to_thread(ticket.settle, time.monotonic() - began)

@@ -14,19 +14,17 @@ from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
-from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Observed, Result
+from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import Container, Link, Wire, boot_message
 from ..containers.program import IMAGE_PATH, Program, SessionProgram, program_of, session_of
 from ..containers.sandbox import SessionSandbox
-from ..remote.quota import counter_for
 from ..session_languages import session_language
-from .machine import Machine, Template, counted
+from .machine import Machine, Template
 from .wire import ProcessWire
 
 log = logging.getLogger("cloche.e2b")
@@ -133,12 +131,6 @@ class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
     def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = machine
-        self._counter = counter_for(machine.provider.account)
-
-    async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        async with counted(self._counter, request.timeout_s or self._limits.timeout_s):
-            return await super().run_streaming(request, sink)
 
     async def close(self) -> None:
         """End the machine, and wait until it is gone."""
