@@ -532,6 +532,16 @@ def test_a_name_that_is_none(
     server.end_all()
 
 
+def test_a_template_that_never_says_what_is_in_it_keeps_nobody(
+    server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much it says, a look has an end."""
+    monkeypatch.setattr(machine, "LOOK", "while :; do echo; sleep 0.05; done")
+    monkeypatch.setattr(machine, "LOOK_S", 0.5)
+    with pytest.raises(StartFailed, match="did not answer in time"):
+        run(account, "1")
+
+
 def test_too_much_is_not_read(server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer has a bound."""
     usual = server._connection

@@ -44,6 +44,7 @@ OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534
 START_S, CLOSE_S = 30.0, 5.0
+LOOK_S, LIST_S = 60.0, 120.0  # as a whole, however often the provider says that it is still there
 MOST_LOOKED_BYTES = 1 << 20
 MOST_PAGES, PAGE = 100, 100
 PATIENCE_S, TRIES = 5.0, 3  # for a provider that wants to be asked again
@@ -301,6 +302,9 @@ class Machine:
         """Run a program to its end, and return what it writes. Raises BackendUnavailable or StartFailed."""
         wire = self.start(words, user="", sends=False)
         output = b""
+        late = threading.Timer(LOOK_S, wire.fail, (TimeoutError("it does not end in time"),))
+        late.daemon = True
+        late.start()
         try:
             for stream, piece in wire.pieces():
                 output += piece if stream == OUTPUT else b""
@@ -309,6 +313,7 @@ class Machine:
         except OSError as error:
             raise StartFailed(f"a sandbox at E2B is gone: {error}", step="look") from error
         finally:
+            late.cancel()
             wire.close()
         return output
 
@@ -384,8 +389,10 @@ def list_sandboxes(provider: Provider, labels: Mapping[str, str]) -> list[tuple[
     """Return name and owner of all sandboxes with some labels. Raises BackendUnavailable."""
     top = provider.package.top
     pages = top.AsyncSandbox.list(query=top.SandboxQuery(metadata=dict(labels)), limit=PAGE, **provider.options())
-    found = []
+    found, ends = [], time.monotonic() + LIST_S
     for _ in range(MOST_PAGES):
+        if time.monotonic() > ends:
+            raise provider.failure(Failure.TIMEOUT)
         for one in provider.ask(pages.next_items)[: 10 * PAGE]:
             said = one.metadata or {}
             if all(said.get(name) == value for name, value in labels.items()):

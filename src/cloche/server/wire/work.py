@@ -262,6 +262,8 @@ async def write_of_session(call: Call, asked: Asked) -> object:
 
 async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
     data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
+    asked.service.wire.hold(len(data))
+    call.held += len(data)
     await call.outgoing[OUT].send(data)
     await call.outgoing[OUT].end()
     return {"size": len(data)}
