@@ -43,7 +43,7 @@ FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, the oldest are given up sooner
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
-BESIDE_S = 0.1  # after which a run that goes on has a row, where nobody waits for that
+BESIDE_S = 0.1  # before a row is written that nobody waits for: the answer, and other runs, go first
 SERVICE_STOPPED = "the service was stopped while this ran"
 log = logging.getLogger("cloche.service")
 
@@ -239,7 +239,7 @@ class RunQueue:
             self._places.release()
         recording = self._record(live, order, str(result.status), stored)
         if order.noted_beside and self._takes_rows:
-            self._write_beside(recording)
+            self._write_beside(_later(recording))
         else:
             await recording
         self._note_end(live, str(result.status), time.monotonic() - begun)
@@ -333,6 +333,15 @@ class RunQueue:
     def _forget(self, run_id: str) -> None:
         self._live.pop(run_id, None)
         self._kept_bytes -= self._kept.pop(run_id, 0)
+
+
+async def _later(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await asyncio.sleep(BESIDE_S)
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    await work
 
 
 def _begin(session: Session, *, live: LiveRun, order: RunOrder, worker: str) -> None:
