@@ -276,7 +276,7 @@ class ProcessOperations(LiveOperations):
     async def _started(self, kind: str, request: ProcessRequest, shell: str | None) -> AsyncProcess:
         live = self._require_live(kind)
         notes = self._prepared.notes
-        if not is_wanted(self._prepared.audit):
+        if not is_wanted(self._prepared.audit) and account_of(self._prepared.backend) is None:
             return AsyncProcess(await live.start_process(request), notes=notes, is_kept=request.kept)
         started: asyncio.Future[OpenProcess] = asyncio.get_running_loop().create_future()
 
