@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import threading
+import time
 import uuid
 import weakref
 import zlib
