@@ -350,7 +350,7 @@ def _short_texts(labels: object) -> dict[str, str]:
     return {key: value for key, value in rows if isinstance(value, str) and len(key) + len(value) <= MOST_TEXT}
 
 
-async def _refuse_redirect(_: Any, __: Any, ___: Any) -> None:  # noqa: ANN401 - as aiohttp calls it
+async def _refuse_redirect(_: Any, __: Any, ___: Any) -> None:
     """Refuse to go where an answer says: code and key go to the account's host alone."""
     raise ValueError("redirected")
 
