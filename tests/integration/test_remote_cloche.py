@@ -331,7 +331,7 @@ def half_frame(connection: ServerConnection) -> None:
 
 
 def fragments(connection: ServerConnection) -> None:
-    """Send a message that has no end."""
+    """Begin a message that has no end, and no content."""
     call_of(connection)
     connection.socket.sendall(b"\x01\x00" + b"\x00\x00" * 5000)
     connection.recv()

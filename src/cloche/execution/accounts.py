@@ -19,7 +19,7 @@ from cloche.core.result import Result
 
 from .registry import counter_of
 
-QUOTA_FILE = "quota.db"  # beside the audit log
+QUOTA_FILE = "quota.db"  # of this user, wherever the audit log of a call is
 _QUOTA = tuple(field.name for field in fields(Quota))
 
 
@@ -31,7 +31,7 @@ def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
     for where, value in settings.remotes.items():
         provider, _, name = where.partition("/")
         found.setdefault(provider, {})[name] = value
-    return {provider: _account(provider, said, settings) for provider, said in found.items()}
+    return {provider: _account(provider, said) for provider, said in found.items()}
 
 
 def account_of(backend: Backend) -> RemoteAccount | None:
@@ -68,11 +68,10 @@ async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeou
     return result
 
 
-def _account(provider: str, said: Mapping[str, object], settings: Settings) -> RemoteAccount:
+def _account(provider: str, said: Mapping[str, object]) -> RemoteAccount:
     quota = Quota(**{name: said[name] for name in _QUOTA if name in said})  # type: ignore[arg-type]  # as keys parse it
     others = {name: value for name, value in said.items() if name not in _QUOTA}
-    folder = settings.audit_folder or default_folder()
     return RemoteAccount(
-        provider=provider, quota=quota, quota_file=os.path.join(folder, QUOTA_FILE),
+        provider=provider, quota=quota, quota_file=os.path.join(default_folder(), QUOTA_FILE),
         **others,  # type: ignore[arg-type]
     )  # fmt: skip

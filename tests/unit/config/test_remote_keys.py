@@ -95,3 +95,11 @@ def test_only_a_name_sends_code_away() -> None:
     assert remote == {"e2b", "daytona", "cloche"}
     assert not remote & {option.backend for option in OPTIONS}
     assert not [name for name in remote if BACKEND_ROWS[name].strength is not None]
+
+
+def test_an_audit_log_elsewhere_has_no_quota_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a call writes its audit log does not change what it may use of an account."""
+    monkeypatch.setenv("E2B_API_KEY", "e2b_0123456789abcdef0123")
+    monkeypatch.setenv("CLOCHE_E2B_RUNS_PER_DAY", "1")
+    files = {accounts_of(load_settings(said))["e2b"].quota_file for said in ({}, {"audit": str(tmp_path)})}
+    assert len(files) == 1
