@@ -485,6 +485,33 @@ def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
         asyncio.run(attempt(account))
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, "internal-error"), (502, "internal-error"), (599, "odd")], ids=["500", "502", "unknown"]
+)
+def test_a_service_that_fails_when_it_has_the_code(certificates: Path, status: int, kind: str) -> None:
+    """The code may have run; what was only too much at once (429, 503) is no such failure."""
+
+    def failing(status: int, kind: str) -> Callable[[ServerConnection], None]:
+        problem = {"type": f"https://cloche.example/{kind}", "title": kind, "status": status, "detail": "it fell"}
+        return frames(lambda n: json.dumps({"call": n, "error": problem}))
+
+    for one, error, said in (
+        (failing(status, kind), OutcomeUnknown, "may have run all the same"),
+        (failing(429, "too-many-calls"), BackendUnavailable, "too often"),
+    ):
+        with posing(certificates, one) as (account, _), pytest.raises(error, match=said):
+            run(account)
+
+
+def test_a_full_account_gives_no_sandbox_of_another_kind(account: RemoteAccount, tmp_path: Path) -> None:
+    """One that lives is refused, and does not become one whose runs take turns without a word."""
+    limited = ClocheBackend(replace(account, quota=Quota(sandboxes_at_once=1), quota_file=str(tmp_path / "quota.db")))
+    with cloche.Sandbox(backend=limited) as sandbox:
+        assert sandbox.is_live
+        with pytest.raises(BackendUnavailable, match="1 of 1 sandboxes at once"), cloche.Sandbox(backend=limited):
+            pass
+
+
 def test_a_service_that_never_ends_a_run_is_given_up(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time-outs are counted here as well."""
     monkeypatch.setattr(sandbox, "GRACE_S", 0.1)
@@ -566,6 +593,9 @@ asyncio.run(main())
 """
 
 
+AT_ONCE = 50  # a service has no more than 64 sandboxes that live
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("times", [pytest.param(3, id="some"), pytest.param(100, id="all", marks=pytest.mark.soak)])
 def test_what_callers_that_were_killed_left_is_ended(
@@ -577,10 +607,10 @@ def test_what_callers_that_were_killed_left_is_ended(
 
     async def own() -> None:
         async with cloche.AsyncSandbox(backend=backend) as one:
-            left = await asyncio.to_thread(lambda: [kill_caller() for _ in range(times)])
-            assert left == [-signal.SIGKILL] * times
-            found = await asyncio.to_thread(backend.collect_garbage)
-            assert len(found) == times
+            for many in [AT_ONCE] * (times // AT_ONCE) + [times % AT_ONCE]:
+                left = await asyncio.to_thread(lambda many=many: [kill_caller() for _ in range(many)])
+                assert left == [-signal.SIGKILL] * many
+                assert len(await asyncio.to_thread(backend.collect_garbage)) == many
             assert (await one.run("print(1)")).ok
 
     def kill_caller() -> int:

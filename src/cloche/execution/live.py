@@ -21,6 +21,7 @@ from cloche.core.protocols import (
     SupportsSessionNames,
 )
 
+from .accounts import account_of
 from .prepare import Prepared
 
 log = logging.getLogger("cloche.live")
@@ -113,7 +114,10 @@ class LiveOperations:
         if self._is_live is False:
             return backend.open(policy, limits)
         if isinstance(backend, SupportsLive):
-            return self._open_either(backend) if self._is_live is None else backend.open_live(policy, limits)
+            if self._is_live is None and account_of(backend) is None:
+                return self._open_either(backend)
+            self._is_live = True  # elsewhere it lives: what a provider refuses, a full account say, is an error
+            return backend.open_live(policy, limits)
         if self._is_live is None:
             self._is_live = False
             return backend.open(policy, limits)

@@ -20,6 +20,7 @@ from cloche.core.result import Result
 
 from ..archive import Spool
 from ..live_files import FILE_S
+from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import counter_for
 from .connections import begin, begin_on, outcome
 from .fields import MOST_SENT, encoded_path, fits_call, path_fields, run_fields
@@ -77,6 +78,9 @@ def _content(data: Mapping[str, Any]) -> bytes:
         return b""
 
 
+AFTERWARDS = (Failure.SERVER, Failure.TIMEOUT, Failure.BAD_ANSWER)  # of a service that had the code
+
+
 async def run_outcome(
     call: Call,
     account: RemoteAccount,
@@ -102,6 +106,10 @@ async def run_outcome(
         call.cancel()
         await finish(asyncio.wait([call.ended], timeout=CANCEL_S))
         raise
+    except RemoteUnavailable as error:
+        if error.failure not in AFTERWARDS or error.retry_after_s is not None:
+            raise
+        raise OutcomeUnknown(f"{error} It may have run all the same. {where()}".rstrip()) from error
     except OutcomeUnknown as error:
         if not call.ended.done():  # it was late, and is cancelled
             await asyncio.wait([call.ended], timeout=CANCEL_S)

@@ -15,7 +15,7 @@ from ..problems import Refused
 
 MOST_CONNECTIONS = 32  # each with a window for every channel of its calls
 MOST_HELD = 128 << 20  # bytes of fields and files that are held whole
-MOST_WORKSPACES = 64
+MOST_WORKSPACES, MOST_OF_PROJECT = 64, 32
 
 
 @dataclass(slots=True)
@@ -49,10 +49,13 @@ class WireLoad:
     @contextmanager
     def workspace(self, project: str, sandbox: AsyncSandbox) -> Iterator[str]:
         """Let calls of a project find a workspace for the body, by the id that this yields. Raises Refused (429)."""
-        if len(self._workspaces) >= MOST_WORKSPACES:
+        own = sum(owner == project for owner, _ in self._workspaces.values())
+        if len(self._workspaces) >= MOST_WORKSPACES or own >= MOST_OF_PROJECT:
             raise Refused(
-                429, "too-many-workspaces", f"{MOST_WORKSPACES} workspaces are open; close one before another"
-            )
+                429, "too-many-workspaces",
+                f"{len(self._workspaces)} workspaces are open, {own} of them of this project (at most "
+                f"{MOST_WORKSPACES} and {MOST_OF_PROJECT}); close one before another",
+            )  # fmt: skip
         number = new_id("ws")
         self._workspaces[number] = project, sandbox
         try:
