@@ -71,7 +71,8 @@ async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeou
 def _account(provider: str, said: Mapping[str, object]) -> RemoteAccount:
     quota = Quota(**{name: said[name] for name in _QUOTA if name in said})  # type: ignore[arg-type]  # as keys parse it
     others = {name: value for name, value in said.items() if name not in _QUOTA}
-    return RemoteAccount(
-        provider=provider, quota=quota, quota_file=os.path.join(default_folder(), QUOTA_FILE),
-        **others,  # type: ignore[arg-type]
-    )  # fmt: skip
+    try:
+        file = os.path.join(default_folder(), QUOTA_FILE)
+    except ClocheError:  # a user without a home: with a quota, nothing runs there
+        file = None
+    return RemoteAccount(provider=provider, quota=quota, quota_file=file, **others)  # type: ignore[arg-type]

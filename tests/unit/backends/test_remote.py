@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,8 @@ def test_nothing_is_counted_where_nothing_is_limited(tmp_path: Path) -> None:
     """Without a quota there is no file."""
     assert counter_for(account_with(tmp_path)) is None
     assert counter_for(account_with(tmp_path, runs_per_day=1)) is not None
+    with pytest.raises(BackendUnavailable, match="no home folder"):
+        counter_for(replace(account_with(tmp_path, runs_per_day=1), quota_file=None))
 
 
 def test_what_is_reserved_is_settled_to_what_it_came_to(tmp_path: Path) -> None:

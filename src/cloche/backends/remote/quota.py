@@ -210,8 +210,18 @@ class Counter:
 
 
 def counter_for(account: RemoteAccount) -> Counter | None:
-    """Return the counter of an account, None where nothing is limited: then nothing is counted."""
-    return None if account.quota == type(account.quota)() or account.quota_file is None else Counter(account)
+    """Return the counter of an account, None where nothing is limited: then nothing is counted.
+
+    Raises BackendUnavailable for a quota that no file can count.
+    """
+    if account.quota == type(account.quota)():
+        return None
+    if account.quota_file is None:
+        raise BackendUnavailable(
+            f"backend {account.provider!r}: a quota is configured, and this user has no home folder for its counter.",
+            remedy="Set XDG_STATE_HOME to a folder that stays, or leave the quota out.",
+        )
+    return Counter(account)
 
 
 def _next_day(now: float) -> str:
