@@ -683,6 +683,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.soak
 def test_the_server_speaks_as_the_sdk_expects(server: DaytonaServer, account: RemoteAccount, tmp_path: Path) -> None:
     """The SDK itself, unchanged, makes a sandbox there, runs, writes, reads, lists, deletes, and uses a terminal."""
     pytest.importorskip("daytona", reason="the SDK daytona is not installed")

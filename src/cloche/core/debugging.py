@@ -30,6 +30,7 @@ NAMESPACES: Mapping[str, str] = {
     "gvisor": "gVisor without a daemon",
     "microvm": "virtual machines of QEMU and Firecracker",
     "microsandbox": "virtual machines of microsandbox",
+    "remote": "sandboxes at providers and at other services",
     "audit": "the audit log and what is kept beside it",
     "agent": "tools, approvals and repair by a model",
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
 LIFETIME_S = 3600.0
@@ -80,6 +79,8 @@ class RemoteAccount:
     @property
     def host(self) -> str:
         """Return where the code goes: host and port of the API; empty where the provider's own are used."""
+        from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
+
         found = urlsplit(self.url) if "//" in self.url else None
         if found is None:
             return self.domain

@@ -34,7 +34,7 @@ from cloche.core.remote import RemoteAccount
 from ..remote.accounts import check_account, why_no_address
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
 
-log = logging.getLogger("cloche.daytona")
+log = logging.getLogger("cloche.remote")
 T = TypeVar("T")
 PROVIDER, EXTRA, VARIABLE = "daytona", "daytona", "DAYTONA_API_KEY"
 API, TOOLBOX, HTTP = "daytona_api_client_async", "daytona_toolbox_api_client_async", "aiohttp"

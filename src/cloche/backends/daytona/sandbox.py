@@ -49,7 +49,7 @@ from .client import Client, Found
 from .relay import MS_NOEXEC
 from .terminal import TerminalWire
 
-log = logging.getLogger("cloche.daytona")
+log = logging.getLogger("cloche.remote")
 END_S = 40.0
 MINUTE_S = 60.0
 MOST_PROGRAMS = 200

@@ -40,7 +40,7 @@ from ..toolchain import find_version
 from .sdk import CREATE_S, END_S, PROVIDER, Provider, call, result_of
 from .wire import ProcessWire
 
-log = logging.getLogger("cloche.e2b")
+log = logging.getLogger("cloche.remote")
 OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534

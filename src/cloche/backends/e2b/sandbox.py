@@ -27,7 +27,7 @@ from ..session_languages import session_language
 from .machine import Machine, Template
 from .wire import ProcessWire
 
-log = logging.getLogger("cloche.e2b")
+log = logging.getLogger("cloche.remote")
 MOST_SESSIONS = 16
 LEAVE_S, END_S = 20.0, 8.0
 VARIABLES = {"PATH": IMAGE_PATH}

@@ -24,7 +24,7 @@ from ..containers.program import IMAGE_PATH
 from ..remote.failures import Failure
 from .sdk import ANSWER_S, END_S, Provider, call
 
-log = logging.getLogger("cloche.e2b")
+log = logging.getLogger("cloche.remote")
 STALL_S = 60.0
 KEEPALIVE_S = 20  # how often a stream is to say that it is there
 SILENCE_S = 3.5 * KEEPALIVE_S
