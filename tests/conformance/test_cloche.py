@@ -24,8 +24,9 @@ DEVIATIONS = {
     "capabilities agree": "nobody is asked before the first run, so what a service says comes with its results",
 }
 LIVE_DEVIATIONS = {"live: disk": OWN_LIMIT, "cell floods": OWN_LIMIT}
-# What a busy machine tells nothing about: what a program reads of CPU time.
-UNTELLING = ("cpu is true",)
+# What tells nothing here: CPU time on a busy machine; what is left on this host, where the service keeps processes ready;
+# and what is in /tmp, where the service was started from a folder below it.
+UNTELLING = ("cpu is true", "nothing left", "live files: streams")
 # What is part of each test run.
 ALWAYS = (
     "exact bytes", "value", "silence", "signal kill", "exit code 3", "timeout", "truncation", "modes", "odd names out",
@@ -58,7 +59,8 @@ def test_a_service_conforms(account: RemoteAccount, names: tuple[str, ...]) -> N
 )
 def test_sandboxes_that_live_conform(account: RemoteAccount, names: tuple[str, ...]) -> None:
     """Every check is kept, but for deviations that are named and real."""
-    check(account, names or tuple(check.name for check in LIVE_CHECKS), LIVE_DEVIATIONS, is_live=True)
+    chosen = names or tuple(check.name for check in LIVE_CHECKS if check.name not in UNTELLING)
+    check(account, chosen, LIVE_DEVIATIONS, is_live=True)
 
 
 def check(

@@ -77,7 +77,7 @@ def scrub(text: str, account: RemoteAccount | None = None) -> str:
     """Return a line of a provider's words: bounded, without what moves a cursor, without the key."""
     line = _CONTROL.sub(" ", text[: MOST_DETAIL * 4]).strip().rstrip(".")
     key = account.api_key.reveal() if account is not None else ""
-    if key:
+    if len(key) >= 4:  # what is shorter is no secret, and would take the words apart
         line = line.replace(key, "(hidden)")
         for size in (len(key) // 2, 12):  # also where it was cut
             if size >= 8:
