@@ -24,7 +24,7 @@ DEVIATIONS = {
     "capabilities agree": "nobody is asked before the first run, so what a service says comes with its results",
 }
 LIVE_DEVIATIONS = {"live: disk": OWN_LIMIT, "cell floods": OWN_LIMIT}
-# What tells nothing here: CPU time on a busy machine; what is left on this host, where the service keeps processes ready;
+# What tells nothing here: CPU time on a busy machine; what is left on this host, where the service keeps things ready;
 # and what is in /tmp, where the service was started from a folder below it.
 UNTELLING = ("cpu is true", "nothing left", "live files: streams")
 # What is part of each test run.
