@@ -1,15 +1,19 @@
 """Run `cloche` for those who ask at a socket, each in a process of its own that has the modules already.
 
 Of a command that prints a line, most is the import of modules. The fork has the streams, the folder and the variables
-of who asks, and its exit code goes back; signals do not. Who asks is the program of tests/harness/commands.py.
+of who asks, and its exit code goes back; signals do not, but for the end: when who asks is killed, it gets SIGTERM.
+Who asks is the program of tests/harness/commands.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import marshal
 import os
+import select
+import signal
 import socket
 import sys
 
@@ -46,8 +50,14 @@ def main(path: str) -> None:
         except SystemExit as end:
             cloche.cli.leave(end.code)
         cloche.cli.leave(None)
+    ends = select.poll()
+    ends.register(ended := os.pidfd_open(command), select.POLLIN)
+    ends.register(asking, 0)
+    if ended not in dict(ends.poll()):  # who asks was killed
+        os.kill(command, signal.SIGTERM)
     code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
-    asking.send(b"%d" % (code if code >= 0 else 128 - code))
+    with contextlib.suppress(OSError):
+        asking.send(b"%d" % (code if code >= 0 else 128 - code))
     os._exit(0)
 
 
