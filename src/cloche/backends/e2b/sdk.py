@@ -301,7 +301,7 @@ class AccountTransport:
     async def _refusal(self, answer: Any) -> RemoteUnavailable:
         """Return the error that an answer means."""
         body = b""
-        with contextlib.suppress(Exception):  # its status is enough
+        with contextlib.suppress(Exception):  # whatever the package raises of a cut body: the status has said it
             async for piece in answer.content:
                 body += bytes(piece)
                 if len(body) > MOST_ERROR_BYTES:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -181,7 +180,7 @@ class ProcessWire:
             if not has_ended:
                 with suppress_logged(log, "a process at E2B may be left until its sandbox ends", OSError):
                     self.kill()
-            with contextlib.suppress(Exception):
+            with suppress_logged(log, "a stream of E2B's package did not close; its machine ends by itself", Exception):
                 call(self._events.aclose, ANSWER_S)
 
 
