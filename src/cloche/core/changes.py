@@ -1,0 +1,107 @@
+"""What a sandbox has changed in a folder of the host, as values. Paths are relative to the folder, with `/` between.
+
+A path may be any name that the kernel takes: bytes that are no UTF-8 are surrogates (`os.fsdecode`), so print one only
+by `core.escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ChangeType = Literal["added", "removed", "modified", "renamed", "mode"]
+FileKind = Literal["file", "directory", "link"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFolder:
+    """Say which folder of the host a sandbox is shown, and how. Only Cloche makes these.
+
+    `path` is the folder's real path, `at` the path inside. `hidden` are paths below it that are not there inside.
+    `owner` are uid and gid of the folder. `read_only` folders cannot be changed at all. `disk_bytes` bounds what is
+    written.
+    """
+
+    path: str
+    at: str
+    hidden: tuple[str, ...] = ()
+    owner: tuple[int, int] = (0, 0)
+    disk_bytes: int = 2 << 30
+    read_only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Say how one path would differ on the host.
+
+    `kind` is what is there afterwards, of a removed one what was there. Modes are permission bits (0o777), sizes are
+    bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers` are the reasons why it needs a yes
+    of its own. `conflict` says how the host's file is not what the sandbox began with; empty where it is.
+    """
+
+    path: str
+    what: ChangeType
+    kind: FileKind
+    old_path: str = ""
+    mode: int = 0
+    old_mode: int = 0
+    size: int = 0
+    old_size: int = 0
+    sha256: str = ""
+    target: str = ""
+    old_target: str = ""
+    is_text: bool = False
+    dangers: tuple[str, ...] = ()
+    conflict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Say why a path that the sandbox has changed is not part of its changes: it is never written to the host."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """Hold what a sandbox has changed at one moment.
+
+    `id` is a hash over paths, kinds, modes and contents: `commit` with it writes exactly this, or refuses. `patch` has
+    unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`).
+    """
+
+    id: str
+    changes: tuple[Change, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    patch: str = ""
+    is_cut: bool = False
+
+    @property
+    def dangerous(self) -> tuple[Change, ...]:
+        """Return the changes that need a yes of their own."""
+        return tuple(one for one in self.changes if one.dangers)
+
+    @property
+    def conflicts(self) -> tuple[Change, ...]:
+        """Return the changes to what has changed on the host meanwhile."""
+        return tuple(one for one in self.changes if one.conflict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        from dataclasses import asdict
+
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Say what was written to the host: paths, and by path what was not and why.
+
+    `refs` are the git references that were made, with the commits that they name.
+    """
+
+    written: tuple[str, ...] = ()
+    left: Mapping[str, str] | None = None
+    refs: Mapping[str, str] | None = None

@@ -1,0 +1,13 @@
+"""A folder of the host as a transaction: what a sandbox has changed in its view of it, compared, and written or not.
+
+Comes in: a stream of the sandbox's own changes (`init/changes.py` writes it), and a descriptor of the host's folder.
+Goes out: `core.changes.Diff`, and files on the host. What must be kept: whatever comes from the sandbox is hostile, and
+so are names; the host's folder is worked on by descriptors alone, and no link in it is followed.
+
+- `snapshot.py`: read the stream into one unnamed file and a row for each path.
+- `hidden.py`: what is not shown. `allowed.py`: which folders may be shown at all.
+- `compare.py`: rows and the host's files become changes. `patch.py`: unified diffs. `dangers.py`: the table of changes
+  that need a yes of their own.
+- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted.
+- `git.py`: a guest's commits as references; changes as a new branch.
+"""
