@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# Where a jail shows, read-only, what the sandbox has changed in its view of a folder, as overlayfs keeps it.
+CHANGES = "/.cloche-changes"
 ChangeType = Literal["added", "removed", "modified", "renamed", "mode"]
 FileKind = Literal["file", "directory", "link"]
 
@@ -19,16 +21,17 @@ class HostFolder:
     """Say which folder of the host a sandbox is shown, and how. Only Cloche makes these.
 
     `path` is the folder's real path, `at` the path inside. `hidden` are paths below it that are not there inside.
-    `owner` are uid and gid of the folder. `read_only` folders cannot be changed at all. `disk_bytes` bounds what is
-    written.
+    `masked_folders` are the folders above those: path, permission bits, time of change in ns. `owner` are uid and gid
+    of the folder, `mode` its permission bits. `disk_bytes` bounds what is written.
     """
 
     path: str
     at: str
     hidden: tuple[str, ...] = ()
+    masked_folders: tuple[tuple[str, int, int], ...] = ()
     owner: tuple[int, int] = (0, 0)
+    mode: int = 0o755
     disk_bytes: int = 2 << 30
-    read_only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,89 @@ class Upper:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes, shown at {targets}"
 
 
+class Overlay(Bind):
+    """Show a folder of the host at `target` copy-on-write: what is written goes to a bounded file system of memory.
+
+    `masked` are paths of it that are not there: a layer between has a whiteout for each, and the folders above them, as
+    rows of path, mode and time of change (ns). The folder itself can be reached by no other path. What was written is
+    shown, read-only and as the layer has it, at `changes`.
+    """
+
+    __slots__ = ("changes", "inodes", "masked", "mode", "owner", "shown_folders", "size_bytes")
+
+    STAGE = ".overlay"
+    LOWER, MASK, UPPER, WORK = ".overlay/lower", ".overlay/mask", ".overlay/upper", ".overlay/work"
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        changes: str,
+        size_bytes: int,
+        inodes: int,
+        mode: int,
+        owner: int,
+        folders: Sequence[tuple[str, int, int]] = (),
+        masked: Sequence[str] = (),
+        register: str = "",
+    ):
+        super().__init__(source, target, register=register)
+        self.changes, self.size_bytes, self.inodes, self.mode, self.owner = changes, size_bytes, inodes, mode, owner
+        self.shown_folders, self.masked = folders, masked
+
+    def calls(self) -> list[Call]:
+        layers = f"{self.MASK}:{self.LOWER}" if self.masked else self.LOWER
+        data = f"userxattr,lowerdir={layers},upperdir={self.UPPER},workdir={self.WORK}"
+        return [
+            *Tmpfs(self.STAGE, self.size_bytes, self.inodes, "0700").calls(),
+            *self._folder(self.UPPER, self.mode),
+            *self._folder(self.MASK, self.mode),
+            *(make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700) for path in (self.WORK, self.LOWER)),
+            *(call for path, mode, _ in self.shown_folders for call in self._folder(f"{self.MASK}/{path}", mode)),
+            *(
+                make("mknodat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), stat.S_IFCHR, 0)
+                for path in self.masked
+            ),
+            *(
+                make("utimensat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), _times(changed_ns), 0)
+                for path, _, changed_ns in reversed(self.shown_folders)
+            ),
+            move_mount(self.register, self.LOWER),
+            make("close", self.register),
+            *_make_mount_point(self.target, is_directory=True),
+            mount("overlay", self.target, "overlay", MS_NOSUID | MS_NODEV, data),
+            *_make_mount_point(self.changes, is_directory=True),
+            mount(self.UPPER, self.changes, "", MS_BIND),
+            mount("none", self.changes, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC),
+            make("umount2", os.fsencode(self.LOWER), MNT_DETACH),
+            make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
+            make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
+        ]
+
+    def _folder(self, path: str, mode: int) -> list[Call]:
+        name = os.fsencode(path)
+        return [
+            make("mkdirat", AT_FDCWD, name, 0o700),
+            make("openat", AT_FDCWD, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, keep="layer"),
+            make("fchownat", "layer", b"", self.owner, self.owner, AT_EMPTY_PATH),
+            make("fchmod", "layer", mode),
+            make("close", "layer"),
+        ]
+
+    def describe(self) -> str:
+        return (
+            f"overlay of {self.source} at /{self.target}, without {len(self.masked)} hidden paths, with {self.size_bytes} "
+            "bytes to write"
+        )
+
+
+def _times(changed_ns: int) -> bytes:
+    """Return two `struct timespec`: of access and of change."""
+    one = b"".join(number.to_bytes(8, "little", signed=True) for number in divmod(changed_ns, 10**9))
+    return one * 2
+
+
 class Terminals:
     """Mount the pseudo-terminals of this sandbox alone."""
 
@@ -301,13 +384,19 @@ KINDS: dict[str, Any] = {
     "terminals": Terminals,
     "text": Text,
     "upper": Upper,
+    "overlay": Overlay,
     "proc": Proc,
 }
 
 
 def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
-    """Build the values from the plain tuples of a spec: kind, then the constructor's arguments."""
-    return [KINDS[kind](*arguments) for kind, *arguments in rows]
+    """Build the values from the plain tuples of a spec: kind, then the constructor's arguments; last, those by name."""
+    return [_from_row(*row) for row in rows]
+
+
+def _from_row(kind: str, *arguments: Any) -> Mount:  # noqa: ANN401 - each kind has its own
+    named = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
+    return KINDS[kind](*(arguments[:-1] if named else arguments), **named)
 
 
 def stage_root(inodes: int = 4096) -> list[Call]:
