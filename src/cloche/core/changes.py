@@ -7,7 +7,7 @@ by `core.escape`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 # Where a jail shows, read-only, what the sandbox has changed in its view of a folder, as overlayfs keeps it.
@@ -22,7 +22,9 @@ class HostFolder:
 
     `path` is the folder's real path, `at` the path inside. `hidden` are paths below it that are not there inside.
     `masked_folders` are the folders above those: path, permission bits, time of change in ns. `owner` are uid and gid
-    of the folder, `mode` its permission bits. `disk_bytes` bounds what is written.
+    of the folder, `mode` its permission bits, `identity` its device and inode. `disk_bytes` bounds what is written.
+    `opened_ns` is when it was opened, by the host's clock. A sandbox that has a copy of it sees what was changed in
+    that by `copied_ns`, by its own clock; 0 where it has a view. `left_out` are paths that the copy lacks.
     """
 
     path: str
@@ -31,7 +33,22 @@ class HostFolder:
     masked_folders: tuple[tuple[str, int, int], ...] = ()
     owner: tuple[int, int] = (0, 0)
     mode: int = 0o755
+    identity: tuple[int, int] = (0, 0)
     disk_bytes: int = 2 << 30
+    opened_ns: int = 0
+    copied_ns: int = 0
+    left_out: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> HostFolder:
+        """Read what `as_dict` made, perhaps through JSON. Raises TypeError."""
+        rows = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+        rows["masked_folders"] = tuple(map(tuple, rows.get("masked_folders", ())))
+        return cls(**rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +110,6 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        from dataclasses import asdict
-
         return asdict(self)
 
 
