@@ -270,9 +270,7 @@ def mapping_namespace(uid: int, gid: int, outside_id: int) -> int:
         posix._exit(0)
     posix.close(hold)
     try:
-        write_maps(
-            pid, inside_id=uid, inside_gid=gid, outside_uid=outside_id, outside_gid=outside_id, privileged=True
-        )
+        write_maps(pid, inside_id=uid, inside_gid=gid, outside_uid=outside_id, outside_gid=outside_id, privileged=True)
         return posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
     finally:
         posix.close(release)

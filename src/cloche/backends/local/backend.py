@@ -174,7 +174,10 @@ class LocalBackend:
     def _without_ids(self, host: Host) -> Host:
         """Return a host that gives an ordinary user's own id: a folder's files belong to that."""
         if self._plain is None or self._plain[0] is not host:
-            self._plain = (host, dataclasses.replace(host, ids=None, ids_reason="the files of a workspace are the user's"))
+            self._plain = (
+                host,
+                dataclasses.replace(host, ids=None, ids_reason="the files of a workspace are the user's"),
+            )
         return self._plain[1]
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
