@@ -323,7 +323,7 @@ class LiveFiles:
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[bytes]:
-        """Yield what was changed in a view of a folder of the host, or in a copy of it; all else stands still meanwhile.
+        """Yield what was changed in a view of a folder of the host, or in a copy; all else stands still meanwhile.
 
         See `init.changes`, whose frames these are, and whose answer is handed over at last.
         """

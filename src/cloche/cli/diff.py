@@ -1,4 +1,4 @@
-"""`cloche diff`, `cloche commit` and `cloche discard`: what a sandbox with a name has changed in a folder of the host."""
+"""`cloche diff`, `commit` and `discard`: what a sandbox with a name has changed in a folder of the host."""
 
 from __future__ import annotations
 

@@ -381,8 +381,8 @@ class Choice:
                 told = "; ".join(f"{one.path!r} ({', '.join(one.dangers)})" for one in refused[:10])
                 more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
                 raise InvalidRequest(
-                    f"nothing was written: these changes need a yes of their own: {told}{more}; look at them, then name "
-                    "them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
+                    f"nothing was written: these changes need a yes of their own: {told}{more}; look at them, then "
+                    "name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
                 )
         return chosen
 

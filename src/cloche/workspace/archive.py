@@ -61,18 +61,17 @@ def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
 
     What is none of these, or cannot be read, is left out as well. Raises InvalidRequest for more than `max_bytes`.
     """
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - who gets it closes it
     left_out: list[str] = []
     try:
-        into = tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS)
-        for path in paths:
-            try:
-                is_packed = _add(into, folder, path, max_bytes)
-            except (FileNotFoundError, NotADirectoryError, PermissionError, hostfs.NotRegular):
-                is_packed = False
-            if not is_packed:
-                left_out.append(path)
-        into.close()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS) as into:
+            for path in paths:
+                try:
+                    is_packed = _add(into, folder, path, max_bytes)
+                except (FileNotFoundError, NotADirectoryError, PermissionError, hostfs.NotRegular):
+                    is_packed = False
+                if not is_packed:
+                    left_out.append(path)
     except BaseException:
         file.close()
         raise
@@ -105,8 +104,8 @@ def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, name: str, at: int
     with open(fd, "rb") as source:
         if into.offset + state.st_size > max_bytes:
             raise InvalidRequest(
-                f"workspace: a copy of the folder would have more than {format_size(max_bytes)}; raise workspace_disk, or "
-                "hide what is not needed (.clocheignore)"
+                f"workspace: a copy of the folder would have more than {format_size(max_bytes)}; raise "
+                "workspace_disk, or hide what is not needed (.clocheignore)"
             )
         member.size, member.mode = state.st_size, state.st_mode & 0o777
         try:

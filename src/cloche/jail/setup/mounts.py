@@ -261,8 +261,8 @@ class Overlay(Bind):
 
     def describe(self) -> str:
         return (
-            f"overlay of {self.source} at /{self.target}, without {len(self.masked)} hidden paths, with {self.size_bytes} "
-            "bytes to write"
+            f"overlay of {self.source} at /{self.target}, without {len(self.masked)} hidden paths, with "
+            f"{self.size_bytes} bytes to write"
         )
 
 
