@@ -211,9 +211,10 @@ def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, s
     return _adds(*makers)
 
 
-def folder_options() -> Decorator:
-    """Give a command the options of a folder of the host; they are in `options` as well."""
-    return _adds(*(partial(_SandboxOption, [spelled(name), name], **row) for name, row in _FOLDER.items()))
+def folder_options(*but: str) -> Decorator:
+    """Give a command the options of a folder of the host, all but some; they are in `options` as well."""
+    rows = {name: row for name, row in _FOLDER.items() if name not in but}
+    return _adds(*(partial(_SandboxOption, [spelled(name), name], **row) for name, row in rows.items()))
 
 
 def spelled(name: str) -> str:

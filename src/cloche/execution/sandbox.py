@@ -393,8 +393,8 @@ class AsyncSandbox(
     With `workspace`, the path of a folder of this machine, it works in a view of that folder, at the folder's own path
     (`workspace_at` chooses another), and /workspace is a link to it. What it writes goes to a layer of its own of
     `workspace_disk` bytes (2 GiB): `diff` shows it, `commit` writes it to the folder, `discard` takes it back. Key
-    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Where there is no view, there is a
-    copy at /workspace: `meta["workspace"]` of each result says which, and what is hidden.
+    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Where there is no view, there
+    is a copy at /workspace: `meta["workspace"]` of each result says which, and what is hidden.
     """
 
     def __init__(
