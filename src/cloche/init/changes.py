@@ -28,7 +28,6 @@ from .names import pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 CONTENT = 1 << 31
@@ -64,11 +63,10 @@ class _Folder:
 
     def __init__(self, fd: int, prefix: bytes):
         self.fd, self.prefix = fd, prefix
-        self.entries: Iterator[os.DirEntry[str]] = os.scandir(fd)
+        self.entries = os.scandir(fd)
 
     def close(self) -> None:
-        if hasattr(self.entries, "close"):
-            self.entries.close()
+        self.entries.close()
         os.close(self.fd)
 
 
