@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -149,6 +150,8 @@ class SnapshotReader:
     def close(self) -> None:
         """Let go what has come, unless a snapshot has it."""
         if self._fd >= 0:
+            with suppress(OSError):
+                self._file.close()  # or it would write what it holds when it is collected
             os.close(self._fd)
             self._fd = -1
 
