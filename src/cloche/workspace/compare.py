@@ -88,9 +88,7 @@ def make_diff(
         replace(change, dangers=dangers_of(change), is_text=patch.is_text.get(change.path, change.is_text))
         for change in found.changes
     )
-    return Diff(
-        id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut
-    )
+    return Diff(id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut)
 
 
 def identify(changes: Iterable[Change]) -> str:
@@ -126,7 +124,8 @@ class _Comparing:
         self.changes: dict[bytes, Change] = {}
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # what is left out with all that is below it
-        self.swept: set[bytes] = set()  # folders whose missing files were looked for
+        self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files are removed
+        self.swept: set[bytes] = set()
         self.to_remove = MOST_REMOVED
 
     def run(self) -> Comparison:
@@ -143,8 +142,8 @@ class _Comparing:
                 self._compare(path, self.snapshot.entries[path])
             except OSError as error:
                 self._block(path, f"the host's cannot be read: {error.strerror}")
-        if self.snapshot.is_whole:
-            self._sweep(b"")
+        for path in self.to_sweep:
+            self._sweep(path)
         if self.snapshot.is_partial:
             self.left_out[b"."] = PARTIAL
         self._find_renamed()
@@ -251,7 +250,7 @@ class _Comparing:
             # Its change time is that of any name in it, so it says nothing of the mode.
             self._change(path, "mode", "directory", entry, **self._old(path, host))
         if entry.is_opaque:
-            self._sweep(path)
+            self.to_sweep.append(path)
 
     def _compare_link(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
         old = self._old(path, host)

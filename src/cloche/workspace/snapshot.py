@@ -143,9 +143,7 @@ class SnapshotReader:
         self._file.close()
         contents, self._fd = self._fd, -1
         is_partial = bool(answer.get("too_many") or answer.get("skipped"))
-        return Snapshot(
-            entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial
-        )
+        return Snapshot(entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial)
 
     def close(self) -> None:
         """Let go what has come, unless a snapshot has it."""
