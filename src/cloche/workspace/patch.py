@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..core.changes import Change
 from .lines import Work, changed_regions, hunks
 from .snapshot import LOOKED_AT_BYTES, Snapshot
-from .tree import Tree
+from .host_files import Tree
 
 MOST_PATCH_BYTES = 4 << 20
 MOST_FILE_BYTES = 4 << 20  # of one text
