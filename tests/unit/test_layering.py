@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": BELOW_CONFIG | {"config"},
     "blocking": BELOW_CONFIG | {"config"},
     "packages": BELOW_MECHANISM | {"config"},
+    "workspace": BELOW_MECHANISM | {"config"},
     "packages/inside": set(),
     "workspace": BELOW_MECHANISM | {"config"},
     "execution": BELOW_EXECUTION,

@@ -5,6 +5,12 @@ What the guest did is a status on the result; only what *we* could not do is an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from .escape import escape_name
+
+_TOLD_PATHS = 8
+
 
 class ClocheError(Exception):
     """Report a failure. Every error Cloche raises on purpose derives from this one."""
@@ -53,6 +59,26 @@ class AuditFailed(ClocheError):
 
 class RecordsFailed(ClocheError):
     """Blame the environment: the database of records cannot be used now; no record was lost or half written."""
+
+
+class WorkspaceConflict(ClocheError):
+    """Report that a folder of the host is not what a sandbox's changes were made to; nothing was written.
+
+    `paths` are those where it differs, each with what is the matter.
+    """
+
+    def __init__(self, paths: Mapping[str, str]):
+        told = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
+        more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
+        super().__init__(
+            f"nothing was written, since the host's folder has changed: {told}{more}. "
+            'Choose for each path: "ours" writes the sandbox\'s version, "theirs" keeps the host\'s.'
+        )
+        self.paths = dict(paths)
+
+
+class WorkspaceFailed(ClocheError):
+    """Blame the environment: a folder of the host could not be written, and is as it was; the message has the cause."""
 
 
 class NotFound(ClocheError, LookupError):

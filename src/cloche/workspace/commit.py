@@ -1,0 +1,548 @@
+"""Write what a sandbox has changed to the host's folder: all of it, or nothing.
+
+Theory of operation: `_Plan` looks at the host and says what is to be done. New content is written into a *stage*, a
+folder of ours alone with a random name beside what it will replace, and synced. The steps are written to a journal in
+the user's state folder (`journal.py`). Then each path gets its file by one rename that overwrites nothing: to a name
+that nothing has, or by exchange with what has it. What came out into the stage is compared with what was looked at;
+where it is not the same, somebody else was there, and everything is undone (`recover.py`). So the host's files lie in
+the stage until all is done, synced and written so in the journal; only then are they removed.
+
+This is not atomic for who reads meanwhile: they see some files old and some new. A crash or a power loss at any moment
+is undone by the next commit or `cloche gc`, or, once the journal says `done`, completed.
+
+What somebody writes through a descriptor that they have open stays with the old file, as with every editor that
+replaces files; it is noticed until the end of the commit, and lost after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from cloche import hostfs
+from cloche.core.changes import Change, Committed
+from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFailed
+from cloche.core.escape import escape_name
+
+from . import journal as journals
+from .journal import Facts, Journal, Step
+from .recover import kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
+from .renames import exchange, rename_new, start_writing
+from .snapshot import Entry, Snapshot
+from .tree import Tree, facts_of, names_in
+
+Choice = Literal["theirs", "ours"]
+NO_CHOICE: Mapping[str, Choice] = MappingProxyType({})
+KEPT = "the host's version was kept"
+_FOLDER_MODE = 0o755
+_LATER = "The next commit to this folder, or `cloche gc`, completes or undoes it."
+_CHANGED = "it has changed on the host"
+_APPEARED = "it has appeared on the host"
+_GONE = "it is gone on the host"
+_ABOVE = "what is above it is no folder on the host"
+_FILLED = "its folder on the host has files that the sandbox has not removed"
+log = logging.getLogger("cloche.workspace")
+# What a rename or a look says where somebody was faster.
+_OVERTAKEN = {errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY}
+
+
+def commit(
+    folder: int,
+    snapshot: Snapshot,
+    changes: Sequence[Change],
+    *,
+    state: str,
+    owner: tuple[int, int],
+    choose: Mapping[str, Choice] = NO_CHOICE,
+    unchanged_since_ns: int | None = None,
+    step: Callable[[str], None] = nothing,
+) -> Committed:
+    """Write changes to an open folder of the host, and return what was written and what was left.
+
+    `choose` decides by path where the host has changed too: `ours` is the sandbox's version, `theirs` the host's, which
+    stays. `owner` gets what is written where we may give it away. `unchanged_since_ns` is when the comparison began: a
+    file of the host's with a change time from then on is a conflict. `step` is told of each step, for tests.
+
+    Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is as it was.
+    """
+    tree = Tree(folder)
+    with journals.open_records(state) as at, journals.locked(at, journals.key_of(tree.facts)) as is_ours:
+        if not is_ours:
+            raise WorkspaceFailed("another commit to this folder is under way; try again when it has ended")
+        recover_locked(folder, at, step)
+        if journals.find(at, tree.facts) is not None:
+            raise WorkspaceFailed("an interrupted commit to this folder could not be undone; see the log")
+        with _failures():
+            plan = _Plan(tree, snapshot, choose, unchanged_since_ns)
+            plan.add(changes)
+            if plan.is_needed:
+                _Commit(tree, snapshot, plan, at, owner, step).run()
+    written = sorted({change.path for change in changes} - plan.left.keys())
+    return Committed(written=tuple(written), left=dict(plan.left))
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Report what the operating system refused."""
+    try:
+        yield
+    except OSError as error:
+        names = [escape_name(os.fsdecode(one)) for one in (error.filename, error.filename2) if isinstance(one, str)]
+        about = f" ({', '.join(names)})" if names else ""
+        why = error.strerror or str(error)
+        if error.errno == errno.EINVAL:
+            why = "its file system cannot exchange two names in one step"
+        raise WorkspaceFailed(f"the folder could not be written, and is as it was: {why}{about}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    """Say what is to be written into the stage, and what the path has until then."""
+
+    path: str
+    kind: str
+    mode: int
+    was: Facts | None
+    entry: Entry | None = None
+    sha256: str = ""
+    target: bytes = b""
+
+
+@dataclass
+class _Plan:
+    """Decide what is done to which path, from the changes and a look at the host. Nothing is written by this."""
+
+    tree: Tree
+    snapshot: Snapshot
+    choose: Mapping[str, Choice]
+    since_ns: int | None
+    writes: dict[str, Change] = field(default_factory=dict)
+    removes: dict[str, Change] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    conflicts: dict[str, str] = field(default_factory=dict)
+    implied: set[str] = field(default_factory=set)
+    puts: list[_Staged] = field(default_factory=list)
+    takes: list[Step] = field(default_factory=list)
+    first_modes: list[Step] = field(default_factory=list)
+    last_modes: list[Step] = field(default_factory=list)
+
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether there is anything to do."""
+        return bool(self.puts or self.takes or self.first_modes or self.last_modes)
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Plan all changes. Raises WorkspaceConflict with every path that is one."""
+        self._sort(changes)
+        self._plan_removes()
+        for path in sorted(self.writes, key=os.fsencode):
+            self._plan_folders(path)
+            self._plan_write(path, self.writes[path])
+        if self.conflicts:
+            raise WorkspaceConflict(self.conflicts)
+
+    def _sort(self, changes: Sequence[Change]) -> None:
+        unknown = self.choose.keys() - {change.path for change in changes}
+        if unknown:
+            raise InvalidRequest(f"no change has this path: {escape_name(min(unknown))}")
+        for change in changes:
+            for path in filter(None, (change.path, change.old_path)):
+                _check(path)
+            chosen = self.choose.get(change.path)
+            if chosen == "theirs":
+                self.left[change.path] = KEPT
+                continue
+            if change.conflict and chosen != "ours":
+                self.conflicts[change.path] = change.conflict
+                continue
+            if change.path in self.writes or (change.what == "removed" and change.path in self.removes):
+                raise InvalidRequest(f"two changes have this path: {escape_name(change.path)}")
+            if change.what == "removed":
+                self.removes[change.path] = change
+            else:
+                self.writes[change.path] = change
+            if change.what == "renamed":
+                self.removes.setdefault(change.old_path, change)
+
+    def _plan_removes(self) -> None:
+        """Plan what goes, the deepest first. What is written anew is exchanged instead, and what holds it stays."""
+        stays = {above for path in self.writes for above in (path, *_above(path))}
+        for path in sorted(self.removes, key=lambda one: (-one.count("/"), os.fsencode(one))):
+            if path in stays:
+                continue
+            was = self._facts(path, self.removes[path])
+            if was is None:
+                continue
+            if was.is_folder and (inside := self._stays_inside(path)):
+                self.left[path] = f"it has files on the host that the sandbox has not removed ({escape_name(inside)})"
+                continue
+            self.takes.append(Step(do="take", path=path, was=was))
+
+    def _stays_inside(self, path: str) -> str:
+        """Return a name in a folder of the host that is not planned to go, empty where there is none."""
+        going = self.removes.keys() - self.left.keys()
+        for name in sorted(self.tree.names_in(path)):
+            if f"{path}/{name}" not in going:
+                return name
+        return ""
+
+    def _plan_folders(self, path: str) -> None:
+        """Plan the folders that a path lies in, where the host lacks them and no change has them."""
+        for above in _above(path):
+            if above in self.writes or above in self.conflicts:
+                continue
+            found = self.tree.look(above)
+            if found is None:
+                self._plan_implied(above)
+            elif not stat.S_ISDIR(found.st_mode):
+                self.conflicts[path] = _ABOVE
+
+    def _plan_implied(self, path: str) -> None:
+        """Plan a folder that only what is in it asks for."""
+        if path in self.implied:
+            return
+        self.implied.add(path)
+        entry = self.snapshot.entries.get(os.fsencode(path))
+        mode = entry.mode & 0o777 if entry is not None and entry.kind == "directory" else _FOLDER_MODE
+        self._put_folder(path, mode, None)
+
+    def _plan_write(self, path: str, change: Change) -> None:
+        was = self._facts(path, change)
+        if path in self.conflicts:
+            return
+        if change.kind == "directory":
+            self._plan_folder(path, change, was)
+            return
+        if was is not None and was.is_folder and self._stays_inside(path):
+            self.conflicts[path] = _FILLED
+            return
+        entry = self.snapshot.entries.get(os.fsencode(path))
+        mode = change.mode & 0o777
+        if change.what == "mode" and change.kind == "file" and was is not None and self._has_one_name(path):
+            self._mode_step(path, was, mode)
+        elif entry is None or entry.kind != change.kind or entry.problem:
+            raise InvalidRequest(f"the snapshot has no content for {escape_name(path)}; take the changes anew")
+        elif change.kind == "link" and entry.target != os.fsencode(change.target):
+            raise InvalidRequest(f"the snapshot has another target for {escape_name(path)}; take the changes anew")
+        else:
+            self.puts.append(
+                _Staged(
+                    path=path,
+                    kind=change.kind,
+                    mode=mode,
+                    was=was,
+                    entry=entry,
+                    sha256=change.sha256 or entry.sha256,
+                    target=entry.target,
+                )
+            )
+
+    def _plan_folder(self, path: str, change: Change, was: Facts | None) -> None:
+        mode = change.mode & 0o777
+        if was is None or not was.is_folder:
+            self._put_folder(path, mode, was)
+        elif change.what != "added" and stat.S_IMODE(was.mode) & 0o777 != mode:
+            self._mode_step(path, was, mode)
+
+    def _put_folder(self, path: str, mode: int, was: Facts | None) -> None:
+        """Plan a new folder. It is writable to us until what is in it is written."""
+        self.puts.append(_Staged(path=path, kind="directory", mode=mode | 0o700, was=was))
+        if mode & 0o700 != 0o700:
+            self.last_modes.append(Step(do="chmod", path=path, mode=mode))
+
+    def _mode_step(self, path: str, was: Facts, mode: int) -> None:
+        """Plan new permission bits: those that let us in before the rest, others after it."""
+        one = Step(do="chmod", path=path, was=was, mode=mode)
+        (self.first_modes if was.is_folder and mode & 0o300 == 0o300 else self.last_modes).append(one)
+
+    def _has_one_name(self, path: str) -> bool:
+        found = self.tree.look(path)
+        return found is not None and found.st_nlink == 1
+
+    def _facts(self, path: str, change: Change) -> Facts | None:
+        """Look at the host, and note where what is there is not what the change was made to."""
+        found = self.tree.look(path)
+        facts = None if found is None else Facts.of(found)
+        if self.choose.get(change.path) != "ours" and (why := self._differs(path, change, facts)):
+            self.conflicts[change.path] = why
+        return facts
+
+    def _differs(self, path: str, change: Change, facts: Facts | None) -> str:
+        is_new = change.what in {"added", "renamed"} and path == change.path
+        if facts is None:
+            return "" if is_new or change.what == "removed" else _GONE
+        if is_new and not (facts.is_folder and change.kind == "directory") and path not in self.removes:
+            return _APPEARED
+        if change.what in {"removed", "mode"} and facts.is_folder != (change.kind == "directory"):
+            return _CHANGED
+        if facts.is_folder:
+            return ""
+        if self.since_ns is not None and facts.ctime_ns >= self.since_ns:
+            return _CHANGED
+        is_file = stat.S_ISREG(facts.mode) and change.kind == "file" and not is_new
+        return _CHANGED if is_file and change.old_size and change.old_size != facts.size else ""
+
+
+class _Commit:
+    """Carry out a plan: stage, journal, rename."""
+
+    def __init__(
+        self, tree: Tree, snapshot: Snapshot, plan: _Plan, at: int, owner: tuple[int, int], step: Callable[[str], None]
+    ):
+        self.tree, self.snapshot, self.plan, self.at, self.owner, self.step = tree, snapshot, plan, at, owner, step
+        self.key = journals.key_of(tree.facts)
+        self.moved: set[int] = set()  # inodes whose change time is of our own doing
+        self.journal = Journal(
+            state="intent",
+            path=os.readlink(f"/proc/self/fd/{tree.fd}"),
+            dev=tree.facts.st_dev,
+            ino=tree.facts.st_ino,
+            boot=journals.boot_id(),
+            stage=f".cloche-{os.urandom(16).hex()}",
+        )
+
+    def run(self) -> None:
+        """Do all of it, or raise with the folder as it was."""
+        try:
+            self._write("intent")
+            stage = self._make_stage()
+        except BaseException:
+            with suppress(OSError):
+                os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
+            journals.remove(self.at, self.key)
+            raise
+        try:
+            self._run(stage)
+        finally:
+            os.close(stage)
+
+    def _run(self, stage: int) -> None:
+        try:
+            steps = self._stage_all(stage)
+            self._write("applying", steps=steps)
+        except BaseException:
+            self._clear(stage)
+            raise
+        try:
+            self._apply(stage, steps)
+        except BaseException as error:
+            self._undo(stage, error)
+            raise
+        try:
+            self._write("done", steps=())
+        except OSError as error:
+            raise WorkspaceFailed(f"all was written, but not that it was: {error.strerror}. {_LATER}") from error
+        try:
+            self._clear(stage)
+        except OSError as error:
+            log.warning("all was written; %s is to be removed later: %s", self.journal.stage, error)
+
+    def _undo(self, stage: int, error: BaseException) -> None:
+        """Undo all steps after an error, which is told what could not be."""
+        try:
+            kept = undo_durably(self.tree, stage, self.at, self.key, self.journal, self.step)
+        except OSError as failed:
+            why = f"the commit failed, and could not be undone now ({failed.strerror}). {_LATER}"
+            raise WorkspaceFailed(why) from error
+        if kept:
+            error.add_note(f"{self.journal.stage} stays in the folder, {kept_sentence(kept)}")
+        else:
+            self._clear(stage)
+
+    def _write(self, state: journals.State, **changes: object) -> None:
+        self.step(f"write {state}")
+        self.journal = journals.advanced(self.journal, state, **changes)
+        journals.write(self.at, self.key, self.journal)
+        self.step(f"written {state}")
+
+    def _make_stage(self) -> int:
+        name = self.journal.stage
+        os.mkdir(name, 0o700, dir_fd=self.tree.fd)
+        self.step("stage")
+        fd = hostfs.open_folder(name, self.tree.fd)
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() or os.listdir(fd):
+                raise WorkspaceFailed(f"{name} is not the folder that was made")
+            os.fchmod(fd, 0o700)
+            self._write("staging", stage_ino=found.st_ino)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _clear(self, stage: int) -> None:
+        if not remove_stage(self.tree, stage, self.journal.stage, self.step):
+            log.warning("%s stays in the folder, since not all of it could be removed", self.journal.stage)
+        self.step("cleared")
+        journals.remove(self.at, self.key)
+
+    # The stage.
+
+    def _stage_all(self, stage: int) -> tuple[Step, ...]:
+        """Write what is new into the stage, have it on disk, and return the steps with what was staged."""
+        puts = [self._stage(stage, number, one) for number, one in enumerate(self.plan.puts)]
+        self.step("staged")
+        for one in puts:
+            if one.new is not None and stat.S_ISREG(one.new.mode) and one.new.mode & 0o400:
+                _sync(one, stage)
+        os.fsync(stage)
+        self.step("synced")
+        first = len(puts)
+        takes = [_with_slot(one, f"n{number}") for number, one in enumerate(self.plan.takes, first)]
+        return (*self.plan.first_modes, *takes, *puts, *self.plan.last_modes)
+
+    def _stage(self, stage: int, number: int, one: _Staged) -> Step:
+        slot = f"n{number}"
+        if one.kind == "directory":
+            os.mkdir(slot, 0o700, dir_fd=stage)
+            fd = hostfs.open_folder(slot, stage)
+            try:
+                self._own(fd, one.mode)
+            finally:
+                os.close(fd)
+        elif one.kind == "link":
+            os.symlink(one.target, slot, dir_fd=stage)
+            self._give(slot, stage)
+        else:
+            self._stage_file(stage, slot, one)
+        self.step(f"stage {slot}")
+        return Step(do="put", path=one.path, slot=slot, was=one.was, new=facts_of(slot, stage))
+
+    def _stage_file(self, stage: int, slot: str, one: _Staged) -> None:
+        if one.entry is None:
+            raise WorkspaceFailed(f"no content is known for {escape_name(one.path)}")
+        digest = hashlib.sha256()
+        with hostfs.new_file(stage, 0o600, name=slot) as (_, file), file:
+            for piece in self.snapshot.read(one.entry):
+                digest.update(piece)
+                file.write(piece)
+            file.flush()
+            if digest.hexdigest() != one.sha256:
+                raise InvalidRequest(f"{escape_name(one.path)} is not what was seen; take the changes anew")
+            self._own(file.fileno(), one.mode)
+            if one.mode & 0o400:
+                start_writing(file.fileno())
+            else:
+                os.fsync(file.fileno())  # nobody could open it again
+
+    def _own(self, fd: int, mode: int) -> None:
+        """Give a staged file to the folder's owner, where we may, and permission bits; never set-id bits."""
+        self._give(fd, None)
+        os.fchmod(fd, mode & 0o777)
+
+    def _give(self, what: int | str, at: int | None) -> None:
+        uid, gid = self.owner
+        if os.geteuid() == 0:
+            os.chown(what, uid, gid, dir_fd=at, follow_symlinks=at is None)
+        elif gid != os.getegid():
+            with suppress(PermissionError):  # a group that we are not in
+                os.chown(what, -1, gid, dir_fd=at, follow_symlinks=at is None)
+
+    # The host's files.
+
+    def _apply(self, stage: int, steps: tuple[Step, ...]) -> None:
+        for number, one in enumerate(steps):
+            self.step(f"before {number}")
+            try:
+                self._do(stage, one)
+            except OSError as error:
+                if error.errno in _OVERTAKEN:
+                    raise WorkspaceConflict({one.path: _CHANGED}) from error
+                raise
+            self.step(f"after {number}")
+        for one in steps:
+            if one.do != "chmod":
+                _check_out(stage, one)
+        sync_folders(self.tree, steps)
+        os.fsync(stage)
+        self.step("folders synced")
+
+    def _do(self, stage: int, one: Step) -> None:
+        if one.do == "chmod":
+            self._chmod(one)
+            return
+        with self.tree.parent(one.path) as (at, name):
+            self._check_in(one, facts_of(name, at))
+            self.step(f"between {one.path}")
+            if one.do == "take":
+                rename_new(name, at, one.slot, stage)
+            elif one.was is None:
+                rename_new(one.slot, stage, name, at)
+            else:
+                exchange(one.slot, stage, name, at)
+            if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
+                raise WorkspaceConflict({one.path: _CHANGED})
+        _check_out(stage, one)
+        if one.was is not None:
+            self.moved.add(one.was.ino)
+
+    def _check_in(self, one: Step, there: Facts | None) -> None:
+        """Refuse a path that has something else than when it was looked at."""
+        if one.was is None:
+            if there is not None:
+                raise WorkspaceConflict({one.path: _APPEARED})
+        elif not one.was.is_same(there, with_ctime=one.was.ino not in self.moved):
+            raise WorkspaceConflict({one.path: _GONE if there is None else _CHANGED})
+
+    def _chmod(self, one: Step) -> None:
+        found = self.tree.look(one.path)
+        there = None if found is None else Facts.of(found)
+        if one.was is not None:
+            self._check_in(one, there)
+        if there is None or not self.tree.set_mode(one.path, there.ino, one.mode):
+            raise WorkspaceConflict({one.path: _CHANGED})
+        self.moved.add(there.ino)
+
+
+def _check_out(stage: int, one: Step) -> None:
+    """Refuse a step where something else came out into the stage than was looked at, or was written to since."""
+    came = facts_of(one.slot, stage)
+    if one.was is None:
+        is_same = came is None
+    else:
+        is_same = one.was.is_same(came, with_ctime=False)
+        if is_same and one.was.is_folder:
+            is_same = not names_in(one.slot, stage)
+    if not is_same:
+        raise WorkspaceConflict({one.path: _CHANGED})
+
+
+def _sync(one: Step, stage: int) -> None:
+    """Have a staged file on disk, if it is the one that was written."""
+    fd, found = hostfs.open_regular(one.slot, stage)
+    try:
+        if one.new is None or not one.new.is_same(Facts.of(found), with_ctime=True):
+            raise WorkspaceFailed(f"{one.slot} in the stage is not what was written")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _with_slot(one: Step, slot: str) -> Step:
+    return Step(do=one.do, path=one.path, was=one.was, slot=slot)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the folders that a path is in, the highest first."""
+    names = path.split("/")
+    for depth in range(1, len(names)):
+        yield "/".join(names[:depth])
+
+
+def _check(path: str) -> None:
+    """Refuse a path that could lead anywhere else, and git's own files, which come by `git.py` alone."""
+    try:
+        names = journals.names_of(path)
+    except ValueError as error:
+        raise InvalidRequest(f"not a path in a workspace: {escape_name(path)}") from error
+    if any(name.lower() == ".git" for name in names):
+        raise InvalidRequest(f"files of git's own are never written: {escape_name(path)}")
