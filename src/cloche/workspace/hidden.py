@@ -175,7 +175,7 @@ def _note_folder(path: str, fd: int, folders: dict[str, MaskFolder]) -> None:
 
 
 def _ignore_lines(folder: int) -> list[str]:
-    """Return the lines of the folder's `.clocheignore`. Raises InvalidRequest for one that cannot be trusted to hide."""
+    """Return the lines of the folder's `.clocheignore`. Raises InvalidRequest where they cannot be read whole."""
     try:
         data = _head(IGNORE_FILE, folder, MOST_BYTES + 1)
     except FileNotFoundError:
