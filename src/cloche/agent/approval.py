@@ -47,7 +47,8 @@ class ApprovalRequest:
     """Ask for one call of a tool. `arguments` are the model's; `rules` say what will hold, as plain data.
 
     `changes` is a unified diff: of what will be written to the host's folder, else of arguments and rules against what
-    this tool was asked to do last, empty the first time. With `is_confirmation` the same call was approved a moment ago and is asked for again.
+    this tool was asked to do last, empty the first time. With `is_confirmation` the same call was approved a moment ago
+    and is asked for again.
     """
 
     tool: str

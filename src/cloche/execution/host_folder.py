@@ -7,7 +7,10 @@ written by `commit` alone; `cloche.workspace` does either. Whatever blocks is do
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,9 +18,10 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.limits import parse_size
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
 from cloche.keeper.attach import Kept
@@ -28,12 +32,14 @@ if TYPE_CHECKING:
     from cloche.workspace.hidden import Hidden
     from cloche.workspace.snapshot import Snapshot
 
+log = logging.getLogger("cloche.workspace")
 WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
 MOST_ENTRIES = 1_000_000
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 TICK_S = 0.001
+REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +92,10 @@ def _state() -> str:
 
 def _after_now() -> int:
     """Return a time in ns that no file has which was changed before: the kernel's clock of files moves in ticks."""
-    clock = time.CLOCK_REALTIME_COARSE
-    before = now = time.clock_gettime_ns(clock)
+    before = now = time.clock_gettime_ns(REALTIME_COARSE)
     while now == before:
         time.sleep(TICK_S)
-        now = time.clock_gettime_ns(clock)
+        now = time.clock_gettime_ns(REALTIME_COARSE)
     return now
 
 
@@ -102,15 +107,16 @@ def _open_new(options: FolderOptions) -> OpenFolder:
 
     allowed = check_folder(options.path)
     try:
-        recover(allowed.fd, _state())
+        if os.path.isdir(_state()):
+            recover(allowed.fd, _state())
         hidden = find_hidden(allowed.fd, patterns=options.hide)
-        folders, paths = mask_rows(allowed.fd, hidden)
+        mask = mask_rows(allowed.fd, hidden)
         state = os.fstat(allowed.fd)
         folder = HostFolder(
             path=allowed.path,
-            at=at_for(allowed.path, options.at),
-            hidden=tuple(paths),
-            masked_folders=tuple(folders),
+            at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
+            hidden=mask.whiteouts,
+            masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
             owner=(state.st_uid, state.st_gid),
             mode=state.st_mode & 0o777,
             identity=(state.st_dev, state.st_ino),
@@ -332,7 +338,9 @@ class HostFolderOperations(NameOperations):
         live = self._checked(self._require_live("diff"))
         folder = found.folder
         said: dict[str, Any] = {}
-        reader = SnapshotReader(is_whole=bool(folder.copied_ns), max_bytes=folder.disk_bytes, max_entries=MOST_ENTRIES)
+        reader = SnapshotReader(
+            tempfile.gettempdir(), most=folder.disk_bytes, entries=MOST_ENTRIES, is_whole=bool(folder.copied_ns)
+        )
         try:
             stream = cast("SupportsChanges", live).changes_stream(
                 folder.at if folder.copied_ns else CHANGES,
@@ -434,7 +442,10 @@ def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
     from cloche.workspace.compare import make_diff
 
     folder = found.folder
-    return make_diff(snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns)
+    return make_diff(
+        snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
+        known=_read_known(folder),
+    )  # fmt: skip
 
 
 def _commit(
@@ -448,10 +459,15 @@ def _commit(
     from cloche.workspace.commit import commit
     from cloche.workspace.git import commit_to_branch, fetch_commits
 
+    compared_ns = _after_now()
     diff = _compare(found, snapshot)
+    if snapshot.is_partial:
+        raise InvalidRequest(
+            "nothing was written: the sandbox has changed more than can be looked at as a whole; remove what it has made"
+        )
     if wanted is not None and diff.id != wanted:
-        raise WorkspaceConflict(
-            "nothing was written: the sandbox, or the host, has changed more since this diff was made"
+        raise InvalidRequest(
+            "nothing was written: the sandbox, or the host, has changed more since this diff was made; look at a new one"
         )
     chosen = choice.check(diff)
     refs = fetch_commits(found.fd, snapshot, name)
@@ -462,8 +478,52 @@ def _commit(
         )  # fmt: skip
         return Committed(refs={**refs, **made})
     choose: dict[str, Literal["theirs", "ours"]] = {**dict.fromkeys(choice.ours, "ours")}
-    written = commit(found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose)
-    return replace(written, refs=refs)
+    done = commit(
+        found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
+        unchanged_since_ns=compared_ns,
+    )  # fmt: skip
+    _note_known(found, done.written)
+    return replace(done, refs=refs)
+
+
+# What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
+
+
+def _known_file(folder: HostFolder) -> str:
+    return os.path.join(_state(), f"committed-{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+
+
+def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
+    """Return, by path, inode and change time of what this sandbox has committed."""
+    try:
+        with open(_known_file(folder), "rb") as file:
+            return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        log.warning("what was committed before is not known, so it may count as a conflict: %s", error)
+        return {}
+
+
+def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
+    known = _read_known(found.folder)
+    for path in written:
+        *above, name = path.split("/")
+        try:
+            with hostfs.descended(found.fd, above) as at:
+                state = hostfs.look(name, at)
+        except OSError:
+            state = None
+        known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    try:
+        folder, name = os.path.split(_known_file(found.folder))
+        at = hostfs.open_folder(folder)
+        try:
+            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, kept=0o600)
+        finally:
+            os.close(at)
+    except OSError as error:
+        log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -231,7 +231,12 @@ class Overlay(Bind):
             *self._folder(self.UPPER, self.mode),
             *self._folder(self.MASK, self.mode),
             *(make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700) for path in (self.WORK, self.LOWER)),
-            *(call for path, mode, _ in self.shown_folders for call in self._folder(f"{self.MASK}/{path}", mode)),
+            *(
+                call
+                for path, mode, _ in self.shown_folders
+                if path
+                for call in self._folder(f"{self.MASK}/{path}", mode)
+            ),
             *(make("mknodat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), stat.S_IFCHR, 0) for path in self.masked),
             *(
                 make("utimensat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), _times(changed_ns), 0)
