@@ -22,6 +22,7 @@ from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
 from cloche.keeper.attach import Kept
@@ -442,6 +443,8 @@ def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
     from cloche.workspace.compare import make_diff
 
     folder = found.folder
+    entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
+    snapshot = replace(snapshot, entries=entries)
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
         known=_read_known(folder),
