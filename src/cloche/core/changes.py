@@ -20,15 +20,17 @@ FileKind = Literal["file", "directory", "link"]
 class HostFolder:
     """Say which folder of the host a sandbox is shown, and how. Only Cloche makes these.
 
-    `path` is the folder's real path, `at` the path inside. `hidden` are paths below it that are not there inside.
-    `masked_folders` are the folders above those: path, permission bits, time of change in ns. `owner` are uid and gid
-    of the folder, `mode` its permission bits, `identity` its device and inode. `disk_bytes` bounds what is written.
-    `opened_ns` is when it was opened, by the host's clock. A sandbox that has a copy of it sees what was changed in
-    that by `copied_ns`, by its own clock; 0 where it has a view. `left_out` are paths that the copy lacks.
+    `path` is the folder's real path, `opened_as` one by which it is opened, empty for the same; `at` the path inside.
+    `hidden` are paths below it that are not there inside, `masked_folders` the folders above those: path, permission
+    bits, time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device
+    and inode. `disk_bytes` bounds what is written. `opened_ns` is when it was opened, by the host's clock. A sandbox
+    that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
+    `left_out` are paths that the copy lacks.
     """
 
     path: str
     at: str
+    opened_as: str = ""
     hidden: tuple[str, ...] = ()
     masked_folders: tuple[tuple[str, int, int], ...] = ()
     owner: tuple[int, int] = (0, 0)

@@ -115,6 +115,8 @@ def _open_new(options: FolderOptions) -> OpenFolder:
         state = os.fstat(allowed.fd)
         folder = HostFolder(
             path=allowed.path,
+            # What has the path by then may be another folder; only root may reach the descriptor from a namespace.
+            opened_as=f"/proc/{os.getpid()}/fd/{allowed.fd}" if os.geteuid() == 0 else "",
             at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
             hidden=mask.whiteouts,
             masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
@@ -466,11 +468,11 @@ def _commit(
     diff = _compare(found, snapshot)
     if snapshot.is_partial:
         raise InvalidRequest(
-            "nothing was written: the sandbox has changed more than can be looked at as a whole; remove what it has made"
+            "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
         )
     if wanted is not None and diff.id != wanted:
         raise InvalidRequest(
-            "nothing was written: the sandbox, or the host, has changed more since this diff was made; look at a new one"
+            "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
     refs = fetch_commits(found.fd, snapshot, name)

@@ -22,9 +22,9 @@ from typing import Any
 
 from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut
 from .dangers import dangers_of
+from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
 from .patch import make_patch
 from .snapshot import Entry, Snapshot
-from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
 
 MOST_REMOVED = 500_000  # paths of the host in all
 MOST_HASHED_BYTES = 512 << 20  # of removed files, to find the renamed ones

@@ -1,2 +1,6 @@
-def fetch_commits(*a, **k): return {}
-def commit_to_branch(*a, **k): return {}
+def fetch_commits(*a, **k):
+    return {}
+
+
+def commit_to_branch(*a, **k):
+    return {}

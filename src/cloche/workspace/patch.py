@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.changes import Change
+from .host_files import Tree
 from .lines import Work, changed_regions, hunks
 from .snapshot import LOOKED_AT_BYTES, Snapshot
-from .host_files import Tree
 
 MOST_PATCH_BYTES = 4 << 20
 MOST_FILE_BYTES = 4 << 20  # of one text

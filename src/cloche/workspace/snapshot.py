@@ -191,7 +191,7 @@ class SnapshotReader:
         except (ValueError, RecursionError):
             raise ValueError("a row of the changes is no JSON") from None
         if not isinstance(row, dict):
-            raise ValueError("a row of the changes is no object")  # noqa: TRY004 - all that is malformed
+            raise ValueError("a row of the changes is no object")
         if self._content is not None:
             if not (problem := _problem(row)):
                 raise ValueError("the content of a file has no end")

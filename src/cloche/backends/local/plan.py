@@ -190,20 +190,20 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
 
     As root their files are shown as the guest's own. Raises BackendUnavailable where this host cannot do that.
     """
-    register = ""
+    register, source = "", folder.opened_as or folder.path
     if host.owns_ids:
         if host.idmapped:
             raise BackendUnavailable(f"workspace: this host has no id-mapped mounts: {host.idmapped}")
-        run.private = [*run.private, folder.path]
-        run.owners = {**run.owners, folder.path: folder.owner}
-        register = private_register(folder.path)
+        run.private = [*run.private, source]
+        run.owners = {**run.owners, source: folder.owner}
+        register = private_register(source)
     overlay = {
         "changes": CHANGES[1:], "size_bytes": folder.disk_bytes, "inodes": FOLDER_INODES, "mode": folder.mode,
         "owner": spec.inside_id, "folders": folder.masked_folders, "masked": folder.hidden, "register": register,
     }  # fmt: skip
     at = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
-    spec.mounts = [*spec.mounts, ("overlay", folder.path, at, overlay), *links]
+    spec.mounts = [*spec.mounts, ("overlay", source, at, overlay), *links]
 
 
 def make_forkable(spec: Spec, host: Host) -> None:
