@@ -214,9 +214,9 @@ def _refuse_system(real: str, named: str, above: Sequence[_Identity]) -> None:
     for folder in SYSTEM_FOLDERS:
         if real == folder or _identity(folder) == above[0]:
             raise _refused(named, f"is {folder}, which is the system's" if folder != "/" else "is the root", remedy)
-    is_in_home = any(is_below(real, home) and is_below(home, f"{_HOLDS_HOMES}/") for home in homes())
+    is_in_home = any(is_below(real, home) and home.startswith(f"{_HOLDS_HOMES}/") for home in homes())
     for tree in SYSTEM_TREES:
-        if tree == _HOLDS_HOMES and is_in_home and real != tree:
+        if tree == _HOLDS_HOMES and is_in_home:
             continue
         if is_below(real, tree) or _identity(tree) in above:
             raise _refused(named, f"lies in {tree}, which is the system's", remedy)
@@ -243,6 +243,8 @@ def _refuse_credentials(real: str, named: str) -> None:
         is_folder_of_keys = name in CREDENTIAL_FOLDERS or (above == ".config" and name in BELOW[".config"])
         if is_folder_of_keys:
             raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
+    if ".git" in parts:
+        raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
     for home in map(os.path.realpath, homes()):
         for name in sorted(_OF_HOMES):
             if is_below(real, os.path.join(home, name)):
