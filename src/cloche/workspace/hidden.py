@@ -280,16 +280,18 @@ class _Walk:
         folders: list[str] = []
         noted: dict[str, bool] = {}
         others: list[tuple[str, bool]] = []
+        wanted = _NOTED | special if special else _NOTED
+        keeps_all = bool(self._patterns)
         seen = 0
         with os.scandir(here) as entries:
-            for entry in entries:
+            for entry in entries:  # whatever stands here, stands here a hundred thousand times
                 seen += 1
                 one = entry.name
                 if is_folder := entry.is_dir(follow_symlinks=False):
                     folders.append(one)
-                if one[0] == "." or one in _NOTED or one[-4:] in KEY_ENDINGS or one in special:
+                if one[0] == "." or one in wanted or one[-4:] in KEY_ENDINGS:
                     noted[one] = is_folder
-                if self._patterns:
+                if keeps_all:
                     others.append((one, is_folder))
         self.scanned += seen
         return folders, noted, others
