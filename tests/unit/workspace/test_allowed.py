@@ -3,6 +3,7 @@
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def test_a_mount_of_a_refused_folder_elsewhere_is_refused(home: Path) -> None:
     for source in ("/etc", os.fspath(home), os.fspath(home / ".config"), os.fspath(home / ".config/cloche")):
         script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$2"'
         done = subprocess.run(
-            ["unshare", "-Urm", "sh", "-c", script, "sh", source, home / "project", os.sys.executable, program],
+            ["unshare", "-Urm", "sh", "-c", script, "sh", source, home / "project", sys.executable, program],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout.startswith(f"workspace: {home / 'project'} "), source
