@@ -39,7 +39,7 @@ CREDENTIAL_FILES = frozenset({
 KEY_FILES = frozenset({
     "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", "credentials.json",
     "application_default_credentials.json", "service-account.json", "service_account.json", "serviceAccountKey.json",
-    "credentials.tfrc.json",
+    "credentials.tfrc.json", "snapshots.key",
 })  # fmt: skip
 CREDENTIAL_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube", ".azure", ".password-store"})
 # By the name of the folder above: what in it holds credentials, while the rest is shown.

@@ -237,6 +237,28 @@ def test_a_variable_that_names_nothing_to_protect_refuses_nothing(
     assert _check(home / "moved")
 
 
+@pytest.mark.parametrize("name", ["snapshots", "blobs/sha256"])
+def test_what_lies_beside_moved_records_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Snapshots and what files held are kept in the folder of the database; another folder there is a project."""
+    (home / "data" / name).mkdir(parents=True)
+    (home / "data/project").mkdir()
+    monkeypatch.setenv("CLOCHE_DATABASE", f"{home}/data/records.db")
+    assert "lies in Cloche's own records" in _refusal(home / "data" / name)
+    assert _check(home / "data/project")
+
+
+def test_the_key_of_records_on_a_server_is_in_the_working_directory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What holds it is refused, where it is there."""
+    (home / "project").mkdir()
+    monkeypatch.chdir(home / "project")
+    monkeypatch.setenv("CLOCHE_DATABASE", "postgresql://host/records")
+    assert _check(".")
+    (home / "project/snapshots.key").write_text("")
+    assert "holds Cloche's own records" in _refusal(".")
+
+
 def test_every_place_that_cloche_uses_is_known(home: Path) -> None:
     """What the rest of Cloche says of its folders lies in a place of the table."""
     used = [
