@@ -41,7 +41,7 @@ DISTRIBUTIONS = (
     "typing-extensions",
 )  # fmt: skip
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.both_users]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_python_project_with_its_environment_works(project: Path) -> None:
         "print(sys.prefix, all(one.__file__.startswith(sys.prefix) for one in (certifi, dotenv, ids)))\n"
         "print(ids.RandomIdGenerator().generate_trace_id() > 0, dotenv.dotenv_values('.env.example')['TOKEN'] == '')"
     )
-    out = _run(project, os.fspath(project / ".env/bin/python"), "-c", program, PYTHONPATH="")
+    out = _run(project, "env", "-u", "PYTHONPATH", os.fspath(project / ".env/bin/python"), "-c", program)
     assert out == f"{project}/.env True\nTrue True\n"
 
 

@@ -20,6 +20,8 @@ from cloche.packages import folders
 from cloche.workspace import allowed
 from cloche.workspace.allowed import AllowedFolder, OwnPlace, at_for, check_folder, own_folders
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

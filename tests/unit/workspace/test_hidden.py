@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cloche.workspace.ignore import MOST_BYTES
 
 PEM = "-----BEGIN {}-----\nMIIE\n-----END {}-----\n"
 PRIVATE, CERTIFICATE = PEM.format("PRIVATE KEY", "PRIVATE KEY"), PEM.format("CERTIFICATE", "CERTIFICATE")
+pytestmark = pytest.mark.both_users
 HEAD = "ref: refs/heads/main\n"
 WITH_TOKEN = "//registry.npmjs.org/:_authToken=npm_abc\n"
 
@@ -287,6 +289,28 @@ def test_a_hidden_file_that_git_tracks_is_named(tmp_path: Path) -> None:
     assert any("git tracks them" in one for one in found.warnings)
 
 
+def test_a_worktree_is_a_repository(tmp_path: Path) -> None:
+    """Its `.git` is a file that leads elsewhere: what is tracked is known there, too."""
+    main, tree = tmp_path / "main", tmp_path / "tree"
+    main.mkdir()
+    _git(main, "init", "-q")
+    _put_all(main, {".env": ""})
+    _git(main, "add", "-f", ".env")
+    _git(main, "commit", "-qm", "one")
+    _git(main, "worktree", "add", "-q", os.fspath(tree))
+    assert _find(tree).tracked == (".env",)
+
+
+@pytest.mark.root
+def test_a_repository_of_another_user_is_asked_by_root(tmp_path: Path) -> None:
+    """Git distrusts such a one, and all that it could start is switched off."""
+    _git(tmp_path, "init", "-q")
+    _put_all(tmp_path, {".env": ""})
+    _git(tmp_path, "add", "-f", ".env")
+    subprocess.run(["chown", "-R", "1000:1000", os.fspath(tmp_path)], check=True)
+    assert _find(tmp_path).tracked == (".env",)
+
+
 def test_without_git_it_is_not_known_what_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk does not fail, and says so."""
     _put_all(tmp_path, {".git/HEAD": "", ".env": ""})
@@ -308,19 +332,26 @@ def test_a_repositorys_configuration_starts_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-def test_a_folder_that_cannot_be_read_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.user
+def test_a_folder_that_cannot_be_read_is_hidden(tmp_path: Path) -> None:
     """What is in it is not known, and a program inside may know a name."""
     (tmp_path / "locked").mkdir(mode=0o111)
-    if os.geteuid() == 0:
-        real = module.hostfs.open_folder
-
-        def _refuse(name: str, at: int | None = None) -> int:
-            if name == "locked":
-                raise PermissionError(13, "denied")
-            return real(name, at)
-
-        monkeypatch.setattr(module.hostfs, "open_folder", _refuse)
     assert dict(_find(tmp_path).reasons) == {"locked": "cannot be read, so not looked at"}
+    (tmp_path / "locked").chmod(0o755)
+
+
+def test_another_file_system_below_is_hidden(tmp_path: Path) -> None:
+    """What is mounted in the folder is not looked at, not shown, and told."""
+    (tmp_path / "mounted").mkdir()
+    program = (
+        "import os, sys; from cloche.workspace.hidden import find_hidden\n"
+        "found = find_hidden(os.open(sys.argv[1], os.O_RDONLY))\n"
+        "print(found.mounts, found.paths, found.scanned)"
+    )
+    script = 'mount -t tmpfs none "$1/mounted" && touch "$1/mounted/a" && exec "$2" -c "$3" "$1"'
+    words = ["unshare", "-Urm", "sh", "-c", script, "sh", os.fspath(tmp_path), sys.executable, program]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "('mounted',) ('mounted',) 1\n"
 
 
 def test_what_is_too_deep_is_hidden(tmp_path: Path) -> None:
