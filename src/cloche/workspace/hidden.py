@@ -247,8 +247,11 @@ class _Walk:
         self._check_time()
         folders, noted, others = self._list(here, BELOW.get(name, _NOTHING))
         is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", here)
-        if is_repository and "/.git/" in f"/{above}":
-            self._look_in_git(here, above, depth=depth)
+        if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
+            if is_repository:
+                self._look_in_git(here, above, depth=depth)
+            for one in folders if not is_repository else ():
+                self._descend(one, here, above, is_installed=False, depth=depth)
             return
         if ".git" in noted:
             self.repositories.append(above[:-1])

@@ -233,7 +233,8 @@ def test_hooks_are_hidden_and_nothing_else_of_git(tmp_path: Path) -> None:
     _git(tmp_path, "init", "-q")
     for place in (".git/modules/sub", ".git/modules/with/slash", ".git/modules/sub/modules/inner", "nested/.git"):
         _put_all(tmp_path, {f"{place}/{name}": HEAD for name in ("hooks/x", "HEAD", "objects/ab/.env", "refs/")})
-    _put_all(tmp_path, {".git/hooks/x": "", ".git/id_rsa": "", ".git/refs/heads/.env": ""})
+    _put_all(tmp_path, {".git/hooks/x": "", ".git/id_rsa": "", ".git/refs/heads/.env": "", ".clocheignore": "with/"})
+    _put_all(tmp_path, {".git/modules/.aws/id_rsa": "", ".git/modules/with/.env": ""})
     assert dict(_find(tmp_path).reasons) == {
         f"{place}/hooks": "git hooks"
         for place in (
