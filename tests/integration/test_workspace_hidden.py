@@ -22,7 +22,7 @@ KEY = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"
 SECRETS: Mapping[str, str] = {
     ".env.local": "TOKEN=secret",
     ".envrc": "export TOKEN=secret",
-    ".npmrc": "//registry.npmjs.org/:_authToken=npm_secret",
+    ".npmrc": "//registry.example/:_authToken=npm_secret",
     "deploy/server.key": KEY,
     "deploy/id_ed25519": KEY,
     "sub/.aws/credentials": "secret",

@@ -18,7 +18,7 @@ PEM = "-----BEGIN {}-----\nMIIE\n-----END {}-----\n"
 PRIVATE, CERTIFICATE = PEM.format("PRIVATE KEY", "PRIVATE KEY"), PEM.format("CERTIFICATE", "CERTIFICATE")
 pytestmark = pytest.mark.both_users
 HEAD = "ref: refs/heads/main\n"
-WITH_TOKEN = "//registry.npmjs.org/:_authToken=npm_abc\n"
+WITH_TOKEN = "//registry.example/:_authToken=npm_abc\n"
 
 
 @pytest.fixture(autouse=True)
