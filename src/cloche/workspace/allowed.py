@@ -52,6 +52,9 @@ _NAMED: Mapping[str, str] = {
     "CLOCHE_APPROVALS": "approvals",
     "CLOCHE_MICROVM_IMAGE": "image of virtual machines",
 }
+# Beside the file of the records; the key is in the working directory where a server has them.
+_KEY_OF_RECORDS = "snapshots.key"
+_BESIDE_RECORDS = (_KEY_OF_RECORDS, "snapshots", "blobs")
 _RUNTIME = "/run/cloche"
 _Identity = tuple[int, int]
 
@@ -83,7 +86,8 @@ def own_folders(further: Mapping[str, str] | None = None) -> tuple[OwnPlace, ...
 
     `further` are paths that settings name, such as the audit's folder, with what is there.
     """
-    return tuple(dict.fromkeys((*_platform_places(), *_named_places(), *_further_places(further or {}))))
+    found = (*_platform_places(), *_named_places(), *_places_beside_records(), *_further_places(further or {}))
+    return tuple(dict.fromkeys(found))
 
 
 def _platform_places() -> Iterator[OwnPlace]:
@@ -105,6 +109,23 @@ def _named_places() -> Iterator[OwnPlace]:
         path = _path_in(variable, os.environ.get(variable, ""))
         if path and not (variable == "CLOCHE_ENV_FILE" and os.path.basename(path).startswith(".env")):  # that is hidden
             yield OwnPlace(path=os.path.abspath(path), what=f"{what} ({variable})")
+
+
+def _places_beside_records() -> Iterator[OwnPlace]:
+    location = os.environ.get(DATABASE, "")
+    what = f"records ({DATABASE})"
+    if path := _path_in(DATABASE, location):
+        folder = os.path.dirname(os.path.abspath(path))
+        yield from (OwnPlace(path=os.path.join(folder, name), what=what) for name in _BESIDE_RECORDS)
+    elif location and os.path.lexists(key := os.path.join(_working_directory(), _KEY_OF_RECORDS)):
+        yield OwnPlace(path=key, what=what)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def _path_in(variable: str, value: str) -> str:
@@ -214,9 +235,9 @@ def _refuse_system(real: str, named: str, above: Sequence[_Identity]) -> None:
     for folder in SYSTEM_FOLDERS:
         if real == folder or _identity(folder) == above[0]:
             raise _refused(named, f"is {folder}, which is the system's" if folder != "/" else "is the root", remedy)
-    is_in_home = any(is_below(real, home) and is_below(home, f"{_HOLDS_HOMES}/") for home in homes())
+    is_in_home = any(is_below(real, home) and home.startswith(f"{_HOLDS_HOMES}/") for home in homes())
     for tree in SYSTEM_TREES:
-        if tree == _HOLDS_HOMES and is_in_home and real != tree:
+        if tree == _HOLDS_HOMES and is_in_home:
             continue
         if is_below(real, tree) or _identity(tree) in above:
             raise _refused(named, f"lies in {tree}, which is the system's", remedy)
@@ -243,6 +264,8 @@ def _refuse_credentials(real: str, named: str) -> None:
         is_folder_of_keys = name in CREDENTIAL_FOLDERS or (above == ".config" and name in BELOW[".config"])
         if is_folder_of_keys:
             raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
+    if ".git" in parts:
+        raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
     for home in map(os.path.realpath, homes()):
         for name in sorted(_OF_HOMES):
             if is_below(real, os.path.join(home, name)):

@@ -39,7 +39,7 @@ CREDENTIAL_FILES = frozenset({
 KEY_FILES = frozenset({
     "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", "credentials.json",
     "application_default_credentials.json", "service-account.json", "service_account.json", "serviceAccountKey.json",
-    "credentials.tfrc.json",
+    "credentials.tfrc.json", "snapshots.key",
 })  # fmt: skip
 CREDENTIAL_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube", ".azure", ".password-store"})
 # By the name of the folder above: what in it holds credentials, while the rest is shown.
@@ -66,7 +66,8 @@ BY_CONTENT: Mapping[str, re.Pattern[bytes]] = {
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 _ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 _GIT_MARKS = frozenset({"HEAD", "objects", "refs"})
-_NOTED = CREDENTIAL_FILES | KEY_FILES | BY_CONTENT.keys() | _ENVIRONMENT_MARKS | _GIT_MARKS
+_GIT_HEAD = re.compile(rb"\A(?:ref: |[0-9a-f]{40})")
+_NOTED = CREDENTIAL_FILES | KEY_FILES | BY_CONTENT.keys() | _ENVIRONMENT_MARKS | _GIT_MARKS | {"config"}
 _NOTHING: frozenset[str] = frozenset()
 _LOOK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # by something else, since it was listed
@@ -245,24 +246,33 @@ class _Walk:
         """Look at all names of an open folder; `above` is its path with a slash behind it, empty for the first."""
         self._check_time()
         folders, noted, others = self._list(here, BELOW.get(name, _NOTHING))
-        if noted.keys() >= _GIT_MARKS:
-            self._look_in_git(here, above, depth=depth)
+        is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", here)
+        if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
+            if is_repository:
+                self._look_in_git(here, above, depth=depth)
+            for one in folders if not is_repository else ():
+                self._descend(one, here, above, is_installed=False, depth=depth)
             return
         if ".git" in noted:
             self.repositories.append(above[:-1])
         is_installed = is_installed or name in _PACKAGE_FOLDERS or not noted.keys().isdisjoint(_ENVIRONMENT_MARKS)
-        gone = {".git"}
+        gone: set[str] = set()
+        if is_repository:  # a bare one: what else is there is looked at like any folder
+            gone |= {"objects", "hooks"}
+            self._look_at_git_files(here, above, [*folders, *noted])
         for one, is_folder in noted.items():
             why = _reason(one, here, name, is_folder=is_folder, is_installed=is_installed)
             if why:
                 gone.add(one)
                 self._hide(above + one, why)
-        for one, is_folder in others:
+        for number, (one, is_folder) in enumerate(others, 1):
+            if not number & 63:
+                self._check_time()
             if one not in gone and (why := self._reason_of_patterns(one, above + one, is_folder=is_folder)):
                 gone.add(one)
                 self._hide(above + one, why)
         for one in folders:
-            if one == ".git" or one not in gone:
+            if one not in gone:
                 self._descend(one, here, above, is_installed=is_installed, depth=depth)
 
     def _list(self, here: int, special: frozenset[str]) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
@@ -273,23 +283,27 @@ class _Walk:
         folders: list[str] = []
         noted: dict[str, bool] = {}
         others: list[tuple[str, bool]] = []
+        wanted = _NOTED | special if special else _NOTED
+        keeps_all = bool(self._patterns)
         seen = 0
         with os.scandir(here) as entries:
-            for entry in entries:
+            for entry in entries:  # whatever stands here, stands here a hundred thousand times
                 seen += 1
                 one = entry.name
                 if is_folder := entry.is_dir(follow_symlinks=False):
                     folders.append(one)
-                if one[0] == "." or one in _NOTED or one[-4:] in KEY_ENDINGS or one in special:
+                if one[0] == "." or one in wanted or one[-4:] in KEY_ENDINGS:
                     noted[one] = is_folder
-                if self._patterns:
+                if keeps_all:
                     others.append((one, is_folder))
         self.scanned += seen
         return folders, noted, others
 
     def _reason_of_patterns(self, name: str, path: str, *, is_folder: bool) -> str:
-        self._check_time()
-        return next((why for one, why in self._patterns if one.hides(name, path, is_folder=is_folder)), "")
+        for patterns, why in self._patterns:
+            if patterns.hides(name, path, is_folder=is_folder):
+                return why
+        return ""
 
     def _descend(self, name: str, here: int, above: str, *, is_installed: bool, depth: int) -> None:
         """Look into one folder of an open one, unless it cannot be looked at: that is hidden."""
@@ -320,6 +334,11 @@ class _Walk:
         """Look at a repository itself: its hooks are hidden, and of the rest only the submodules are walked."""
         names = os.listdir(here)
         self.scanned += len(names)
+        self._look_at_git_files(here, above, names)
+        if "modules" in names:
+            self._descend("modules", here, above, is_installed=False, depth=depth)
+
+    def _look_at_git_files(self, here: int, above: str, names: Sequence[str]) -> None:
         if "hooks" in names:
             self._hide(f"{above}hooks", "git hooks")
         for config in ("config", "config.worktree"):
@@ -329,8 +348,6 @@ class _Walk:
                         f"{escape_name(above + config)} holds a password or a token, and programs inside can read it: "
                         "git needs the file. Use a credential helper, and remove it there."
                     )
-        if "modules" in names:
-            self._descend("modules", here, above, is_installed=False, depth=depth)
 
 
 def _reason(name: str, at: int, folder_name: str, *, is_folder: bool, is_installed: bool) -> str:

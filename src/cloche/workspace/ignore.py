@@ -16,7 +16,7 @@ from itertools import groupby
 from cloche.core.errors import InvalidRequest
 
 MOST_BYTES, MOST_PATTERNS, MOST_CHARACTERS = 1 << 16, 500, 500
-_NEVER = re.compile(r"(?!)")
+MOST_KEPT = 50_000  # names whose answer is kept: most names of a project are there many times
 _STAR = object()
 _ANY_FOLDERS, _ANY_PATH = r"(?:[^/]++/)*", r"[^/]++(?:/[^/]++)*+"
 
@@ -31,8 +31,8 @@ class _Rule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     is_negated: bool
-    name: re.Pattern[str]
-    path: re.Pattern[str]
+    name: re.Pattern[str] | None
+    path: re.Pattern[str] | None
 
 
 class IgnorePatterns:
@@ -45,7 +45,9 @@ class IgnorePatterns:
         rules = [rule for line in lines if (rule := _parse(line, where)) is not None]
         if len(rules) > MOST_PATTERNS:
             raise InvalidRequest(f"{where}: has {len(rules)} patterns, {MOST_PATTERNS} are allowed; join some of them")
+        self._kept: dict[str, bool] = {}
         self._groups = tuple(reversed([_group(sign, tuple(each)) for sign, each in groupby(rules, _sign)]))
+        self._has_paths = any(group.path for group in self._groups)
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -54,10 +56,21 @@ class IgnorePatterns:
         """Tell whether the path, whose last part is the name, is hidden."""
         if is_folder:
             name, path = name + "/", path + "/"
+        if not self._has_paths:
+            return self._hides_name(name)
         for group in self._groups:
-            if group.name.match(name) or group.path.match(path):
+            if (group.name and group.name.match(name)) or (group.path and group.path.match(path)):
                 return not group.is_negated
         return False
+
+    def _hides_name(self, name: str) -> bool:
+        found = self._kept.get(name)
+        if found is None:
+            first = next((group for group in self._groups if group.name and group.name.match(name)), None)
+            found = first is not None and not first.is_negated
+            if len(self._kept) < MOST_KEPT:
+                self._kept[name] = found
+        return found
 
 
 def _sign(rule: _Rule) -> bool:
@@ -72,8 +85,8 @@ def _group(sign: bool, rules: Sequence[_Rule]) -> _Group:
     )
 
 
-def _joined(expressions: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(expressions)) if expressions else _NEVER
+def _joined(expressions: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(expressions)) if expressions else None
 
 
 def _parse(line: str, where: str) -> _Rule | None:
