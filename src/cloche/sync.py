@@ -317,11 +317,14 @@ class Sandbox:
         workspace_at: str | None = None,
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
+        workspace_read: Sequence[str | os.PathLike[str]] | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(
             env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, workspace=workspace,
-            workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide, **options,
+            workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide,
+            workspace_read=workspace_read,
+            **options,
         )  # fmt: skip
         self._scope: _ScopeTask | None = None
 

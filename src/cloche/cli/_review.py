@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SIGNS: Mapping[str, str] = {"added": "A", "removed": "D", "modified": "M", "renamed": "R", "mode": "m"}
 STYLES: Mapping[str, str] = {"+": "green", "-": "red", "@": "cyan"}
 MOST_ROWS, MOST_LINES, MOST_LINE_CHARS = 200, 2000, 400
-FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide")
+FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide", "workspace_read")
 
 
 class Answer(NamedTuple):

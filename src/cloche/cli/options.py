@@ -189,6 +189,10 @@ _FOLDER: Mapping[str, Mapping[str, Any]] = {
         "metavar": "PATTERN", "multiple": True, "callback": lambda _, __, values: values or None,
         "help": "Hide these paths of it, too, as a line of .clocheignore. Repeatable.",
     },
+    "workspace_read": {
+        "metavar": "DIR", "multiple": True, "callback": lambda _, __, values: values or None,
+        "help": "Show this folder as well, where it is here, and let nothing be written there. Repeatable.",
+    },
 }  # fmt: skip
 _ENV_FILE: Mapping[str, Any] = {
     "metavar": "FILE", "expose_value": False, "callback": _name_env_file,

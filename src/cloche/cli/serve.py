@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="How many go on between calls at once; 0: each call begins anew.",
 )  # fmt: skip
 @sandbox_options(but=("fallback", "trusted"))
-@folder_options("workspace_at")
+@folder_options("workspace_at", "workspace_read")
 @no_sandbox_option()
 @debug_option()
 def _mcp(

@@ -25,7 +25,7 @@ class HostFolder:
     bits, time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device
     and inode. `disk_bytes` bounds what is written. `opened_ns` is when it was opened, by the host's clock. A sandbox
     that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
-    `left_out` are paths that the copy lacks.
+    `left_out` are paths that the copy lacks. Further folders are `read_only`.
     """
 
     path: str
@@ -40,6 +40,7 @@ class HostFolder:
     opened_ns: int = 0
     copied_ns: int = 0
     left_out: tuple[str, ...] = ()
+    read_only: tuple[HostFolder, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -48,8 +49,9 @@ class HostFolder:
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> HostFolder:
         """Read what `as_dict` made, perhaps through JSON. Raises TypeError."""
-        rows = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+        rows: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
         rows["masked_folders"] = tuple(map(tuple, rows.get("masked_folders", ())))
+        rows["read_only"] = tuple(map(cls.from_dict, rows.get("read_only", ())))
         return cls(**rows)
 
 
@@ -58,9 +60,10 @@ class Change:
     """Say how one path would differ on the host.
 
     `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was of
-    another kind (such a change is `modified`, and what was in a folder is removed by changes of its own). Modes are permission bits (0o777), sizes are
-    bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers` are the reasons why it needs a yes
-    of its own. `conflict` says how the host's file is not what the sandbox began with; empty where it is.
+    another kind: such a change is `modified`, and what was in a folder is removed by changes of its own. Modes are
+    permission bits (0o777), sizes are bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers`
+    are the reasons why it needs a yes of its own. `conflict` says how the host's file is not what the sandbox began
+    with; empty where it is.
     """
 
     path: str

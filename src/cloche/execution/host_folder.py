@@ -22,6 +22,7 @@ from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.workspace")
 WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
+MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
@@ -45,27 +47,43 @@ REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOptions:
-    """Say which folder of the host is wanted, where inside, how much may be written, and what else is hidden."""
+    """Say which folder of the host is wanted, where inside, how much may be written, and what else is hidden.
+
+    `read` are further folders, at their own paths, in which nothing can be written.
+    """
 
     path: str
+    read: tuple[str, ...] = ()
     at: str | None = None
     disk_bytes: int = DISK_BYTES
     hide: tuple[str, ...] = ()
 
 
 def read_folder_options(
-    workspace: str | PathLike[str] | None, at: str | None, disk: int | str | None, hide: Sequence[str] | None
+    workspace: str | PathLike[str] | None,
+    *,
+    at: str | None,
+    disk: int | str | None,
+    hide: Sequence[str] | None,
+    read: Sequence[str | PathLike[str]] | None,
 ) -> FolderOptions | None:
     """Read the arguments of a sandbox; None where it gets no folder. Raises InvalidRequest."""
     if workspace is None:
-        for word, value in (("workspace_at", at), ("workspace_disk", disk), ("workspace_hide", hide)):
+        for word, value in (
+            ("workspace_at", at),
+            ("workspace_disk", disk),
+            ("workspace_hide", hide),
+            ("workspace_read", read),
+        ):
             if value is not None:
                 raise InvalidRequest(f"{word} is for a folder of the host; give it one: workspace=...")
         return None
-    if isinstance(hide, str):
-        raise InvalidRequest(f"workspace_hide: {hide!r} must be a list of patterns")
+    for word, value in (("workspace_hide", hide), ("workspace_read", read)):
+        if isinstance(value, str | PathLike):
+            raise InvalidRequest(f"{word}: {value!r} must be a list")
     disk_bytes = DISK_BYTES if disk is None else parse_size(disk, name="workspace_disk")
-    return FolderOptions(path=os.fspath(workspace), at=at, disk_bytes=disk_bytes, hide=tuple(hide or ()))
+    further = tuple(os.fspath(one) for one in read or ())
+    return FolderOptions(path=os.fspath(workspace), at=at, disk_bytes=disk_bytes, hide=tuple(hide or ()), read=further)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,12 +93,28 @@ class OpenFolder:
     folder: HostFolder
     fd: int
     notes: Mapping[str, Any]
+    further: tuple[OpenFolder, ...] = ()
+
+    def add(self, further: OpenFolder) -> None:
+        """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
+        self.further += (further,)
+        for one in (self.folder, *self.folder.read_only):
+            if f"{one.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(f"{one.at}/"):
+                raise InvalidRequest(
+                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in each other, "
+                    "or are the same; name folders apart"
+                )
+        self.folder = replace(self.folder, read_only=(*self.folder.read_only, further.folder))
+        told = [*self.notes.get("read_only", ()), dict(further.notes)]
+        self.notes = {**self.notes, "read_only": told}
 
     def close(self) -> None:
         """Let it go."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+        for one in self.further:
+            one.close()
 
 
 def _state() -> str:
@@ -129,7 +163,14 @@ def _open_new(options: FolderOptions) -> OpenFolder:
     except BaseException:
         os.close(allowed.fd)
         raise
-    return OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
+    found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
+    try:
+        for path in options.read:
+            found.add(_open_new(replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)))
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
@@ -230,6 +271,8 @@ class HostFolderOperations(NameOperations):
             )
         if options is not None and options.at not in (None, WORKSPACE):
             raise BackendUnavailable(f"workspace_at: a copy is at {WORKSPACE}, and {why}.", remedy="Leave it out.")
+        if found.further:
+            raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
         folder, limits = found.folder, self._prepared.limits
         packed = await asyncio.to_thread(
             lambda: pack(found.fd, paths_below(found.fd, hidden=folder.hidden), max_bytes=folder.disk_bytes)

@@ -393,7 +393,8 @@ class AsyncSandbox(
     With `workspace`, the path of a folder of this machine, it works in a view of that folder, at the folder's own path
     (`workspace_at` chooses another), and /workspace is a link to it. What it writes goes to a layer of its own of
     `workspace_disk` bytes (2 GiB): `diff` shows it, `commit` writes it to the folder, `discard` takes it back. Key
-    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Where there is no view, there
+    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Folders of
+    `workspace_read` are at their own paths, too, and cannot be written to. Where there is no view, there
     is a copy at /workspace: `meta["workspace"]` of each result says which, and what is hidden.
     """
 
@@ -411,10 +412,13 @@ class AsyncSandbox(
         workspace_at: str | None = None,
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
+        workspace_read: Sequence[str | PathLike[str]] | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
-        self._folder_options = read_folder_options(workspace, workspace_at, workspace_disk, workspace_hide)
+        self._folder_options = read_folder_options(
+            workspace, at=workspace_at, disk=workspace_disk, hide=workspace_hide, read=workspace_read
+        )
         self._folder = None
         self._terms = read_terms(name, keep, lifetime, idle)
         self._kept: Kept | None = None  # what it is, where it was there before

@@ -190,6 +190,14 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
 
     As root their files are shown as the guest's own. Raises BackendUnavailable where this host cannot do that.
     """
+    at = folder.at.lstrip("/")
+    links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
+    rows = [_overlay(run, spec, one, host, number) for number, one in enumerate((folder, *folder.read_only))]
+    spec.mounts = [*spec.mounts, *rows, *links]
+
+
+def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) -> layout.Row:
+    """Return the row of an overlay; only the first one can be written to."""
     register, source = "", folder.opened_as or folder.path
     if host.owns_ids:
         if host.idmapped:
@@ -198,12 +206,10 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
         run.owners = {**run.owners, source: folder.owner}
         register = private_register(source)
     overlay = {
-        "changes": CHANGES[1:], "size_bytes": folder.disk_bytes, "inodes": FOLDER_INODES, "mode": folder.mode,
+        "number": number, "changes": "" if number else CHANGES[1:], "size_bytes": folder.disk_bytes, "inodes": FOLDER_INODES, "mode": folder.mode,
         "owner": spec.inside_id, "folders": folder.masked_folders, "masked": folder.hidden, "register": register,
     }  # fmt: skip
-    at = folder.at.lstrip("/")
-    links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
-    spec.mounts = [*spec.mounts, ("overlay", source, at, overlay), *links]
+    return ("overlay", source, folder.at.lstrip("/"), overlay)
 
 
 def make_forkable(spec: Spec, host: Host) -> None:

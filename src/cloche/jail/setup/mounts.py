@@ -197,19 +197,17 @@ class Overlay(Bind):
 
     `masked` are paths of it that are not there: a layer between has a whiteout for each, and the folders above them, as
     rows of path, mode and time of change (ns). The folder itself can be reached by no other path. What was written is
-    shown, read-only and as the layer has it, at `changes`.
+    shown, read-only and as the layer has it, at `changes`; without that, nothing can be written.
     """
 
-    __slots__ = ("changes", "inodes", "masked", "mode", "owner", "shown_folders", "size_bytes")
-
-    STAGE = ".overlay"
-    LOWER, MASK, UPPER, WORK = ".overlay/lower", ".overlay/mask", ".overlay/upper", ".overlay/work"
+    __slots__ = ("changes", "inodes", "masked", "mode", "owner", "shown_folders", "size_bytes", "stage")
 
     def __init__(
         self,
         source: str,
         target: str,
         *,
+        number: int,
         changes: str,
         size_bytes: int,
         inodes: int,
@@ -222,36 +220,53 @@ class Overlay(Bind):
         super().__init__(source, target, register=register)
         self.changes, self.size_bytes, self.inodes, self.mode, self.owner = changes, size_bytes, inodes, mode, owner
         self.shown_folders, self.masked = folders, masked
+        self.stage = f".overlay{number}"
 
     def calls(self) -> list[Call]:
-        layers = f"{self.MASK}:{self.LOWER}" if self.masked else self.LOWER
-        data = f"userxattr,lowerdir={layers},upperdir={self.UPPER},workdir={self.WORK}"
+        data, flags = f"userxattr,lowerdir={self.stage}/mask:{self.stage}/lower", MS_NOSUID | MS_NODEV
+        if self.changes:
+            data += f",upperdir={self.stage}/upper,workdir={self.stage}/work"
+        else:
+            flags |= MS_RDONLY
         return [
-            *Tmpfs(self.STAGE, self.size_bytes, self.inodes, "0700").calls(),
-            *self._folder(self.UPPER, self.mode),
-            *self._folder(self.MASK, self.mode),
-            *(make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700) for path in (self.WORK, self.LOWER)),
+            *Tmpfs(self.stage, self.size_bytes, self.inodes, "0700").calls(),
+            *self._folder(f"{self.stage}/upper", self.mode),
+            *self._folder(f"{self.stage}/mask", self.mode),
+            *(
+                make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700)
+                for path in (f"{self.stage}/work", f"{self.stage}/lower")
+            ),
             *(
                 call
                 for path, mode, _ in self.shown_folders
                 if path
-                for call in self._folder(f"{self.MASK}/{path}", mode)
+                for call in self._folder(f"{self.stage}/mask/{path}", mode)
             ),
-            *(make("mknodat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), stat.S_IFCHR, 0) for path in self.masked),
             *(
-                make("utimensat", AT_FDCWD, os.fsencode(f"{self.MASK}/{path}"), _times(changed_ns), 0)
+                make("mknodat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), stat.S_IFCHR, 0)
+                for path in self.masked
+            ),
+            *(
+                make("utimensat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), _times(changed_ns), 0)
                 for path, _, changed_ns in reversed(self.shown_folders)
             ),
-            move_mount(self.register, self.LOWER),
+            move_mount(self.register, f"{self.stage}/lower"),
             make("close", self.register),
             *_make_mount_point(self.target, is_directory=True),
-            mount("overlay", self.target, "overlay", MS_NOSUID | MS_NODEV, data),
+            mount("overlay", self.target, "overlay", flags, data),
+            *self._show_changes(),
+            make("umount2", os.fsencode(f"{self.stage}/lower"), MNT_DETACH),
+            make("umount2", os.fsencode(self.stage), MNT_DETACH),
+            make("unlinkat", AT_FDCWD, os.fsencode(self.stage), AT_REMOVEDIR),
+        ]
+
+    def _show_changes(self) -> list[Call]:
+        if not self.changes:
+            return []
+        return [
             *_make_mount_point(self.changes, is_directory=True),
-            mount(self.UPPER, self.changes, "", MS_BIND),
+            mount(f"{self.stage}/upper", self.changes, "", MS_BIND),
             mount("none", self.changes, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC),
-            make("umount2", os.fsencode(self.LOWER), MNT_DETACH),
-            make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
-            make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
         ]
 
     def _folder(self, path: str, mode: int) -> list[Call]:
@@ -398,7 +413,8 @@ def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
 
 def _from_row(kind: str, *arguments: Any) -> Mount:  # noqa: ANN401 - each kind has its own
     named = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-    return KINDS[kind](*(arguments[:-1] if named else arguments), **named)
+    made: Mount = KINDS[kind](*(arguments[:-1] if named else arguments), **named)
+    return made
 
 
 def stage_root(inodes: int = 4096) -> list[Call]:
