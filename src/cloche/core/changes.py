@@ -35,10 +35,11 @@ class HostFolder:
 class Change:
     """Say how one path would differ on the host.
 
-    `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was of
-    another kind (such a change is `modified`, and what was in a folder is removed by changes of its own). Modes are permission bits (0o777), sizes are
-    bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers` are the reasons why it needs a yes
-    of its own. `conflict` says how the host's file is not what the sandbox began with; empty where it is.
+    `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was
+    of another kind (such a change is `modified`, and what was in a folder is removed by changes of its own). Modes
+    are permission bits (0o777), sizes are bytes. `sha256` is that of a file's content afterwards, in hexadecimal.
+    `dangers` are the reasons why it needs a yes of its own. `conflict` says how the host's file is not what the
+    sandbox began with; empty where it is.
     """
 
     path: str

@@ -62,7 +62,7 @@ def _common_subsequence(old: Sequence[str], new: Sequence[str], work: Work) -> l
         reached: dict[int, int] = {}
         for diagonal in range(-edits + 2 * max(0, edits - columns), edits + 1 - 2 * max(0, edits - rows), 2):
             below, above = furthest.get(diagonal + 1, -1), furthest.get(diagonal - 1, -1) + 1
-            x = first = below if below >= above else above
+            x = first = max(below, above)
             y = x - diagonal
             while x < rows and y < columns and a[x] == b[y]:
                 x, y = x + 1, y + 1
@@ -91,7 +91,7 @@ def _follow(trace: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, 
         before = trace[edits - 1] if edits else {1: 0}
         diagonal = x - y
         below, above = before.get(diagonal + 1, -1), before.get(diagonal - 1, -1) + 1
-        first = below if below >= above else above
+        first = max(below, above)
         while x > first:
             x, y = x - 1, y - 1
             pairs.append((x, y))

@@ -1,8 +1,8 @@
 """Changes as a patch that `git apply` takes: unified diffs of text, modes, renames and links.
 
-A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes over.
-So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more. Names
-are written as git writes them. Text is as it is: whoever prints a patch escapes it.
+A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes
+over. So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more.
+Names are written as git writes them. Text is as it is: whoever prints a patch escapes it.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ class Entry:
     """Hold what the sandbox has at one path, relative to the folder.
 
     `removed` is a whiteout: whatever the host has there is gone inside. An `opaque` directory shows nothing of the
-    host's. `unchanged` comes from copies alone: it is there, as the host had it. `other` is neither file, directory nor
-    link. A file that `is_copied` began as a copy of the host's, under this name or another one; a directory of a copy was
-    not changed itself. `problem` says why its content could not be read.
+    host's. `unchanged` comes from copies alone: it is there, as the host had it. `other` is neither file, directory
+    nor link. A file that `is_copied` began as a copy of the host's, under this name or another one; a directory of
+    a copy was not changed itself. `problem` says why its content could not be read.
     """
 
     path: bytes
@@ -191,7 +191,7 @@ class SnapshotReader:
         except (ValueError, RecursionError):
             raise ValueError("a row of the changes is no JSON") from None
         if not isinstance(row, dict):
-            raise ValueError("a row of the changes is no object")  # noqa: TRY004 - all that is malformed
+            raise ValueError("a row of the changes is no object")
         if self._content is not None:
             if not (problem := _problem(row)):
                 raise ValueError("the content of a file has no end")
