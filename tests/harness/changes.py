@@ -80,9 +80,7 @@ def changed_inside(lower: Path, program: str, scratch: Path, **order: object) ->
     """Run a program in an overlay over a folder, in a namespace; what it has seen at the end is in `scratch/seen`."""
     (place := scratch / "overlay").mkdir(exist_ok=True)
     inside = ["sh", "-c", OVERLAY, "sh", str(lower), program, str(place), str(scratch)]
-    snapshot = _walk(
-        ["unshare", "-rm", *inside, *_command(str(place / "upper"), order)], scratch, is_whole=False
-    )
+    snapshot = _walk(["unshare", "-rm", *inside, *_command(str(place / "upper"), order)], scratch, is_whole=False)
     try:
         yield snapshot
     finally:

@@ -18,8 +18,9 @@ from .tree import Tree
 
 MOST_PATCH_BYTES = 4 << 20
 MOST_FILE_BYTES = 4 << 20  # of one text
+MOST_LINES = 250_000  # of one text: each takes memory of its own
 MOST_READ_BYTES = 64 << 20  # of all texts
-MOST_STEPS = 4_000_000  # of comparing lines, in all
+MOST_STEPS = 2_000_000  # of comparing lines, in all
 LINK_MODE = "120000"
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
@@ -85,6 +86,8 @@ class _Making:
         try:
             old = self._old(change, old_kind) if has_old else b""
             new = self._new(change) if has_new else b""
+            if max(old.count(b"\n"), new.count(b"\n")) > MOST_LINES:
+                raise _TooLong
         except _TooLong:
             self.is_cut = True
             yield _note(change, has_old=has_old, has_new=has_new, what="Long files")

@@ -246,7 +246,7 @@ class _Content:
 def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry:
     """Return what a row says. Raises ValueError for what no sandbox can have."""
     kind, mode = row.get("kind"), row.get("mode", 0)
-    if kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
+    if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
         raise ValueError("the changes hold an unknown kind")
     if type(mode) is not int or not 0 <= mode <= PERMISSIONS:
         raise ValueError("the changes hold a malformed mode")
