@@ -46,7 +46,7 @@ def make_lower(lower: Path) -> None:
 
 
 def test_the_patch_of_an_overlay_makes_its_tree(tmp_path: Path) -> None:
-    """Edits, moves, removals, opaque folders, other kinds and odd names come through `git apply` as they were inside."""
+    """Edits, moves, removals, opaque folders, other kinds and odd names come through `git apply` as they are inside."""
     make_lower(lower := tmp_path / "lower")
     shutil.copytree(lower, applied := tmp_path / "applied", symlinks=True)
     with changed_inside(lower, PROGRAM, tmp_path) as snapshot, opened(lower) as folder:

@@ -67,7 +67,7 @@ def test_any_name_comes_through(files: Files, tmp_path: Path) -> None:
 
 
 def test_what_is_old_in_a_copy_is_unchanged(files: Files, tmp_path: Path) -> None:
-    """What has not changed since a time has no content; what has, has it; a folder says whether it has changed itself."""
+    """What has not changed since a time has no content, what has, has; a folder says whether it has changed itself."""
     files.write("d/old", b"old", parents=True)
     files.write("e/old", parents=True)
     os.symlink("x", files / "link")

@@ -194,7 +194,8 @@ def test_an_id_is_of_what_would_be_written(host: Path) -> None:
         assert make_diff(entries(removed(b"a")), fd).id == identify(compared(host, entries(removed(b"a"))).changes)
     others = [
         replace(first[0], **change)  # type: ignore[arg-type]
-        for change in ({"path": "z"}, {"what": "added"}, {"kind": "link"}, {"mode": 0o600}, {"sha256": "0"}, {"target": "t"},
+        for change in ({"path": "z"}, {"what": "added"}, {"kind": "link"}, {"mode": 0o600}, {"sha256": "0"},
+                       {"target": "t"},
                        {"old_path": "o"})
     ]  # fmt: skip
     ids = {identify([other, *first[1:]]) for other in others} | {identify(first), identify(first[1:])}
@@ -223,7 +224,7 @@ def test_case_twins_are_two_files_where_the_host_tells_them_apart(host: Path) ->
 
 def test_twins_are_left_out_where_the_host_does_not(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of two such names is a change, nor is what is below them."""
-    monkeypatch.setattr("cloche.workspace.compare.takes_names_for_equal", lambda fd: True)
+    monkeypatch.setattr("cloche.workspace.compare.takes_names_for_equal", lambda _: True)
     (host / "Readme").write_text("x")
     found = compared(host, entries(folder(b"D"), folder(b"d"), new(b"d/x"), new(b"README"), new(b"fine")))
     assert told(found) == {"fine": "added"}

@@ -40,9 +40,12 @@ def test_each_row_is_told_in_any_case(row: Row) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "README.md", "src/main.py", "package.json.md", "my-package.json", "setup.py.txt", "vscode/settings.json", "workflows/ci.yml",
-        ".github/ISSUE_TEMPLATE.md", "docs/agents.md.html", "claude.py", "test_conftest.py", "file.pth.txt", "makefile-notes",
-        "dockerfiles/a", "github/workflows/x.yml", ".gitignore", "cloche/x.py", "envrc", "git/config", "a.git/x", "profile",
+        "README.md", "src/main.py", "package.json.md", "my-package.json", "setup.py.txt", "vscode/settings.json",
+        "workflows/ci.yml",
+        ".github/ISSUE_TEMPLATE.md", "docs/agents.md.html", "claude.py", "test_conftest.py", "file.pth.txt",
+        "makefile-notes",
+        "dockerfiles/a", "github/workflows/x.yml", ".gitignore", "cloche/x.py", "envrc", "git/config", "a.git/x",
+        "profile",
     ],
 )  # fmt: skip
 def test_a_near_miss_is_no_danger(path: str) -> None:
@@ -64,7 +67,8 @@ def test_what_becomes_executable_is_told() -> None:
 @pytest.mark.parametrize(
     ("path", "target", "reasons"),
     [
-        ("a", "/etc", (LEAVES,)), ("a", "..", (LEAVES,)), ("d/a", "../../x", (LEAVES,)), ("d/a", "../b/../../d/x", (LEAVES,)),
+        ("a", "/etc", (LEAVES,)), ("a", "..", (LEAVES,)), ("d/a", "../../x", (LEAVES,)), ("d/a", "../b/../../d/x",
+        (LEAVES,)),
         ("a", "../here/a", (LEAVES,)), ("a", ".GIT/hooks/x", (INTO_GIT,)), ("d/e/a", "../../.git", (INTO_GIT,)),
         ("d/a", "../x", ()), ("a", "b/../c", ()), ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
     ],

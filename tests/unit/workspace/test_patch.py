@@ -55,7 +55,8 @@ def test_random_texts_come_through_git(two: tuple[Path, Path], tmp_path: Path) -
 @pytest.mark.parametrize(
     "name",
     [
-        b"a b", b" a", b"a ", b"a\tb", b"a\nb", b'"', b"\\", b"\xff", b"\xc3\xa4\xff", b"\xe2\x80\xaeevil", b"x b/x", b"\x7f",
+        b"a b", b" a", b"a ", b"a\tb", b"a\nb", b'"', b"\\", b"\xff", b"\xc3\xa4\xff", b"\xe2\x80\xaeevil", b"x b/x",
+        b"\x7f",
     ],
     ids=repr,
 )  # fmt: skip

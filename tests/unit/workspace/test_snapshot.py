@@ -44,7 +44,8 @@ def reader(tmp_path: Path) -> Iterator[SnapshotReader]:
 def test_a_stream_may_be_split_anywhere(reader: SnapshotReader, tmp_path: Path, size: int) -> None:
     """Contents, hashes, kinds and names are the same however the stream is cut, and no file has a name."""
     stream = b"".join([
-        row("d", "directory", opaque=True), row("d/a"), content(b"one"), content(b"two\n"), END, row({"hex": "ff0a"}, "link", target="d"),
+        row("d", "directory", opaque=True), row("d/a"), content(b"one"), content(b"two\n"), END, row({"hex": "ff0a"},
+        "link", target="d"),
         row("b", copied=True), content("ü".encode()[:1]), content("ü".encode()[1:]), END, row("c"), content(b"x"),
         frame(b'{"problem":"changed"}'), row("e"), content(b"\0"), END, row("f", "removed"), row("g"), END,
     ])  # fmt: skip
@@ -72,18 +73,23 @@ def test_a_stream_may_be_split_anywhere(reader: SnapshotReader, tmp_path: Path, 
     "stream",
     [
         row("/a"), row("a//b"), row("./a"), row("a/.."), row(".."), row(""), row("a/"), row("a\0b"), row(5), row(None),
-        row({"hex": "2e2e2f61"}), row({"hex": "zz"}), row({"hex": "00"}), row("\ud800"), row("a" * 256), row("a/" * 2050 + "a"),
+        row({"hex": "2e2e2f61"}), row({"hex": "zz"}), row({"hex": "00"}), row("\ud800"), row("a" * 256),
+        row("a/" * 2050 + "a"),
         row(kind="device"), row(kind=None), row(kind=[]), row(kind="unchanged"), row(mode=-1), row(mode=0o10000),
-        row(mode=True), row(mode=1.5), row(kind="link"), row(kind="link", target=""), row(kind="link", target="x" * 5000),
-        row(problem="<b>"), row(problem=5), row("a", "removed") + row("a", "removed"), row("a", "removed") + row("a/b", "removed"),
+        row(mode=True), row(mode=1.5), row(kind="link"), row(kind="link", target=""), row(kind="link",
+        target="x" * 5000),
+        row(problem="<b>"), row(problem=5), row("a", "removed") + row("a", "removed"), row("a",
+        "removed") + row("a/b", "removed"),
         row("a", "directory", problem="mount") + row("a/b", "removed"), row("a") + row("b"), row() + frame(b"{}"),
-        content(b"x"), row("a", "directory") + content(b"x"), row() + content(b"x") * 10_001, row() + content(b"x" * 9_999) + content(b"xx"),
-        frame(b""), frame(b"[]"), frame(b"{"), frame(b"[" * 60_000), frame(b"1" * 5000), (MOST_ROW_BYTES + 1).to_bytes(4, "big"),
+        content(b"x"), row("a", "directory") + content(b"x"),
+        row() + content(b"x") * 10_001, row() + content(b"x" * 9_999) + content(b"xx"),
+        frame(b""), frame(b"[]"), frame(b"{"), frame(b"[" * 60_000), frame(b"1" * 5000),
+        (MOST_ROW_BYTES + 1).to_bytes(4, "big"),
         (1 << 31 | 1 << 30).to_bytes(4, "big"), b"".join(row(str(n), "directory") for n in range(11)),
     ],
 )  # fmt: skip
 def test_what_is_malformed_is_refused(reader: SnapshotReader, stream: bytes) -> None:
-    """No path that leads out, no second row, no content of nothing, no unknown word, nothing beyond a bound is taken."""
+    """No path that leads out, second row, content of nothing, no unknown word and nothing beyond a bound is read."""
     with pytest.raises(ValueError) as caught:
         reader.feed(stream)
     assert str(caught.value).isascii()
@@ -92,7 +98,8 @@ def test_what_is_malformed_is_refused(reader: SnapshotReader, stream: bytes) -> 
 @pytest.mark.parametrize(
     ("stream", "answer"),
     [
-        (row(), {"count": 1}), (row() + content(b"x"), {"count": 1}), (row("a", "directory"), {"count": 2}), (b"\0", {"count": 0}),
+        (row(), {"count": 1}), (row() + content(b"x"), {"count": 1}), (row("a", "directory"), {"count": 2}), (b"\0",
+        {"count": 0}),
         (b"", {}), (row("a", "directory"), {"count": True}), (row() + content(b"xx")[:5], {"count": 1}),
     ],
 )  # fmt: skip
