@@ -124,6 +124,7 @@ class _Comparing:
         self.changes: dict[bytes, Change] = {}
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # what is left out with all that is below it
+        self.free: set[bytes] = set()  # folders that are not
         self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files are removed
         self.swept: set[bytes] = set()
         self.to_remove = MOST_REMOVED
@@ -160,19 +161,21 @@ class _Comparing:
     def _block(self, path: bytes, reason: str) -> None:
         self.left_out[path] = reason
         self.blocked.add(path)
+        self.free.discard(path)
 
     def _is_blocked(self, path: bytes) -> bool:
         """Tell whether a path may not be changed; the topmost one of them is left out with a reason."""
-        names = path.split(b"/")
-        for depth, name in enumerate(names, 1):
-            here = b"/".join(names[:depth])
-            if here in self.blocked:
+        above, _, name = path.rpartition(b"/")
+        if above and above not in self.free:
+            if above in self.blocked or self._is_blocked(above):
                 return True
-            reason = GIT if is_git(name) else HIDDEN if here in self.hidden else ""
-            if reason:
-                self._block(here, reason)
-                return True
-        return False
+            self.free.add(above)
+        if path in self.blocked:
+            return True
+        reason = GIT if is_git(name) else HIDDEN if path in self.hidden else ""
+        if reason:
+            self._block(path, reason)
+        return bool(reason)
 
     def _find_twins(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the paths that the host's file system would not tell from others."""

@@ -113,9 +113,11 @@ TABLE: tuple[Row, ...] = (
 )  # fmt: skip
 _BY_NAME: dict[str, list[Row]] = defaultdict(list)
 for _row in TABLE:
-    if _row.form in ("name", "folder"):
-        _BY_NAME[_row.pattern].append(_row)
-_OTHERS = tuple(row for row in TABLE if row.form not in ("name", "folder"))
+    if _row.form not in ("prefix", "suffix"):
+        _BY_NAME[_row.pattern.partition("/")[0]].append(_row)
+_AFFIXED = tuple(row for row in TABLE if row.form in ("prefix", "suffix"))
+_PREFIXES = tuple(row.pattern for row in _AFFIXED if row.form == "prefix")
+_SUFFIXES = tuple(row.pattern for row in _AFFIXED if row.form == "suffix")
 
 
 def dangers_of(change: Change) -> tuple[str, ...]:
@@ -148,7 +150,8 @@ def _rows_for(path: str) -> Iterator[Row]:
     """Yield the rows that may match a path: there may be very many paths, and most rows are for one name."""
     for name in path.casefold().split("/"):
         yield from _BY_NAME.get(name, ())
-    yield from _OTHERS
+        if name.startswith(_PREFIXES) or name.endswith(_SUFFIXES):
+            yield from _AFFIXED
 
 
 def matches(row: Row, path: str) -> bool:

@@ -74,7 +74,7 @@ def test_a_stream_may_be_split_anywhere(reader: SnapshotReader, tmp_path: Path, 
     [
         row("/a"), row("a//b"), row("./a"), row("a/.."), row(".."), row(""), row("a/"), row("a\0b"), row(5), row(None),
         row({"hex": "2e2e2f61"}), row({"hex": "zz"}), row({"hex": "00"}), row("\ud800"), row("a" * 256),
-        row("a/" * 2050 + "a"),
+        row("a/" * 2050 + "a"), row("a/" * 128 + "a"),
         row(kind="device"), row(kind=None), row(kind=[]), row(kind="unchanged"), row(mode=-1), row(mode=0o10000),
         row(mode=True), row(mode=1.5), row(kind="link"), row(kind="link", target=""), row(kind="link",
         target="x" * 5000),
