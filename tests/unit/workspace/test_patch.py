@@ -127,10 +127,16 @@ def test_a_patch_is_bounded(two: tuple[Path, Path], tmp_path: Path, monkeypatch:
         monkeypatch.setattr(patches, "MOST_FILE_BYTES", 1000)
         monkeypatch.setattr(patches, "MOST_LINES", 50)
         other = patches.make_patch(changes, snapshot, tree)
+        monkeypatch.undo()
+        monkeypatch.setattr(patches, "MOST_ALL_LINES", 1)
+        third = patches.make_patch(changes, snapshot, tree)
     assert len(found.text) <= 300
     assert found.is_cut
     assert "Not shown, for it is too long: b/a\n" in found.text
     assert "+short\n" in found.text
+    assert "+short\n" in third.text
+    assert "+x" not in third.text
+    assert third.is_cut
     assert other.is_cut
     assert "Long files /dev/null and b/a differ (500 bytes)\n" in other.text
     assert "Long files /dev/null and b/c differ (2000 bytes)\n" in other.text
