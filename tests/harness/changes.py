@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cloche
 from cloche.core.changes import Change, Diff
 from cloche.workspace.compare import Comparison
 from cloche.workspace.snapshot import Snapshot, SnapshotReader
 
-PACKAGES = Path(__file__).parents[2] / "src" / "cloche"
+PACKAGES = Path(cloche.__file__).parent
 WALKER = """
 import json, os, sys
 os.dup2(int(sys.argv[3]), 3)

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from cloche.workspace.compare import make_diff
 from tests.harness.changes import by_path, changed_inside, left_out, opened, told, tree_of
 
+pytestmark = pytest.mark.both_users
 PROGRAM = r"""
 echo four >> lines; sed -i 's/^line 500$/five hundred/; s/^line 20$/twenty/' long
 printf 'no end' > bare; printf 'now with an end\n' > had-none; : > empty; : > emptied
