@@ -70,6 +70,7 @@ def test_each_path_of_an_overlay_has_its_change(tmp_path: Path) -> None:
         diff = make_diff(snapshot, folder)
         again = make_diff(snapshot, folder, opened_ns=0)
     found = told(diff)
+    assert list(found) == sorted(found, key=lambda path: os.fsencode(path).split(b"/"))
     assert {path: found.pop(path) for path in list(found) if path.startswith(("tree", "folder", "becomes"))} == {
         "tree": "removed", "tree/a": "removed", "tree/b": "removed", "tree/b/c": "removed", "folder/old": "removed",
         "folder/in": "removed", "folder/in/below": "removed", "folder/new": "added", "becomes-folder": "modified",

@@ -81,6 +81,18 @@ def test_a_copy_is_compared_as_a_whole(host: Path, tmp_path: Path) -> None:
     assert set(left_out(found)) == {"partly", "partly/.env"}
 
 
+def test_what_a_copy_lacks_because_it_is_new_on_the_host_stays(host: Path) -> None:
+    """A file that appeared after the copy was made is not removed, nor is the folder that it is in; older ones are."""
+    (host / "d").mkdir()
+    (host / "d/old").touch()
+    opened_ns = later()
+    (host / "new").touch()
+    (host / "d/new").touch()
+    found = compared(host, entries(is_whole=True), opened_ns)
+    assert told(found) == {"d/old": "removed"}
+    assert set(left_out(found)) == {"d", "d/new", "new"}
+
+
 def test_what_a_partial_snapshot_lacks_is_not_removed(host: Path) -> None:
     """Nothing is concluded from what was not looked at, and that is said."""
     (host / "a").write_text("x")
