@@ -6,8 +6,9 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 
 - `snapshot.py`: read the stream into one unnamed file and a row for each path.
 - `hidden.py`: what is not shown. `allowed.py`: which folders may be shown at all.
-- `compare.py`: rows and the host's files become changes. `patch.py`: unified diffs. `dangers.py`: the table of changes
-  that need a yes of their own.
+- `tree.py`: the host's folder by descriptors. `compare.py`: rows and the host's files become changes.
+- `patch.py`: unified diffs, `lines.py`: with bounded work. `dangers.py`: the table of changes that need a yes of their
+  own.
 - `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted.
 - `git.py`: a guest's commits as references; changes as a new branch.
 """

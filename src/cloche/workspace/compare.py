@@ -5,7 +5,8 @@ host's folder; the host's own files are listed only where the sandbox hides them
 snapshot). What equals the host's is no change, however often it was written. Each path has one change at most: what
 becomes of another kind is `modified`, with the old kind. A folder that goes is `removed` with a change for each path
 below it; where one of those must stay, the folder is left out instead. The changes come in the order of the tree,
-folders before what is in them, so that removals are done from the end.
+folders before what is in them: whoever carries them out removes first, from the end, and then does the others from the
+start.
 
 What is left out is left out with all that is below it, but for folders that must stay for what they hold.
 """
@@ -42,6 +43,7 @@ TOO_DEEP = "it is too deep to be looked into"
 NO_SET_ID = "its set-user-ID and set-group-ID bits are never carried"
 PARTIAL = "there is more than was looked at; the rest is not here"
 CHANGED = "the host's has changed since the sandbox began"
+NEW_ON_HOST = "the sandbox does not have it, and the host has made or changed it since the sandbox began"
 GONE = "the host's is gone since the sandbox began"
 CHANGED_BELOW = "what the host has in it has changed since the sandbox began"
 
@@ -124,6 +126,7 @@ class _Comparing:
         self.changes: dict[bytes, Change] = {}
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # what is left out with all that is below it
+        self.free: set[bytes] = set()  # folders that are not
         self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files are removed
         self.swept: set[bytes] = set()
         self.to_remove = MOST_REMOVED
@@ -160,19 +163,21 @@ class _Comparing:
     def _block(self, path: bytes, reason: str) -> None:
         self.left_out[path] = reason
         self.blocked.add(path)
+        self.free.discard(path)
 
     def _is_blocked(self, path: bytes) -> bool:
         """Tell whether a path may not be changed; the topmost one of them is left out with a reason."""
-        names = path.split(b"/")
-        for depth, name in enumerate(names, 1):
-            here = b"/".join(names[:depth])
-            if here in self.blocked:
+        above, _, name = path.rpartition(b"/")
+        if above and above not in self.free:
+            if above in self.blocked or self._is_blocked(above):
                 return True
-            reason = GIT if is_git(name) else HIDDEN if here in self.hidden else ""
-            if reason:
-                self._block(here, reason)
-                return True
-        return False
+            self.free.add(above)
+        if path in self.blocked:
+            return True
+        reason = GIT if is_git(name) else HIDDEN if path in self.hidden else ""
+        if reason:
+            self._block(path, reason)
+        return bool(reason)
 
     def _find_twins(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the paths that the host's file system would not tell from others."""
@@ -183,7 +188,7 @@ class _Comparing:
         found: set[bytes] = set()
         for above, names in by_folder.items():
             try:
-                if not takes_names_for_equal(self.tree.nearest_folder(above + b"/")):
+                if not takes_names_for_equal(self.tree.nearest_folder(above.split(b"/") if above else ())):
                     continue
                 on_host = {name for name, _ in self.tree.names(above)}
             except OSError:
@@ -230,7 +235,10 @@ class _Comparing:
 
     def _may_be_gone(self, path: bytes) -> bool:
         """Tell whether the host's may have been there: a file that was moved inside is a copy that never was."""
-        return self.opened_ns is not None and os.fstat(self.tree.nearest_folder(path)).st_ctime_ns >= self.opened_ns
+        return (
+            self.opened_ns is not None
+            and os.fstat(self.tree.nearest_folder(path.split(b"/")[:-1])).st_ctime_ns >= self.opened_ns
+        )
 
     def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
         """Note that something of another kind takes the place of the host's."""
@@ -342,6 +350,9 @@ class _Comparing:
             self._block(path, SPECIAL_ON_HOST if kind is None else TOO_MANY_REMOVED)
             return False, False
         conflict = self._conflict(path, host)
+        if conflict and self.snapshot.is_whole and kind != "directory":
+            self.left_out[path] = NEW_ON_HOST  # most likely it was never in the copy
+            return False, True
         if kind == "directory":
             is_whole, has_changed = self._remove_below(path)
             if not is_whole:

@@ -67,11 +67,10 @@ class Tree:
         here = self.folder(above)
         return None if here is None else hostfs.look(os.fsdecode(name), here)
 
-    def nearest_folder(self, path: bytes) -> int:
-        """Return the descriptor of the last folder on the way to a path that is there."""
-        *above, _ = path.split(b"/")
-        while (here := self.folder(above)) is None:
-            above.pop()
+    def nearest_folder(self, names: Sequence[bytes]) -> int:
+        """Return the descriptor of a folder, or of the last one on the way to it that is there."""
+        while (here := self.folder(names)) is None:
+            names = names[:-1]
         return here
 
     def target(self, path: bytes) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-MOST_STEPS = 1_000_000  # for one pair of texts
+MOST_STEPS = 300_000  # for one pair of texts; each may be remembered
+LINES_A_STEP = 8  # of equal ones that are passed over
 CONTEXT = 3
 
 Region = tuple[int, int, int, int]  # lines [0]:[1] of the old text become lines [2]:[3] of the new one
@@ -67,13 +68,13 @@ def _common_subsequence(old: Sequence[str], new: Sequence[str], work: Work) -> l
             while x < rows and y < columns and a[x] == b[y]:
                 x, y = x + 1, y + 1
             reached[diagonal] = x
-            steps += 1 + x - first
+            steps += 1 + (x - first) // LINES_A_STEP
             if x >= rows and y >= columns:
                 _count(work, steps)
                 return _follow([*trace, reached], rows, columns)
-        if steps > allowed:
-            _count(work, steps)
-            return None
+            if steps > allowed:
+                _count(work, steps)
+                return None
         trace.append(reached)
         furthest = reached
     return None

@@ -1,8 +1,8 @@
 """Changes as a patch that `git apply` takes: unified diffs of text, modes, renames and links.
 
-A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes over.
-So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more. Names
-are written as git writes them. Text is as it is: whoever prints a patch escapes it.
+A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes
+over. So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more.
+Names are written as git writes them. Text is as it is: whoever prints a patch escapes it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from .snapshot import LOOKED_AT_BYTES, Snapshot
 
 MOST_PATCH_BYTES = 4 << 20
 MOST_FILE_BYTES = 4 << 20  # of one text
+MOST_LINES = 250_000  # of one text: each takes memory of its own
+MOST_ALL_LINES = 3_000_000
 MOST_READ_BYTES = 64 << 20  # of all texts
-MOST_STEPS = 4_000_000  # of comparing lines, in all
+MOST_STEPS = 2_000_000  # of comparing lines, in all
 LINK_MODE = "120000"
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
@@ -39,7 +41,7 @@ def make_patch(
     """Return the changes as a patch of at most so many bytes; what does not fit is left out of it."""
     making = _Making(snapshot, tree, most, work or Work(MOST_STEPS))
     for change in changes:
-        if making.left <= 0 or making.left_to_read <= 0:
+        if min(making.left, making.left_to_read, making.left_lines) <= 0:
             making.is_cut = True
             break
         making.add(change)
@@ -55,7 +57,7 @@ class _Making:
 
     def __init__(self, snapshot: Snapshot, tree: Tree, most: int, work: Work):
         self.snapshot, self.tree, self.left, self.work = snapshot, tree, most, work
-        self.left_to_read = MOST_READ_BYTES
+        self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
         self.parts: list[str] = []
         self.is_cut = False
         self.is_text: dict[str, bool] = {}
@@ -85,6 +87,7 @@ class _Making:
         try:
             old = self._old(change, old_kind) if has_old else b""
             new = self._new(change) if has_new else b""
+            self._count_lines(old.count(b"\n"), new.count(b"\n"))
         except _TooLong:
             self.is_cut = True
             yield _note(change, has_old=has_old, has_new=has_new, what="Long files")
@@ -119,6 +122,12 @@ class _Making:
             yield f"--- {_named_line('a/', change.path) if old_mode else '/dev/null'}\n"
             yield f"+++ {_named_line('b/', change.path) if new_mode else '/dev/null'}\n"
             yield from shown
+
+    def _count_lines(self, *counts: int) -> None:
+        """Raise _TooLong where one text has too many lines, or all have."""
+        if max(counts) > MOST_LINES or sum(counts) > self.left_lines:
+            raise _TooLong
+        self.left_lines -= sum(counts)
 
     def _old(self, change: Change, kind: str) -> bytes:
         if kind == "link":

@@ -23,11 +23,13 @@ MOST_BYTES = 2 << 30
 MOST_ENTRIES = 1_000_000
 MOST_PATH_BYTES = 4096
 MOST_NAME_BYTES = 255
+MOST_NAMES = 128  # of one path
 MOST_ROW_BYTES = 1 << 16
 MOST_CONTENT_BYTES = 1 << 20  # of one frame
 MOST_ROWS_BYTES = 256 << 20  # of all rows together
 LOOKED_AT_BYTES = 8000  # what git looks at to tell whether a file is text
 PERMISSIONS = 0o7777
+NO_NAMES = frozenset((b"", b".", b".."))
 KINDS = frozenset(("file", "directory", "link", "removed", "unchanged", "other"))
 # What the other end may say of a path that it could not send: its word, our sentence.
 PROBLEMS = {
@@ -44,9 +46,9 @@ class Entry:
     """Hold what the sandbox has at one path, relative to the folder.
 
     `removed` is a whiteout: whatever the host has there is gone inside. An `opaque` directory shows nothing of the
-    host's. `unchanged` comes from copies alone: it is there, as the host had it. `other` is neither file, directory nor
-    link. A file that `is_copied` began as a copy of the host's, under this name or another one; a directory of a copy was
-    not changed itself. `problem` says why its content could not be read.
+    host's. `unchanged` comes from copies alone: it is there, as the host had it. `other` is neither file, directory
+    nor link. A file that `is_copied` began as a copy of the host's, under this name or another one; a directory of
+    a copy was not changed itself. `problem` says why its content could not be read.
     """
 
     path: bytes
@@ -117,20 +119,22 @@ class SnapshotReader:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream. Raises ValueError, and OSError where they cannot be written."""
-        view = memoryview(data)
-        while view:
+        view, at = memoryview(data), 0
+        while at < len(data):
             if self._left:
-                piece, view = view[: self._left], view[self._left :]
+                piece = view[at : at + self._left]
+                at += len(piece)
                 self._left -= len(piece)
                 self._take_content(piece)
                 continue
             wanted = 4 if len(self._frame) < 4 else 4 + int.from_bytes(self._frame[:4], "big")
-            piece, view = view[: wanted - len(self._frame)], view[wanted - len(self._frame) :]
+            piece = view[at : at + wanted - len(self._frame)]
+            at += len(piece)
             self._frame += piece
             if len(self._frame) == 4:
                 self._begin_frame(int.from_bytes(self._frame, "big"))
             elif len(self._frame) == wanted:
-                self._take_row(bytes(self._frame[4:]))
+                self._take_row(self._frame[4:])
                 self._frame.clear()
 
     def finish(self, answer: Mapping[str, Any]) -> Snapshot:
@@ -185,9 +189,9 @@ class SnapshotReader:
             facts = {"size": content.size, "sha256": content.digest.hexdigest(), "is_text": content.is_text()}
         self._entries[content.path] = replace(self._entries[content.path], **facts)
 
-    def _take_row(self, text: bytes) -> None:
+    def _take_row(self, text: bytes | bytearray) -> None:
         try:
-            row = json.loads(text)
+            row = json.loads(text.decode())
         except (ValueError, RecursionError):
             raise ValueError("a row of the changes is no JSON") from None
         if not isinstance(row, dict):
@@ -246,7 +250,7 @@ class _Content:
 def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry:
     """Return what a row says. Raises ValueError for what no sandbox can have."""
     kind, mode = row.get("kind"), row.get("mode", 0)
-    if kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
+    if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
         raise ValueError("the changes hold an unknown kind")
     if type(mode) is not int or not 0 <= mode <= PERMISSIONS:
         raise ValueError("the changes hold a malformed mode")
@@ -296,9 +300,9 @@ def _unpack(value: object) -> bytes:
 def _checked(path: bytes) -> bytes:
     """Return a path that stays below its folder. Raises ValueError for another one."""
     names = path.split(b"/")
-    if len(path) > MOST_PATH_BYTES or any(len(name) > MOST_NAME_BYTES for name in names):
+    if len(path) > MOST_PATH_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
         raise ValueError("the changes hold a path that is too long")
-    if any(name in (b"", b".", b"..") for name in names):
+    if not NO_NAMES.isdisjoint(names):
         raise ValueError("the changes hold a path that is not one below the folder")
     return path
 
