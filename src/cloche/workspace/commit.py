@@ -33,16 +33,17 @@ from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFaile
 from cloche.core.escape import escape_name
 
 from . import journal as journals
+from .host_tree import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
 from .recover import kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
 from .renames import exchange, rename_new, start_writing
 from .snapshot import Entry, Snapshot
-from .tree import Tree, facts_of, names_in
 
 Choice = Literal["theirs", "ours"]
 NO_CHOICE: Mapping[str, Choice] = MappingProxyType({})
 KEPT = "the host's version was kept"
 _FOLDER_MODE = 0o755
+_TOLD_PATHS = 8
 _LATER = "The next commit to this folder, or `cloche gc`, completes or undoes it."
 _CHANGED = "it has changed on the host"
 _APPEARED = "it has appeared on the host"
@@ -87,6 +88,17 @@ def commit(
                 _Commit(tree, snapshot, plan, at, owner, step).run()
     written = sorted({change.path for change in changes} - plan.left.keys())
     return Committed(written=tuple(written), left=dict(plan.left))
+
+
+def conflict_of(paths: Mapping[str, str]) -> WorkspaceConflict:
+    """Return the error that names paths, each with what is the matter."""
+    told = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
+    more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
+    return WorkspaceConflict(
+        f"nothing was written, since the host's folder has changed: {told}{more}. "
+        'Choose for each path: "ours" writes the sandbox\'s version, "theirs" keeps the host\'s.',
+        paths=paths,
+    )
 
 
 @contextmanager
@@ -147,7 +159,7 @@ class _Plan:
             self._plan_folders(path)
             self._plan_write(path, self.writes[path])
         if self.conflicts:
-            raise WorkspaceConflict(self.conflicts)
+            raise conflict_of(self.conflicts)
 
     def _sort(self, changes: Sequence[Change]) -> None:
         unknown = self.choose.keys() - {change.path for change in changes}
@@ -456,7 +468,7 @@ class _Commit:
                 self._do(stage, one)
             except OSError as error:
                 if error.errno in _OVERTAKEN:
-                    raise WorkspaceConflict({one.path: _CHANGED}) from error
+                    raise conflict_of({one.path: _CHANGED}) from error
                 raise
             self.step(f"after {number}")
         for one in steps:
@@ -480,7 +492,7 @@ class _Commit:
             else:
                 exchange(one.slot, stage, name, at)
             if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
-                raise WorkspaceConflict({one.path: _CHANGED})
+                raise conflict_of({one.path: _CHANGED})
         _check_out(stage, one)
         if one.was is not None:
             self.moved.add(one.was.ino)
@@ -489,9 +501,9 @@ class _Commit:
         """Refuse a path that has something else than when it was looked at."""
         if one.was is None:
             if there is not None:
-                raise WorkspaceConflict({one.path: _APPEARED})
+                raise conflict_of({one.path: _APPEARED})
         elif not one.was.is_same(there, with_ctime=one.was.ino not in self.moved):
-            raise WorkspaceConflict({one.path: _GONE if there is None else _CHANGED})
+            raise conflict_of({one.path: _GONE if there is None else _CHANGED})
 
     def _chmod(self, one: Step) -> None:
         found = self.tree.look(one.path)
@@ -499,7 +511,7 @@ class _Commit:
         if one.was is not None:
             self._check_in(one, there)
         if there is None or not self.tree.set_mode(one.path, there.ino, one.mode):
-            raise WorkspaceConflict({one.path: _CHANGED})
+            raise conflict_of({one.path: _CHANGED})
         self.moved.add(there.ino)
 
 
@@ -513,7 +525,7 @@ def _check_out(stage: int, one: Step) -> None:
         if is_same and one.was.is_folder:
             is_same = not names_in(one.slot, stage)
     if not is_same:
-        raise WorkspaceConflict({one.path: _CHANGED})
+        raise conflict_of({one.path: _CHANGED})
 
 
 def _sync(one: Step, stage: int) -> None:

@@ -167,9 +167,8 @@ def _lock(fd: int, patience_s: float) -> bool:
 def write(at: int, key: str, journal: Journal) -> None:
     """Write a journal in place of the one that is there; it is on disk on return."""
     data = json.dumps({"version": _VERSION, **asdict(journal)}).encode()
+    remove_unfinished(at, key)
     beside = f"{key}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(beside, dir_fd=at)
     with hostfs.new_file(at, 0o600, name=beside) as (_, file):
         with file:
             os.fchmod(file.fileno(), 0o600)
@@ -178,6 +177,12 @@ def write(at: int, key: str, journal: Journal) -> None:
             os.fsync(file.fileno())
         os.rename(beside, f"{key}.json", src_dir_fd=at, dst_dir_fd=at)
     os.fsync(at)
+
+
+def remove_unfinished(at: int, key: str) -> None:
+    """Remove a journal that was not written to its end. The caller has the lock."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{key}.new", dir_fd=at)
 
 
 def read(at: int, key: str) -> Journal | None:
@@ -212,8 +217,9 @@ def find(at: int, folder: os.stat_result) -> tuple[str, Journal] | None:
 
 
 def keys(at: int) -> list[str]:
-    """Return the names of all journals."""
-    return sorted(name.removesuffix(".json") for name in os.listdir(at) if name.endswith(".json"))
+    """Return the names of all journals, also of those that were not written to their end."""
+    heads = (name.rpartition(".") for name in os.listdir(at))
+    return sorted({head for head, _, tail in heads if tail in {"json", "new"}})
 
 
 def remove(at: int, key: str) -> None:
