@@ -27,6 +27,7 @@ from tests.harness.workspaces import (
     write,
 )
 
+pytestmark = pytest.mark.both_users
 ROOT = Path(__file__).parents[2]
 
 

@@ -27,8 +27,9 @@ def killed(place: Path, *words: str) -> dict[str, int]:
 def test_kill_9_at_random_times_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """200 commits of some 60 changes are killed from outside; nothing is lost, and nothing is left after recovery."""
     found = killed(tmp_path, "15", "random", str(KILLS))
-    assert found["old"] + found["new"] == KILLS
-    assert found["killed"] > KILLS // 4
+    assert found["killed"] == KILLS
+    assert found["old"] > 10
+    assert found["new"] > 10
 
 
 def test_kill_9_at_every_step_of_a_recovery_leaves_the_old_or_the_new(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ from cloche.core.escape import escape_name
 from . import journal as journals
 from .host_tree import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
-from .recover import kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
-from .renames import exchange, rename_new, start_writing
+from .recover import MOST_SYNCED, kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
+from .renames import exchange, rename_new, sync_file_system
 from .snapshot import Entry, Snapshot
 
 Choice = Literal["theirs", "ours"]
@@ -403,9 +403,8 @@ class _Commit:
         """Write what is new into the stage, have it on disk, and return the steps with what was staged."""
         puts = [self._stage(stage, number, one) for number, one in enumerate(self.plan.puts)]
         self.step("staged")
-        for one in puts:
-            if one.new is not None and stat.S_ISREG(one.new.mode) and one.new.mode & 0o400:
-                _sync(one, stage)
+        if len(puts) > MOST_SYNCED:
+            sync_file_system(stage)
         os.fsync(stage)
         self.step("synced")
         first = len(puts)
@@ -441,10 +440,8 @@ class _Commit:
             if digest.hexdigest() != one.sha256:
                 raise InvalidRequest(f"{escape_name(one.path)} is not what was seen; take the changes anew")
             self._own(file.fileno(), one.mode)
-            if one.mode & 0o400:
-                start_writing(file.fileno())
-            else:
-                os.fsync(file.fileno())  # nobody could open it again
+            if len(self.plan.puts) <= MOST_SYNCED:
+                os.fsync(file.fileno())
 
     def _own(self, fd: int, mode: int) -> None:
         """Give a staged file to the folder's owner, where we may, and permission bits; never set-id bits."""
@@ -526,17 +523,6 @@ def _check_out(stage: int, one: Step) -> None:
             is_same = not names_in(one.slot, stage)
     if not is_same:
         raise conflict_of({one.path: _CHANGED})
-
-
-def _sync(one: Step, stage: int) -> None:
-    """Have a staged file on disk, if it is the one that was written."""
-    fd, found = hostfs.open_regular(one.slot, stage)
-    try:
-        if one.new is None or not one.new.is_same(Facts.of(found), with_ctime=True):
-            raise WorkspaceFailed(f"{one.slot} in the stage is not what was written")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _with_slot(one: Step, slot: str) -> Step:

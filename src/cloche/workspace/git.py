@@ -43,14 +43,17 @@ _BRANCH = re.compile(rb"\.git/(refs/heads/.+)\Z", re.DOTALL)
 _PACKED_LINE = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64}) (refs/heads/[^\x00-\x20\x7f]+)\Z")
 _HASH = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64})\n?\Z")
 _SYMBOLIC = re.compile(rb"ref: (refs/[^\x00-\x20\x7f]+)\n?\Z")
-_AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0])\s*<([^<>\s\0]+)>\Z")
+_AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) *<([^<>\s\0]+)>\Z")
 _SETTINGS = (
-    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true", "core.attributesFile=/dev/null",
-    "core.untrackedCache=false", "core.bigFileThreshold=16m", "core.pager=cat", "core.sshCommand=false", "gc.auto=0",
-    "maintenance.auto=false", "fetch.fsckObjects=true", "transfer.fsckObjects=true", "fetch.fsck.hasDotgit=error",
-    "fetch.unpackLimit=1", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false", "fetch.recurseSubmodules=false",
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true", "core.untrackedCache=false",
+    "core.attributesFile=/dev/null", "core.bigFileThreshold=16m", "core.pager=cat", "core.sshCommand=false",
+    "gc.auto=0", "maintenance.auto=false", "fetch.fsckObjects=true", "transfer.fsckObjects=true", "fetch.unpackLimit=1",
+    "fetch.fsck.hasDotgit=error", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false", "fetch.recurseSubmodules=false",
     "submodule.recurse=false", "credential.helper=", "protocol.allow=never", "protocol.file.allow=always",
     "pack.threads=1", "pack.windowMemory=64m", "commit.gpgSign=false", "advice.detachedHead=false",
+)  # fmt: skip
+_FETCH = (
+    "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance", "--force",
 )  # fmt: skip
 _REMEDY = "Install git (apt install git, dnf install git, apk add git), or commit without it."
 
@@ -129,10 +132,8 @@ def fetch_commits(folder: int, snapshot: Snapshot, name: str) -> Mapping[str, st
         if not moved:
             return {}
         quarantine = _make_quarantine(git, snapshot, entries, moved)
-        git.run(
-            "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance",
-            "--force", "--", quarantine, *(f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in moved),
-        )  # fmt: skip
+        wanted = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in moved]
+        git.run("fetch", *_FETCH, "--", quarantine, *wanted)
     return {f"refs/cloche/{name}/{branch}": value for branch, value in sorted(moved.items())}
 
 
@@ -154,7 +155,7 @@ def commit_to_branch(
         if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
             raise InvalidRequest("the folder is in no git repository that is its owner's, so there can be no branch")
         _check_name(git, f"{_HEADS}{branch}", branch)
-        if git.call("check-ref-format", "--branch", branch)[1] != f"{branch}\n".encode():
+        if branch == "@" or git.call("check-ref-format", "--branch", branch)[1] != f"{branch}\n".encode():
             raise InvalidRequest(f"not a name of a branch: {escape_name(branch)}")
         if not git.call("rev-parse", "--verify", "--quiet", f"{_HEADS}{branch}")[0]:
             raise InvalidRequest(f"there is a branch {escape_name(branch)} already; name another")
@@ -173,7 +174,7 @@ def commit_to_branch(
 
 
 def base_of(folder: int, path: str) -> bytes | None:
-    """Return a file's content in the commit that is checked out, None where that has none. Raises BackendUnavailable."""
+    """Return a file's content in the commit that is checked out, None where it has none."""
     found = os.fstat(folder)
     with _opened(folder, (found.st_uid, found.st_gid), {}) as git:
         code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
@@ -260,8 +261,6 @@ def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: i
             branches[f"{_HEADS}HEAD"] = value[1].decode()
         elif _SYMBOLIC.match(data) is None:
             raise InvalidRequest("the guest's .git/HEAD is not as git writes it")
-    if len(branches) > MOST_BRANCHES:
-        raise InvalidRequest(f"the guest has more than {MOST_BRANCHES} branches of its own")
     return {reference.removeprefix(_HEADS): value for reference, value in branches.items()}
 
 
@@ -272,7 +271,7 @@ def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int
         return {}
     branches = {}
     for line in _small(snapshot, packed, _MOST_PACKED_BYTES).split(b"\n"):
-        if line[:1] in {b"", b"#", b"^"} or not line[41:].lstrip(b"0123456789abcdef ").startswith(b"refs/heads/"):
+        if line[:1] in {b"", b"#", b"^"} or not line.partition(b" ")[2].startswith(b"refs/heads/"):
             continue
         match = _PACKED_LINE.match(line)
         if match is None:
@@ -311,6 +310,8 @@ def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
     head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
     if moved.get("HEAD") == head:
         del moved["HEAD"]
+    if len(moved) > MOST_BRANCHES:
+        raise InvalidRequest(f"the guest has more than {MOST_BRANCHES} branches of its own")
     for name in moved:
         _check_name(git, f"{_HEADS}{name}", name)
     return moved

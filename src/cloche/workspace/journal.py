@@ -22,7 +22,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from cloche import hostfs
@@ -166,7 +166,9 @@ def _lock(fd: int, patience_s: float) -> bool:
 
 def write(at: int, key: str, journal: Journal) -> None:
     """Write a journal in place of the one that is there; it is on disk on return."""
-    data = json.dumps({"version": _VERSION, **asdict(journal)}).encode()
+    data = json.dumps(
+        {"version": _VERSION, **_plain(journal), "steps": [_plain(one) for one in journal.steps]}
+    ).encode()
     remove_unfinished(at, key)
     beside = f"{key}.new"
     with hostfs.new_file(at, 0o600, name=beside) as (_, file):
@@ -232,6 +234,12 @@ def remove(at: int, key: str) -> None:
 def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa: ANN401 - fields of Journal
     """Return a journal in its next state."""
     return replace(journal, state=state, **changes)
+
+
+def _plain(value: Journal | Step | Facts) -> dict[str, Any]:
+    """Return the fields as JSON has them; `asdict` copies deeply, which takes longer than all the rest."""
+    found = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: _plain(one) if isinstance(one, Facts) else one for name, one in found.items() if name != "steps"}
 
 
 def _parse(data: Mapping[str, Any]) -> Journal:
