@@ -23,7 +23,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -408,8 +408,10 @@ class _Commit:
         os.fsync(stage)
         self.step("synced")
         first = len(puts)
-        takes = [_with_slot(one, f"n{number}") for number, one in enumerate(self.plan.takes, first)]
-        return (*self.plan.first_modes, *takes, *puts, *self.plan.last_modes)
+        takes = [replace(one, slot=f"n{number}") for number, one in enumerate(self.plan.takes, first)]
+        made = {one.path: one.new for one in puts}
+        modes = [replace(one, was=one.was or made.get(one.path)) for one in self.plan.last_modes]
+        return (*self.plan.first_modes, *takes, *puts, *modes)
 
     def _stage(self, stage: int, number: int, one: _Staged) -> Step:
         slot = f"n{number}"
@@ -450,9 +452,11 @@ class _Commit:
 
     def _give(self, what: int | str, at: int | None) -> None:
         uid, gid = self.owner
+        if self.owner == (os.geteuid(), os.getegid()):
+            return  # as what we make is
         if os.geteuid() == 0:
             os.chown(what, uid, gid, dir_fd=at, follow_symlinks=at is None)
-        elif gid != os.getegid():
+        else:
             with suppress(PermissionError):  # a group that we are not in
                 os.chown(what, -1, gid, dir_fd=at, follow_symlinks=at is None)
 
@@ -505,8 +509,7 @@ class _Commit:
     def _chmod(self, one: Step) -> None:
         found = self.tree.look(one.path)
         there = None if found is None else Facts.of(found)
-        if one.was is not None:
-            self._check_in(one, there)
+        self._check_in(one, there)
         if there is None or not self.tree.set_mode(one.path, there.ino, one.mode):
             raise conflict_of({one.path: _CHANGED})
         self.moved.add(there.ino)
@@ -523,10 +526,6 @@ def _check_out(stage: int, one: Step) -> None:
             is_same = not names_in(one.slot, stage)
     if not is_same:
         raise conflict_of({one.path: _CHANGED})
-
-
-def _with_slot(one: Step, slot: str) -> Step:
-    return Step(do=one.do, path=one.path, was=one.was, slot=slot)
 
 
 def _above(path: str) -> Iterator[str]:

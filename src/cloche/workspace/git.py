@@ -48,8 +48,9 @@ _SETTINGS = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true", "core.untrackedCache=false",
     "core.attributesFile=/dev/null", "core.bigFileThreshold=16m", "core.pager=cat", "core.sshCommand=false",
     "gc.auto=0", "maintenance.auto=false", "fetch.fsckObjects=true", "transfer.fsckObjects=true", "fetch.unpackLimit=1",
-    "fetch.fsck.hasDotgit=error", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false", "fetch.recurseSubmodules=false",
-    "submodule.recurse=false", "credential.helper=", "protocol.allow=never", "protocol.file.allow=always",
+    "fetch.fsck.hasDotgit=error", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false",
+    "fetch.recurseSubmodules=false", "submodule.recurse=false", "credential.helper=", "protocol.allow=never",
+    "protocol.file.allow=always",
     "pack.threads=1", "pack.windowMemory=64m", "commit.gpgSign=false", "advice.detachedHead=false",
 )  # fmt: skip
 _FETCH = (

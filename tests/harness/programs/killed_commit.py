@@ -53,6 +53,9 @@ def recovered(host: Path, state: Path, killed_at: int = -1) -> bool:
 
 def made(place: Path, files: int) -> tuple[Path, Path]:
     """Make a host's folder and a state folder anew."""
+    for above, folders, _ in os.walk(place):
+        for name in folders:
+            os.chmod(os.path.join(above, name), 0o700)
     shutil.rmtree(place, ignore_errors=True)
     host = place / "host"
     host.mkdir(parents=True)
