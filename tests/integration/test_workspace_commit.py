@@ -336,6 +336,36 @@ def test_a_folder_that_looks_like_a_stage_is_left(host: Path, state: Path) -> No
     assert [one.name for one in host.glob(".cloche-*")] == [fake.name]
 
 
+def test_a_stage_whose_name_is_taken_is_not_used(host: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses the name gets nothing: the commit refuses, and their folder or link stays."""
+    before = content_of(host)
+    for make in (Path.mkdir, lambda path: path.symlink_to("kept")):
+        taken = host / f".cloche-{b'guessed guessed!'.hex()}"
+        make(taken)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "urandom", lambda _: b"guessed guessed!")
+            with pytest.raises(WorkspaceFailed, match="File exists"):
+                write(host, state, everything())
+        assert os.path.lexists(taken)
+        assert left_in(state) == []
+        taken.unlink() if taken.is_symlink() else taken.rmdir()
+    assert content_of(host) == before
+
+
+@pytest.mark.parametrize("name", ["synced", "between kept/changed1", "folders synced"])
+def test_what_fails_on_the_disk_is_told_and_undone(host: Path, state: Path, name: str) -> None:
+    """A full disk or a folder that may not be written is the environment's fault; the error has the kernel's words."""
+    before = content_of(host)
+
+    def fill() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WorkspaceFailed, match="as it was: No space left"):
+        write(host, state, everything(), step=at_step(name, fill))
+    assert content_of(host) == before
+    assert left_in(state) == []
+
+
 def test_a_stage_that_was_replaced_is_left(host: Path, state: Path) -> None:
     """A folder of the stage's name and another inode is not removed."""
     interrupt(host, state, "staged")

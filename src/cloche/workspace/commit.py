@@ -311,6 +311,7 @@ class _Commit:
     ):
         self.tree, self.snapshot, self.plan, self.at, self.owner, self.step = tree, snapshot, plan, at, owner, step
         self.key = journals.key_of(tree.facts)
+        self.has_stage = False
         self.moved: set[int] = set()  # inodes whose change time is of our own doing
         self.journal = Journal(
             state="intent",
@@ -327,8 +328,9 @@ class _Commit:
             self._write("intent")
             stage = self._make_stage()
         except BaseException:
-            with suppress(OSError):
-                os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
+            if self.has_stage:
+                with suppress(OSError):
+                    os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
             journals.remove(self.at, self.key)
             raise
         try:
@@ -378,6 +380,7 @@ class _Commit:
     def _make_stage(self) -> int:
         name = self.journal.stage
         os.mkdir(name, 0o700, dir_fd=self.tree.fd)
+        self.has_stage = True
         self.step("stage")
         fd = hostfs.open_folder(name, self.tree.fd)
         try:

@@ -122,6 +122,8 @@ def fetch_commits(folder: int, snapshot: Snapshot, name: str) -> Mapping[str, st
     entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
     if found is None or not stat.S_ISDIR(found.st_mode) or not entries:
         return {}
+    if os.geteuid() not in {0, found.st_uid}:
+        raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
     branches = _read_branches(snapshot, entries, folder)
     if not branches:
         return {}

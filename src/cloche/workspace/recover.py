@@ -26,7 +26,7 @@ from cloche.core.escape import escape_name
 
 from . import journal as journals
 from .host_tree import Tree, facts_of, names_in
-from .journal import Journal, Step
+from .journal import Facts, Journal, Step
 from .renames import exchange, rename_new, sync_file_system
 
 # Files, or folders, that are synced one by one; for more the whole file system is. On a busy ext4 1,000 files took 2 to
