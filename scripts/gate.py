@@ -41,6 +41,7 @@ SERVICE += ("tests/integration/test_docs.py",)
 LONG = ("--timeout", "1800")
 REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
 REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
+WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -54,7 +55,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "session and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in REMOTE),
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
     ),
     "local": (
         *LONG,
@@ -63,11 +64,12 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "not session and not keeper and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in REMOTE),
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
     ),
     "remote": (*LONG, "-m", LOCAL, *REMOTE),
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
+    "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
 ALL_AREAS = (*AREAS, "other-python", "frameworks")

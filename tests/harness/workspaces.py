@@ -1,4 +1,4 @@
-"""A sandbox's changes made by hand, as a snapshot and as changes, and a folder of the host with its content compared."""
+"""A sandbox's changes made by hand, as a snapshot and as changes, and a folder of the host for them."""
 
 from __future__ import annotations
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .escape import escape_name
-
-_TOLD_PATHS = 8
-
 
 class ClocheError(Exception):
     """Report a failure. Every error Cloche raises on purpose derives from this one."""
@@ -67,14 +63,9 @@ class WorkspaceConflict(ClocheError):
     `paths` are those where it differs, each with what is the matter.
     """
 
-    def __init__(self, paths: Mapping[str, str]):
-        told = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
-        more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
-        super().__init__(
-            f"nothing was written, since the host's folder has changed: {told}{more}. "
-            'Choose for each path: "ours" writes the sandbox\'s version, "theirs" keeps the host\'s.'
-        )
-        self.paths = dict(paths)
+    def __init__(self, message: str, *, paths: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.paths = dict(paths or {})
 
 
 class WorkspaceFailed(ClocheError):

@@ -23,7 +23,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -33,16 +33,17 @@ from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFaile
 from cloche.core.escape import escape_name
 
 from . import journal as journals
+from .host_tree import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
-from .recover import kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
-from .renames import exchange, rename_new, start_writing
+from .recover import MOST_SYNCED, kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
+from .renames import exchange, rename_new, sync_file_system
 from .snapshot import Entry, Snapshot
-from .tree import Tree, facts_of, names_in
 
 Choice = Literal["theirs", "ours"]
 NO_CHOICE: Mapping[str, Choice] = MappingProxyType({})
 KEPT = "the host's version was kept"
 _FOLDER_MODE = 0o755
+_TOLD_PATHS = 8
 _LATER = "The next commit to this folder, or `cloche gc`, completes or undoes it."
 _CHANGED = "it has changed on the host"
 _APPEARED = "it has appeared on the host"
@@ -87,6 +88,17 @@ def commit(
                 _Commit(tree, snapshot, plan, at, owner, step).run()
     written = sorted({change.path for change in changes} - plan.left.keys())
     return Committed(written=tuple(written), left=dict(plan.left))
+
+
+def conflict_of(paths: Mapping[str, str]) -> WorkspaceConflict:
+    """Return the error that names paths, each with what is the matter."""
+    told = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
+    more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
+    return WorkspaceConflict(
+        f"nothing was written, since the host's folder has changed: {told}{more}. "
+        'Choose for each path: "ours" writes the sandbox\'s version, "theirs" keeps the host\'s.',
+        paths=paths,
+    )
 
 
 @contextmanager
@@ -147,7 +159,7 @@ class _Plan:
             self._plan_folders(path)
             self._plan_write(path, self.writes[path])
         if self.conflicts:
-            raise WorkspaceConflict(self.conflicts)
+            raise conflict_of(self.conflicts)
 
     def _sort(self, changes: Sequence[Change]) -> None:
         unknown = self.choose.keys() - {change.path for change in changes}
@@ -299,6 +311,7 @@ class _Commit:
     ):
         self.tree, self.snapshot, self.plan, self.at, self.owner, self.step = tree, snapshot, plan, at, owner, step
         self.key = journals.key_of(tree.facts)
+        self.has_stage = False
         self.moved: set[int] = set()  # inodes whose change time is of our own doing
         self.journal = Journal(
             state="intent",
@@ -315,8 +328,9 @@ class _Commit:
             self._write("intent")
             stage = self._make_stage()
         except BaseException:
-            with suppress(OSError):
-                os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
+            if self.has_stage:
+                with suppress(OSError):
+                    os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
             journals.remove(self.at, self.key)
             raise
         try:
@@ -366,6 +380,7 @@ class _Commit:
     def _make_stage(self) -> int:
         name = self.journal.stage
         os.mkdir(name, 0o700, dir_fd=self.tree.fd)
+        self.has_stage = True
         self.step("stage")
         fd = hostfs.open_folder(name, self.tree.fd)
         try:
@@ -391,14 +406,15 @@ class _Commit:
         """Write what is new into the stage, have it on disk, and return the steps with what was staged."""
         puts = [self._stage(stage, number, one) for number, one in enumerate(self.plan.puts)]
         self.step("staged")
-        for one in puts:
-            if one.new is not None and stat.S_ISREG(one.new.mode) and one.new.mode & 0o400:
-                _sync(one, stage)
+        if len(puts) > MOST_SYNCED:
+            sync_file_system(stage)
         os.fsync(stage)
         self.step("synced")
         first = len(puts)
-        takes = [_with_slot(one, f"n{number}") for number, one in enumerate(self.plan.takes, first)]
-        return (*self.plan.first_modes, *takes, *puts, *self.plan.last_modes)
+        takes = [replace(one, slot=f"n{number}") for number, one in enumerate(self.plan.takes, first)]
+        made = {one.path: one.new for one in puts}
+        modes = [replace(one, was=one.was or made.get(one.path)) for one in self.plan.last_modes]
+        return (*self.plan.first_modes, *takes, *puts, *modes)
 
     def _stage(self, stage: int, number: int, one: _Staged) -> Step:
         slot = f"n{number}"
@@ -429,10 +445,8 @@ class _Commit:
             if digest.hexdigest() != one.sha256:
                 raise InvalidRequest(f"{escape_name(one.path)} is not what was seen; take the changes anew")
             self._own(file.fileno(), one.mode)
-            if one.mode & 0o400:
-                start_writing(file.fileno())
-            else:
-                os.fsync(file.fileno())  # nobody could open it again
+            if len(self.plan.puts) <= MOST_SYNCED:
+                os.fsync(file.fileno())
 
     def _own(self, fd: int, mode: int) -> None:
         """Give a staged file to the folder's owner, where we may, and permission bits; never set-id bits."""
@@ -441,9 +455,11 @@ class _Commit:
 
     def _give(self, what: int | str, at: int | None) -> None:
         uid, gid = self.owner
+        if self.owner == (os.geteuid(), os.getegid()):
+            return  # as what we make is
         if os.geteuid() == 0:
             os.chown(what, uid, gid, dir_fd=at, follow_symlinks=at is None)
-        elif gid != os.getegid():
+        else:
             with suppress(PermissionError):  # a group that we are not in
                 os.chown(what, -1, gid, dir_fd=at, follow_symlinks=at is None)
 
@@ -456,7 +472,7 @@ class _Commit:
                 self._do(stage, one)
             except OSError as error:
                 if error.errno in _OVERTAKEN:
-                    raise WorkspaceConflict({one.path: _CHANGED}) from error
+                    raise conflict_of({one.path: _CHANGED}) from error
                 raise
             self.step(f"after {number}")
         for one in steps:
@@ -480,7 +496,7 @@ class _Commit:
             else:
                 exchange(one.slot, stage, name, at)
             if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
-                raise WorkspaceConflict({one.path: _CHANGED})
+                raise conflict_of({one.path: _CHANGED})
         _check_out(stage, one)
         if one.was is not None:
             self.moved.add(one.was.ino)
@@ -489,17 +505,16 @@ class _Commit:
         """Refuse a path that has something else than when it was looked at."""
         if one.was is None:
             if there is not None:
-                raise WorkspaceConflict({one.path: _APPEARED})
+                raise conflict_of({one.path: _APPEARED})
         elif not one.was.is_same(there, with_ctime=one.was.ino not in self.moved):
-            raise WorkspaceConflict({one.path: _GONE if there is None else _CHANGED})
+            raise conflict_of({one.path: _GONE if there is None else _CHANGED})
 
     def _chmod(self, one: Step) -> None:
         found = self.tree.look(one.path)
         there = None if found is None else Facts.of(found)
-        if one.was is not None:
-            self._check_in(one, there)
+        self._check_in(one, there)
         if there is None or not self.tree.set_mode(one.path, there.ino, one.mode):
-            raise WorkspaceConflict({one.path: _CHANGED})
+            raise conflict_of({one.path: _CHANGED})
         self.moved.add(there.ino)
 
 
@@ -513,22 +528,7 @@ def _check_out(stage: int, one: Step) -> None:
         if is_same and one.was.is_folder:
             is_same = not names_in(one.slot, stage)
     if not is_same:
-        raise WorkspaceConflict({one.path: _CHANGED})
-
-
-def _sync(one: Step, stage: int) -> None:
-    """Have a staged file on disk, if it is the one that was written."""
-    fd, found = hostfs.open_regular(one.slot, stage)
-    try:
-        if one.new is None or not one.new.is_same(Facts.of(found), with_ctime=True):
-            raise WorkspaceFailed(f"{one.slot} in the stage is not what was written")
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _with_slot(one: Step, slot: str) -> Step:
-    return Step(do=one.do, path=one.path, was=one.was, slot=slot)
+        raise conflict_of({one.path: _CHANGED})
 
 
 def _above(path: str) -> Iterator[str]:

@@ -1,6 +1,459 @@
-def fetch_commits(*a, **k):
-    return {}
+"""A guest's commits as references of the host's repository, and changes as a new branch. Never as files below `.git`.
+
+Theory of operation: what the guest wrote below its `.git` is data. Of it only object files and the values of branches
+are taken, by strict patterns, into a bare repository of our own making (the quarantine), which borrows the host's
+objects. Git itself then brings them over by a fetch, which computes every hash anew and checks every object (fsck). So
+no configuration, hook, attribute or index of the guest's is ever read by a git on the host.
+
+Every git here runs with an environment from scratch, as the owner of the repository (as root it would read another
+user's configuration, and leave files that the owner cannot write), in a new session, for a bounded time, and with what
+could start a program turned off: hooks, fsmonitor, filters, maintenance, submodules, every protocol but local files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from cloche import hostfs
+from cloche.core.changes import Change
+from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
+from cloche.core.escape import escape_line, escape_name
+
+from .snapshot import Entry, Snapshot
+
+PATIENCE_S = 120.0
+MOST_BRANCHES = 100
+_MOST_REF_BYTES = 512
+_MOST_PACKED_BYTES = 4 << 20
+_MOST_OBJECTS = 200_000
+_HEADS = "refs/heads/"
+_LOOSE = re.compile(rb"\.git/objects/([0-9a-f]{2})/([0-9a-f]{38}|[0-9a-f]{62})\Z")
+_PACK = re.compile(rb"\.git/objects/pack/pack-[0-9a-f]{40,64}\.pack\Z")
+_BRANCH = re.compile(rb"\.git/(refs/heads/.+)\Z", re.DOTALL)
+_PACKED_LINE = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64}) (refs/heads/[^\x00-\x20\x7f]+)\Z")
+_HASH = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64})\n?\Z")
+_SYMBOLIC = re.compile(rb"ref: (refs/[^\x00-\x20\x7f]+)\n?\Z")
+_AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) *<([^<>\s\0]+)>\Z")
+_SETTINGS = (
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true", "core.untrackedCache=false",
+    "core.attributesFile=/dev/null", "core.bigFileThreshold=16m", "core.pager=cat", "core.sshCommand=false",
+    "gc.auto=0", "maintenance.auto=false", "fetch.fsckObjects=true", "transfer.fsckObjects=true", "fetch.unpackLimit=1",
+    "fetch.fsck.hasDotgit=error", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false",
+    "fetch.recurseSubmodules=false", "submodule.recurse=false", "credential.helper=", "protocol.allow=never",
+    "protocol.file.allow=always",
+    "pack.threads=1", "pack.windowMemory=64m", "commit.gpgSign=false", "advice.detachedHead=false",
+)  # fmt: skip
+_FETCH = (
+    "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance", "--force",
+)  # fmt: skip
+_REMEDY = "Install git (apt install git, dnf install git, apk add git), or commit without it."
 
 
-def commit_to_branch(*a, **k):
-    return {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Git:
+    """Run git in an open folder, as a user; `temporary` is a folder of that user's alone."""
+
+    folder: int
+    user: tuple[int, int]
+    temporary: str
+    environment: Mapping[str, str]
+
+    def run(self, *words: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
+        """Return what a command printed. Raises InvalidRequest with what it complained of where it failed."""
+        code, out, err = self.call(*words, data=data, more=more)
+        if code:
+            lines = err.decode(errors="replace").strip().splitlines()
+            told = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "")
+            raise InvalidRequest(f"git {words[0]} has failed: {escape_line(told)[:300] or f'exit code {code}'}")
+        return out
+
+    def call(self, *words: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> tuple[int, bytes, bytes]:
+        """Return how a command ended, and what it printed. Raises WorkspaceFailed where that took too long."""
+        settings = [word for one in _SETTINGS for word in ("-c", one)]
+        as_root = os.geteuid() == 0 and self.user[0] != 0
+        process = subprocess.Popen(
+            [_program(), *settings, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=f"/proc/self/fd/{self.folder}",
+            env={**self.environment, **(more or {})},
+            start_new_session=True,
+            user=self.user[0] if as_root else None,
+            group=self.user[1] if as_root else None,
+            extra_groups=[] if as_root else None,
+        )
+        try:
+            out, err = process.communicate(data, timeout=PATIENCE_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise WorkspaceFailed(f"git {words[0]} took more than {PATIENCE_S:.0f} s and was ended") from error
+            raise
+        return process.returncode, out, err
+
+    def give(self, path: str) -> None:
+        """Give a file or folder in `temporary` to the user that git runs as."""
+        if os.geteuid() == 0:
+            os.chown(path, *self.user)
+
+
+def fetch_commits(folder: int, snapshot: Snapshot, name: str) -> Mapping[str, str]:
+    """Bring what the guest has committed into the host's repository; return references and the commits they name.
+
+    Each branch that the guest has made or moved becomes `refs/cloche/NAME/BRANCH`, a commit that is on none becomes
+    `refs/cloche/NAME/HEAD`. It is nothing where the folder holds no repository of its own or no branch has moved.
+    Raises InvalidRequest where something of it is not as git writes it or fails its checks, BackendUnavailable without
+    git, WorkspaceFailed.
+    """
+    found = hostfs.look(".git", folder)
+    entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
+    if found is None or not stat.S_ISDIR(found.st_mode) or not entries:
+        return {}
+    if os.geteuid() not in {0, found.st_uid}:
+        raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
+    branches = _read_branches(snapshot, entries, folder)
+    if not branches:
+        return {}
+    with _opened(folder, (found.st_uid, found.st_gid), {"GIT_DIR": ".git"}) as git:
+        _check_name(git, f"refs/cloche/{name}/x", name)
+        if "/" in name:
+            raise InvalidRequest(f"not a name for references: {escape_name(name)}")
+        moved = _moved(git, branches)
+        if not moved:
+            return {}
+        quarantine = _make_quarantine(git, snapshot, entries, moved)
+        wanted = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in moved]
+        git.run("fetch", *_FETCH, "--", quarantine, *wanted)
+    return {f"refs/cloche/{name}/{branch}": value for branch, value in sorted(moved.items())}
+
+
+def commit_to_branch(
+    folder: int, snapshot: Snapshot, changes: Sequence[Change], branch: str, *, author: str, message: str
+) -> Mapping[str, str]:
+    """Write changes as one commit on a new branch, and to no file; return the reference and the commit.
+
+    What it is based on is the commit that is checked out. `author` is `NAME <MAIL>`. Folders have no place in a commit.
+    Raises InvalidRequest for a branch that is there already, a name or author that git does not take, a folder that is
+    in no repository, or a change in a submodule; BackendUnavailable without git; WorkspaceFailed.
+    """
+    who = _AUTHOR.match(author)
+    if who is None:
+        raise InvalidRequest(f"the author is to be NAME <MAIL>, not {escape_name(author)}")
+    found = os.fstat(folder)
+    with _opened(folder, (found.st_uid, found.st_gid), {}) as git:
+        code, prefix, _ = git.call("rev-parse", "--show-prefix")
+        if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
+            raise InvalidRequest("the folder is in no git repository that is its owner's, so there can be no branch")
+        _check_name(git, f"{_HEADS}{branch}", branch)
+        if branch == "@" or git.call("check-ref-format", "--branch", branch)[1] != f"{branch}\n".encode():
+            raise InvalidRequest(f"not a name of a branch: {escape_name(branch)}")
+        if not git.call("rev-parse", "--verify", "--quiet", f"{_HEADS}{branch}")[0]:
+            raise InvalidRequest(f"there is a branch {escape_name(branch)} already; name another")
+        head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
+        tree = _write_tree(git, snapshot, changes, prefix.removesuffix(b"\n"), head)
+        people = {
+            f"GIT_{role}_{what}": value
+            for role in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", who[1]), ("EMAIL", who[2]))
+        }
+        parents = ("-p", head) if head else ()
+        made = git.run("commit-tree", tree, *parents, data=message.encode(errors="replace"), more=people)
+        made_id = made.decode().strip()
+        git.run("update-ref", f"{_HEADS}{branch}", made_id, "0" * len(made_id), more=people)
+    return {f"{_HEADS}{branch}": made_id}
+
+
+def base_of(folder: int, path: str) -> bytes | None:
+    """Return a file's content in the commit that is checked out, None where it has none."""
+    found = os.fstat(folder)
+    with _opened(folder, (found.st_uid, found.st_gid), {}) as git:
+        code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
+    return None if code else out
+
+
+def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
+    """Return a text with the changes of both to a base; None where they touch the same lines, or it is no text."""
+    if any(b"\0" in text for text in (base, ours, theirs)):
+        return None
+    here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _opened(here, (os.geteuid(), os.getegid()), {"GIT_DIR": os.devnull}) as git:
+            paths = [os.path.join(git.temporary, name) for name in ("ours", "base", "theirs")]
+            for path, text in zip(paths, (ours, base, theirs), strict=True):
+                with open(path, "wb") as file:
+                    file.write(text)
+            code, out, _ = git.call("merge-file", "-p", "--quiet", *paths)
+    finally:
+        os.close(here)
+    return out if code == 0 else None
+
+
+@contextmanager
+def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str]) -> Iterator[_Git]:
+    """Give git in an open folder, with a temporary folder that is gone afterwards."""
+    _program()
+    temporary = tempfile.mkdtemp(prefix="cloche-git-")
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "file",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        **more,
+    }
+    git = _Git(folder=folder, user=user, temporary=temporary, environment=environment)
+    try:
+        git.give(temporary)
+        yield git
+    except OSError as error:
+        raise WorkspaceFailed(f"git could not be used: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _program() -> str:
+    found = shutil.which("git")
+    if found is None:
+        raise BackendUnavailable("git is not installed here.", remedy=_REMEDY)
+    return found
+
+
+def _check_name(git: _Git, reference: str, name: str) -> None:
+    if "\0" in name or git.call("check-ref-format", reference)[0]:
+        raise InvalidRequest(f"not a name that git takes: {escape_name(name)[:200]}")
+
+
+# The guest's branches.
+
+
+def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int) -> dict[str, str]:
+    """Return the value of each branch that the guest may have moved, and of HEAD where that is on none."""
+    branches = _read_packed(snapshot, entries, folder)
+    for path, entry in entries.items():
+        match = _BRANCH.match(path)
+        if match is None or entry.kind in {"directory", "removed", "unchanged"} or path.endswith(b".lock"):
+            continue
+        value = _HASH.match(_small(snapshot, entry, _MOST_REF_BYTES))
+        if value is None:
+            raise InvalidRequest(f"the guest's {_shown(path)} is not a reference to a commit")
+        branches[_text(match[1])] = value[1].decode()
+    head = entries.get(b".git/HEAD")
+    if head is not None and head.kind not in {"removed", "unchanged"}:
+        data = _small(snapshot, head, _MOST_REF_BYTES)
+        value = _HASH.match(data)
+        if value is not None:
+            branches[f"{_HEADS}HEAD"] = value[1].decode()
+        elif _SYMBOLIC.match(data) is None:
+            raise InvalidRequest("the guest's .git/HEAD is not as git writes it")
+    return {reference.removeprefix(_HEADS): value for reference, value in branches.items()}
+
+
+def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int) -> dict[str, str]:
+    """Return the branches in the guest's `packed-refs`, but those that a file of the host's says better."""
+    packed = entries.get(b".git/packed-refs")
+    if packed is None or packed.kind in {"removed", "unchanged"}:
+        return {}
+    branches = {}
+    for line in _small(snapshot, packed, _MOST_PACKED_BYTES).split(b"\n"):
+        if line[:1] in {b"", b"#", b"^"} or not line.partition(b" ")[2].startswith(b"refs/heads/"):
+            continue
+        match = _PACKED_LINE.match(line)
+        if match is None:
+            raise InvalidRequest("the guest's .git/packed-refs is not as git writes it")
+        if b".git/" + match[2] in entries or not _is_loose(folder, match[2]):
+            branches[_text(match[2])] = match[1].decode()
+    return branches
+
+
+def _is_loose(folder: int, reference: bytes) -> bool:
+    """Tell whether the host has a file for a reference, which goes before what is packed."""
+    *above, name = [".git", *_text(reference).split("/")]
+    if any(part in {"", ".", ".."} for part in (*above, name)):
+        return False
+    try:
+        with hostfs.descended(folder, above) as at:
+            return hostfs.look(name, at) is not None
+    except OSError:
+        return False
+
+
+def _small(snapshot: Snapshot, entry: Entry, most: int) -> bytes:
+    """Return the content of a file of the guest's git. Raises InvalidRequest for a link, or for too much."""
+    if entry.kind != "file" or entry.problem:
+        raise InvalidRequest(f"the guest's {_shown(entry.path)} is no file that can be read")
+    if entry.size > most:
+        raise InvalidRequest(f"the guest's {_shown(entry.path)} has more than {most} bytes")
+    return b"".join(snapshot.read(entry))
+
+
+def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
+    """Return the branches whose value the host's own branch of that name does not have, each with a proper name."""
+    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", _HEADS).decode(errors="surrogateescape")
+    on_host = set(listed.splitlines())
+    moved = {name: value for name, value in branches.items() if f"{value} {_HEADS}{name}" not in on_host}
+    head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
+    if moved.get("HEAD") == head:
+        del moved["HEAD"]
+    if len(moved) > MOST_BRANCHES:
+        raise InvalidRequest(f"the guest has more than {MOST_BRANCHES} branches of its own")
+    for name in moved:
+        _check_name(git, f"{_HEADS}{name}", name)
+    return moved
+
+
+# The quarantine.
+
+
+def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:
+    """Make a bare repository with the guest's objects and branches, and return its path."""
+    kind = git.run("rev-parse", "--show-object-format").decode().strip()
+    objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
+    if "\n" in objects or objects.startswith(('"', "#")):
+        raise InvalidRequest("the repository's path has a line feed, so no commits can be fetched")
+    place = os.path.join(git.temporary, "quarantine.git")
+    extension = "[extensions]\n\tobjectformat = sha256\n" if kind == "sha256" else ""
+    version = 1 if extension else 0
+    packed = "".join(f"{value} {_HEADS}{name}\n" for name, value in sorted(branches.items()))
+    files = {
+        "HEAD": "ref: refs/heads/none\n",
+        "config": f"[core]\n\trepositoryformatversion = {version}\n\tbare = true\n{extension}",
+        "packed-refs": f"# pack-refs with: sorted\n{packed}",
+        "objects/info/alternates": f"{objects}\n",
+    }
+    for name in ("", "objects", "objects/info", "objects/pack", "refs", "refs/heads"):
+        _make_folder(git, os.path.join(place, name))
+    for name, text in files.items():
+        _write(git, os.path.join(place, name), [os.fsencode(text)])
+    inside = {"GIT_DIR": place}
+    _copy_objects(git, snapshot, entries, place)
+    _check_commits(git, branches, inside)
+    return place
+
+
+def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], place: str) -> None:
+    """Write the guest's objects: loose ones as they are, packs by git, which makes their index itself."""
+    count = 0
+    for path, entry in entries.items():
+        loose = _LOOSE.match(path)
+        if entry.kind != "file" or not (loose or _PACK.match(path)):
+            continue
+        count += 1
+        if entry.problem or count > _MOST_OBJECTS:
+            raise InvalidRequest(f"the guest's {_shown(path)} cannot be taken: {entry.problem or 'too many objects'}")
+        if loose is not None:
+            above = os.path.join(place, "objects", loose[1].decode())
+            _make_folder(git, above)
+            _write(git, os.path.join(above, loose[2].decode()), snapshot.read(entry))
+        else:
+            pack = os.path.join(git.temporary, f"{count}.pack")
+            _write(git, pack, snapshot.read(entry))
+            _index(git, pack, place)
+
+
+def _index(git: _Git, pack: str, place: str) -> None:
+    """Have git check a pack, and write its index. Its links are checked by the fetch."""
+    kept = os.path.join(place, "objects", "pack", f"pack-{os.urandom(20).hex()}")
+    os.rename(pack, f"{kept}.pack")
+    git.run("index-pack", "--fsck-objects", "-o", f"{kept}.idx", f"{kept}.pack", more={"GIT_DIR": place})
+
+
+def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:
+    """Refuse a branch that names no commit."""
+    wanted = "".join(f"{value}\n" for value in branches.values()).encode()
+    answers = git.run("cat-file", "--batch-check=%(objecttype)", data=wanted, more=inside).splitlines()
+    for name, answer in zip(branches, answers, strict=True):
+        if answer != b"commit":
+            raise InvalidRequest(f"the guest's branch {escape_name(name)} names no commit that is there")
+
+
+def _make_folder(git: _Git, path: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        git.give(path)
+
+
+def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
+    """Write a new file in the temporary folder for git to read; return the SHA-256 of its content."""
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+    git.give(path)
+    return digest.hexdigest()
+
+
+# A branch.
+
+
+def _write_tree(git: _Git, snapshot: Snapshot, changes: Sequence[Change], prefix: bytes, head: str) -> str:
+    """Return the tree that the changes make of a commit's, by an index of our own."""
+    index = {"GIT_INDEX_FILE": os.path.join(git.temporary, "index")}
+    git.run("read-tree", *([head] if head else ["--empty"]), more=index)
+    zero = "0" * (len(head) or 40)
+    removed, written = [], []
+    for change in changes:
+        if change.what in {"removed", "renamed"}:
+            removed.append(change.path if change.what == "removed" else change.old_path)
+        if change.what != "removed" and change.kind != "directory":
+            written.append(change)
+    paths = [prefix + os.fsencode(path) for path in (*removed, *(one.path for one in written))]
+    _refuse_submodules(git, paths, index)
+    rows = [f"0 {zero}\t".encode() + path for path in paths[: len(removed)]]
+    for change, path, blob in zip(written, paths[len(removed) :], _write_blobs(git, snapshot, written), strict=True):
+        mode = "120000" if change.kind == "link" else "100755" if change.mode & 0o100 else "100644"
+        rows.append(f"{mode} {blob}\t".encode() + path)
+    git.run("update-index", "-z", "--index-info", data=b"".join(row + b"\0" for row in rows), more=index)
+    return git.run("write-tree", more=index).decode().strip()
+
+
+def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> list[str]:
+    """Write contents into the repository as they are, without filters, and return their names there."""
+    paths = []
+    for number, change in enumerate(changes):
+        entry = snapshot.entries.get(os.fsencode(change.path))
+        if entry is None or entry.kind != change.kind or entry.problem:
+            raise InvalidRequest(f"the snapshot has no content for {escape_name(change.path)}; take the changes anew")
+        is_link = change.kind == "link"
+        paths.append(os.path.join(git.temporary, f"blob{number}"))
+        digest = _write(git, paths[-1], [entry.target] if is_link else snapshot.read(entry))
+        if not is_link and digest != (change.sha256 or entry.sha256):
+            raise InvalidRequest(f"{escape_name(change.path)} is not what was seen; take the changes anew")
+    listed = "".join(f"{path}\n" for path in paths)
+    return git.run("hash-object", "-w", "--no-filters", "--stdin-paths", data=listed.encode()).decode().split()
+
+
+def _refuse_submodules(git: _Git, paths: Sequence[bytes], index: Mapping[str, str]) -> None:
+    """Refuse paths in a submodule: its files are another repository's."""
+    rows = git.run("ls-files", "--stage", "-z", "--full-name", ":/", more=index).split(b"\0")
+    submodules = tuple(row.partition(b"\t")[2] for row in rows if row.startswith(b"160000 "))
+    for path in paths:
+        if any(path == one or path.startswith(one + b"/") for one in submodules):
+            raise InvalidRequest(f"{_shown(path)} is in a submodule; commit it without a branch")
+
+
+def _text(path: bytes) -> str:
+    return os.fsdecode(path)
+
+
+def _shown(path: bytes) -> str:
+    return escape_name(os.fsdecode(path))[:200]

@@ -22,7 +22,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from cloche import hostfs
@@ -166,10 +166,11 @@ def _lock(fd: int, patience_s: float) -> bool:
 
 def write(at: int, key: str, journal: Journal) -> None:
     """Write a journal in place of the one that is there; it is on disk on return."""
-    data = json.dumps({"version": _VERSION, **asdict(journal)}).encode()
+    data = json.dumps(
+        {"version": _VERSION, **_plain(journal), "steps": [_plain(one) for one in journal.steps]}
+    ).encode()
+    remove_unfinished(at, key)
     beside = f"{key}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(beside, dir_fd=at)
     with hostfs.new_file(at, 0o600, name=beside) as (_, file):
         with file:
             os.fchmod(file.fileno(), 0o600)
@@ -178,6 +179,12 @@ def write(at: int, key: str, journal: Journal) -> None:
             os.fsync(file.fileno())
         os.rename(beside, f"{key}.json", src_dir_fd=at, dst_dir_fd=at)
     os.fsync(at)
+
+
+def remove_unfinished(at: int, key: str) -> None:
+    """Remove a journal that was not written to its end. The caller has the lock."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{key}.new", dir_fd=at)
 
 
 def read(at: int, key: str) -> Journal | None:
@@ -212,8 +219,9 @@ def find(at: int, folder: os.stat_result) -> tuple[str, Journal] | None:
 
 
 def keys(at: int) -> list[str]:
-    """Return the names of all journals."""
-    return sorted(name.removesuffix(".json") for name in os.listdir(at) if name.endswith(".json"))
+    """Return the names of all journals, also of those that were not written to their end."""
+    heads = (name.rpartition(".") for name in os.listdir(at))
+    return sorted({head for head, _, tail in heads if tail in {"json", "new"}})
 
 
 def remove(at: int, key: str) -> None:
@@ -226,6 +234,12 @@ def remove(at: int, key: str) -> None:
 def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa: ANN401 - fields of Journal
     """Return a journal in its next state."""
     return replace(journal, state=state, **changes)
+
+
+def _plain(value: Journal | Step | Facts) -> dict[str, Any]:
+    """Return the fields as JSON has them; `asdict` copies deeply, which takes longer than all the rest."""
+    found = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: _plain(one) if isinstance(one, Facts) else one for name, one in found.items() if name != "steps"}
 
 
 def _parse(data: Mapping[str, Any]) -> Journal:

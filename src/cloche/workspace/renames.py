@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: renames that overwrite nothing, and the start of writing to disk."""
+"""System calls that Python has no function for: renames that overwrite nothing, and the sync of a whole file system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 _NOREPLACE, _EXCHANGE = 1, 2
-_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 # By number, since not every C library has a function for it.
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347, "i686": 353, "armv7l": 382}
 
@@ -22,11 +21,13 @@ def exchange(one: str, one_at: int, other: str, other_at: int) -> None:
     _renameat2(one, one_at, other, other_at, _EXCHANGE)
 
 
-def start_writing(fd: int) -> None:
-    """Have the kernel begin to write a file's content to disk, without waiting: `fsync` of many is faster after it."""
+def sync_file_system(fd: int) -> None:
+    """Have all of the file system that an open file is on written to disk. Raises OSError."""
     import ctypes
 
-    _library().sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _START_WRITING)  # a hint: errors are fsync's
+    if _library().syncfs(fd):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _renameat2(old: str, old_at: int, new: str, new_at: int, flags: int) -> None:

@@ -26,21 +26,21 @@ class Tree:
         self._mount = mount_of(folder)
 
     @contextmanager
-    def parent(self, path: str) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, to_look: bool = False) -> Iterator[tuple[int, str]]:
         """Hold open the folder that a path's last name is in, and give that name. Raises OSError (EXDEV: a mount)."""
         *above, name = names_of(path)
         if not above:
             yield self.fd, name
             return
         with hostfs.descended(self.fd, above) as at:
-            if os.fstat(at).st_dev != self.facts.st_dev or mount_of(at) != self._mount:
+            if os.fstat(at).st_dev != self.facts.st_dev or not (to_look or mount_of(at) == self._mount):
                 raise OSError(errno.EXDEV, "another file system is mounted there")
             yield at, name
 
     def look(self, path: str) -> os.stat_result | None:
         """Return what has a path; None where nothing has, or where what is above is no folder. Raises OSError."""
         try:
-            with self.parent(path) as (at, name):
+            with self.parent(path, to_look=True) as (at, name):
                 return hostfs.look(name, at)
         except (FileNotFoundError, NotADirectoryError):
             return None
