@@ -49,7 +49,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "packages": BELOW_MECHANISM | {"config"},
     "workspace": BELOW_MECHANISM | {"config"},
     "packages/inside": set(),
-    "workspace": BELOW_MECHANISM | {"config"},
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},
     "sync": BELOW_SYNC,

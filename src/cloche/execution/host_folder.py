@@ -101,8 +101,8 @@ class OpenFolder:
         for one in (self.folder, *self.folder.read_only):
             if f"{one.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(f"{one.at}/"):
                 raise InvalidRequest(
-                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in each other, "
-                    "or are the same; name folders apart"
+                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in "
+                    "each other, or are the same; name folders apart"
                 )
         self.folder = replace(self.folder, read_only=(*self.folder.read_only, further.folder))
         told = [*self.notes.get("read_only", ()), dict(further.notes)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cloche.workspace.compare import Comparison, compare, find_twins, identify, is_git, make_diff
-from cloche.workspace.snapshot import Entry, Snapshot
 from cloche.workspace.host_files import Tree, takes_names_for_equal
+from cloche.workspace.snapshot import Entry, Snapshot
 from tests.harness.changes import by_path, left_out, opened, snapshot_of, told
 
 

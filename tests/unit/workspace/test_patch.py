@@ -13,8 +13,8 @@ import pytest
 from cloche.core.changes import Diff
 from cloche.workspace import patch as patches
 from cloche.workspace.compare import compare, make_diff
-from cloche.workspace.lines import Work
 from cloche.workspace.host_files import Tree
+from cloche.workspace.lines import Work
 from tests.harness.changes import by_path, opened, snapshot_of, tree_of
 
 
