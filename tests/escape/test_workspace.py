@@ -266,7 +266,17 @@ def sent(*rows: dict[str, Any], contents: Sequence[bytes] = ()) -> bytes:
     return frames
 
 
-LEAVING = ("../outside/secret", "folder/../../outside/secret", "/outside/secret", "a//b", "./a", "a/.", "a/..", "", "a\0b")
+LEAVING = (
+    "../outside/secret",
+    "folder/../../outside/secret",
+    "/outside/secret",
+    "a//b",
+    "./a",
+    "a/.",
+    "a/..",
+    "",
+    "a\0b",
+)
 
 
 @pytest.mark.parametrize("path", LEAVING)
@@ -448,13 +458,17 @@ def hostile_diff(host: Path) -> Diff:
     """Return what a guest has made to be misread."""
     program = r"""
     import os
-    names = [b"a\nM harmless.py", b"\x1b[2J\x1b]0;t\x07", "\u202egpj.exe".encode(), b"[/nothing]", b"[red]x", b"\xff\xfe", b"\r+"]
+    names = [b"a\nM harmless.py", b"\x1b[2J\x1b]0;t\x07", "\u202egpj.exe".encode(), b"[/nothing]", b"[red]x"]
+    names += [b"\xff\xfe", b"\r+"]
+    os.mkdir("[")
     for name in names: open(name, "wb").write(b"x\n")
     for name in names[:5]: os.mkfifo(name + b".pipe")
-    open("text", "w").write("ok" + " " * 500 + "; harm()\n" + "shown\x0c a line of its own\x85 and\u2028 more\r\x1b[8m\n")
+    open("text", "w").write("ok" + " " * 500 + "; harm()\n"
+        + "shown\x0c a line of its own\x85 and\u2028 more\r\x1b[8m\n")
     """
     with cloche.Sandbox(workspace=host) as sandbox:
-        assert sandbox.run(dedent(program)).ok
+        result = sandbox.run(dedent(program))
+        assert result.ok, result.stderr
         return sandbox.diff()
 
 
@@ -478,7 +492,7 @@ def test_a_no_holds_below_a_folder_that_was_said_yes_to(host: Path) -> None:
     with cloche.Sandbox(workspace=host) as sandbox:
         sandbox.run("import os\nos.mkdir('new')\nfor name in ('good', 'bad'): open(f'new/{name}.py', 'w').write('x')")
         diff = sandbox.diff()
-        answer = ask(diff, "host", lambda question: "f" if "file by file" in question else "ny"["bad" not in question])
+        answer = ask(diff, "host", lambda question: "f" if "[f]ile" in question else "ny"["bad" not in question])
         assert answer is not None
         sandbox.commit(diff, dangerous=answer.dangerous, theirs=answer.declined)
     assert sorted(os.listdir(host / "new")) == ["good.py"]
@@ -559,7 +573,7 @@ def test_a_file_that_grows_while_it_is_read_is_whole_or_left_out(host: Path) -> 
         with open('log', 'ab') as file: file.write(b'x' * 999 + b'\\n')
     """
     with cloche.Sandbox(workspace=host, workspace_disk="256MiB", timeout=120) as sandbox:
-        process = sandbox.start(dedent(program))
+        process = sandbox.start(["python3", "-c", dedent(program)])
         for _ in range(4):
             diff = sandbox.diff()
             assert not diff.left_out
@@ -580,6 +594,7 @@ HOLDERS = {
         """,
     "stops whatever comes, and wakes itself": """
         import ctypes, os, signal, struct
+        signal.signal(signal.SIGCONT, lambda *_: None)
         libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
         event = struct.pack("QiI48x", 0, signal.SIGCONT, 0)
         libc.timer_create(1, event, ctypes.byref(timer))
@@ -602,7 +617,7 @@ def test_a_guest_that_is_after_the_walker_costs_no_more_than_that_diff(
 
     async def scene() -> None:
         async with cloche.AsyncSandbox(workspace=host, timeout=120) as sandbox:
-            process = await sandbox.start(dedent(program))
+            process = await sandbox.start(["python3", "-c", dedent(program)])
             await asyncio.sleep(0.3)
             for _ in range(3):
                 async with asyncio.timeout(20):
@@ -617,6 +632,14 @@ def test_a_guest_that_is_after_the_walker_costs_no_more_than_that_diff(
     asyncio.run(scene())
 
 
+STANDING = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    if state in "tT": print(pid, "stands still")
+"""
+
+
 def many(count: int) -> str:
     """Return a program that makes so many files."""
     return f"for n in range({count}): open(f'f{{n}}', 'w').write('x' * 50)"
@@ -628,7 +651,7 @@ def test_diffs_at_once_pauses_and_cancelled_callers_leave_nobody_standing(host: 
     async def scene() -> None:
         async with cloche.AsyncSandbox(workspace=host, timeout=120) as sandbox, asyncio.timeout(100):
             assert (await sandbox.run(many(5000))).ok
-            ticking = await sandbox.start("import time\nwhile True: print('tick', flush=True); time.sleep(0.01)")
+            ticking = await sandbox.start(["sh", "-c", "while sleep 0.01; do echo tick; done"])
             one, other = await asyncio.gather(sandbox.diff(), sandbox.diff())
             assert one.id == other.id
             looking = asyncio.create_task(sandbox.diff())
@@ -643,21 +666,10 @@ def test_diffs_at_once_pauses_and_cancelled_callers_leave_nobody_standing(host: 
                 await asyncio.sleep(after_s)
                 looking.cancel()
                 await asyncio.wait([looking])
-            count = await asyncio.wait_for(_ticks(ticking), 20)
-            assert count > 3
+            assert (await sandbox.run(STANDING)).stdout == ""
             await ticking.kill()
 
     asyncio.run(scene())
-
-
-async def _ticks(process: Any) -> int:
-    """Count lines that come from now on."""
-    count = 0
-    async for _ in process:
-        count += 1
-        if count > 200:
-            break
-    return count
 
 
 def test_a_commit_that_nobody_waits_for_writes_to_no_other_folder(host: Path, tmp_path: Path) -> None:
@@ -732,13 +744,12 @@ def test_a_folder_that_nobody_waits_for_any_more_is_closed(host: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_stream_of_rows_takes_bounded_memory(tmp_path: Path) -> None:
+def test_a_stream_of_rows_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of more than their share end the reading, however short each is."""
+    monkeypatch.setattr("cloche.workspace.snapshot.MOST_ROWS_BYTES", 1 << 20)
     reader = SnapshotReader(tmp_path)
     above = "/".join(f"{n:030}" for n in range(100))
+    frames = b"".join(sent({"path": f"{above}/{number}", "kind": "directory"}) for number in range(1000))
     with pytest.raises(ValueError, match="names of the changes"):
-        try:
-            for number in range(1_000_000):
-                reader.feed(sent({"path": f"{above}/{number}", "kind": "directory"}))
-        finally:
-            reader.close()
+        reader.feed(frames)
+    reader.close()
