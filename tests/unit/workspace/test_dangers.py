@@ -82,7 +82,8 @@ def test_what_becomes_executable_is_told() -> None:
         ("a", "/etc", (LEAVES,)), ("a", "..", (LEAVES,)), ("d/a", "../../x", (LEAVES,)), ("d/a", "../b/../../d/x",
         (LEAVES,)),
         ("a", "../here/a", (LEAVES,)), ("a", ".GIT/hooks/x", (INTO_GIT,)), ("d/e/a", "../../.git", (INTO_GIT,)),
-        ("d/a", "../x", ()), ("a", "b/../c", (WINDS,)), ("a", "d/l/../../etc", (WINDS,)), ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
+        ("d/a", "../x", ()), ("a", "b/../c", (WINDS,)), ("a", "d/l/../../etc", (WINDS,)),
+        ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
     ],
 )  # fmt: skip
 def test_links_that_lead_out_are_told(path: str, target: str, reasons: tuple[str, ...] | None) -> None:
