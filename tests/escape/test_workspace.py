@@ -25,8 +25,11 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.agent.approval import Risk
+from cloche.agent.catalog import FOLDER_TOOLS
+from cloche.agent.host_folder import ShownDiffs
 from cloche.cli._review import ask, show_diff
-from cloche.core.changes import Diff
+from cloche.core.changes import Change, Diff
 from cloche.core.errors import ClocheError, InvalidRequest, WorkspaceConflict
 from cloche.workspace.host_files import Tree
 from cloche.workspace.renames import sync_file_system
@@ -487,6 +490,26 @@ def test_what_is_printed_cannot_be_misread(host: Path, capsys: pytest.CaptureFix
     assert any(line.startswith("left out: [red]x.pipe") for line in lines)
     assert any("more characters" in line for line in lines)
     assert any("shown\\x0c a line of its own" in line for line in lines)
+
+
+def change(path: str, *dangers: str) -> Change:
+    """Return a file that is new."""
+    return Change(path=path, what="added", kind="file", dangers=dangers)
+
+
+def test_an_approver_sees_each_dangerous_change_among_very_many_others() -> None:
+    """What a yes is bound to stands first; more than can be shown are not asked about, nor kept."""
+    tool, shown = FOLDER_TOOLS["commit_changes"], ShownDiffs("/host")
+    harmless = tuple(change(f"a{number:05}") for number in range(19_000))
+    shown.note(Diff(id="one", changes=(*harmless, change("z", "it runs"))))
+    asked = shown.request(tool, {"id": "one"})
+    assert (asked.risk, asked.rules["changes"][0]) == (Risk.CRITICAL, "added file z (DANGEROUS: it runs)")
+    shown.note(Diff(id="two", changes=tuple(change(f"z{number}", "it runs") for number in range(501))))
+    with pytest.raises(InvalidRequest, match="more than 500"):
+        shown.request(tool, {"id": "two"})
+    assert "id:" not in shown.note(Diff(id="three", changes=(*harmless, *harmless)))
+    with pytest.raises(InvalidRequest, match="was shown"):
+        shown.request(tool, {"id": "three"})
 
 
 def test_a_no_holds_below_a_folder_that_was_said_yes_to(host: Path) -> None:

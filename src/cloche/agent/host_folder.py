@@ -19,6 +19,7 @@ from .catalog import Tool
 
 MOST_SHOWN = 8  # diffs that a model may still commit
 MOST_ROWS = 500
+MOST_CHANGES = 20_000  # of a diff that is kept to be committed
 MOST_PATCH_CHARS = 200_000  # that an approver is shown
 
 
@@ -32,12 +33,16 @@ class ShownDiffs:
     def note(self, diff: Diff) -> str:
         """Take note of a diff, and return what the model is told of it."""
         self._shown.pop(diff.id, None)
-        self._shown[diff.id] = diff
+        if len(diff.changes) <= MOST_CHANGES:
+            self._shown[diff.id] = diff
         while len(self._shown) > MOST_SHOWN:
             self._shown.pop(next(iter(self._shown)))
         if not diff.changes:
             return "Nothing was changed."
-        text = "\n".join([f"id: {diff.id}", *_rows(diff.changes), *(_left_out(diff)), "", escape(diff.patch)])
+        head = f"id: {diff.id}"
+        if len(diff.changes) > MOST_CHANGES:
+            head = f"{len(diff.changes)} changes, more than a tool commits ({MOST_CHANGES}): remove what is not needed."
+        text = "\n".join([head, *_rows(diff.changes), *(_left_out(diff)), "", escape(diff.patch)])
         return clip(text, where="the folder") if len(text) > MOST_CHARS else text
 
     def found(self, tool: Tool, wanted: str) -> Diff:
