@@ -456,6 +456,34 @@ def test_a_repository_of_the_guests_runs_nothing_here(host: Path) -> None:
     assert not (host / "ran").exists()
 
 
+BYTECODE = """
+import os, py_compile
+facts = os.stat("folder/b.py")
+source = open("folder/b.py").read()
+open("evil.py", "w").write("print('harm')")
+os.makedirs("folder/__pycache__", exist_ok=True)
+made = py_compile.compile("evil.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+data = open(made, "rb").read()
+for tag in TAGS: open(f"folder/__pycache__/b.{tag}.pyc", "wb").write(data)
+open("folder/legacy.pyc", "wb").write(data)
+"""
+
+
+def test_bytecode_takes_the_place_of_no_source(host: Path, tmp_path: Path) -> None:
+    """Python runs what lies in `__pycache__`, and a reviewer reads the source: so it is not carried."""
+    program = BYTECODE.replace("TAGS", repr([sys.implementation.cache_tag]))
+    control = make_folder(tmp_path / "control", host.parent / "outside")
+    runs = [sys.executable, "-c", "import folder.b, folder.legacy"]
+    subprocess.run([sys.executable, "-c", program], cwd=control, check=True)
+    assert subprocess.run(runs, cwd=control, check=True, capture_output=True, text=True).stdout == "harm\nharm\n"
+    with cloche.Sandbox(workspace=host) as sandbox:
+        assert sandbox.run(program).ok
+        diff = sandbox.diff()
+        sandbox.commit(diff, dangerous=True)
+    assert {"folder/__pycache__", "folder/legacy.pyc"} <= {one.path for one in diff.left_out}
+    assert sorted(os.listdir(host / "folder")) == ["b.py"]
+
+
 # Who looks at it.
 
 

@@ -34,6 +34,7 @@ KINDS: Mapping[int, FileKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"
 
 HIDDEN = "it is hidden from the sandbox"
 GIT = "it is git's own: commits come by git, not as files"
+BYTECODE = "it is Python's bytecode, which may be of other code than its source, and is made anew"
 SPECIAL = "it is neither a file, a folder nor a link"
 SPECIAL_ON_HOST = "what the host has there is neither a file, a folder nor a link"
 TWIN = "the host's file system takes its name and another one, which differ in case or form alone, for the same"
@@ -126,6 +127,12 @@ def identify(changes: Iterable[Change]) -> str:
 def is_git(name: bytes) -> bool:
     """Tell whether a file or folder of this name is git's own, also where the host takes other letters for the same."""
     return name.rstrip(b". ").lower() == b".git"
+
+
+def is_bytecode(path: bytes) -> bool:
+    """Tell whether Python may run what is at a path in place of the source beside it, which a reviewer reads."""
+    name = path.rpartition(b"/")[2].lower()
+    return name == b"__pycache__" or name.endswith((b".pyc", b".pyo"))
 
 
 class _Comparing:
@@ -225,6 +232,9 @@ class _Comparing:
             self._block(path, SPECIAL)
             return
         if entry.kind == "unchanged":
+            return
+        if entry.kind != "removed" and is_bytecode(path):
+            self._block(path, BYTECODE)
             return
         host = self.tree.look(path)
         if entry.kind == "removed":

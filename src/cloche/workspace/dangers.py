@@ -17,6 +17,7 @@ from ..core.changes import Change
 Form = Literal["name", "folder", "prefix", "suffix", "path"]
 
 GIT = "git reads it, and may run what it names"
+OTHER_VERSIONS = "a version control system reads it, and may run what it names"
 CI = "a continuous integration service runs it"
 SHELL = "a shell, or a tool of its own, runs it when it starts"
 EDITOR = "an editor may run what it names when the folder is opened"
@@ -27,6 +28,7 @@ EXECUTABLE = "it becomes executable"
 LEAVES = "the link leads out of the folder"
 INTO_GIT = "the link leads into git's own folder"
 WINDS = "the link goes up behind a name, where another link may lead it out of the folder"
+COMPILED = "it is compiled code, which no diff shows"
 WRITABLE = "every user of the host may write to it"
 
 
@@ -53,6 +55,7 @@ TABLE: tuple[Row, ...] = (
     *_rows("name", GIT, ".gitattributes .gitmodules .gitconfig .lfsconfig", guards=True),
     *_rows("folder", GIT, ".git .githooks .husky .hooks", guards=True),
     *_rows("path", GIT, ".config/git/config"),
+    *_rows("folder", OTHER_VERSIONS, ".hg .jj .bzr .svn _darcs", guards=True),
     # Any folder with these and `objects` and `refs` in it is a repository to git, which runs what its `config` names.
     *_rows("name", GIT, "head"),
     *_rows("name", CI,
@@ -100,6 +103,10 @@ TABLE: tuple[Row, ...] = (
            " karma.conf. .lintstagedrc. lint-staged.config. esbuild.config. metro.config."),
     *_rows("suffix", BUILD,
            ".pth .egg-link .mk .gemspec .podspec .csproj .vbproj .fsproj .vcxproj .sln .cabal"),
+    *_rows("name", BUILD,
+           ".pylintrc pylintrc pylintrc.toml mypy.ini .mypy.ini .flake8 .coveragerc .ghci ansible.cfg snakefile"
+           " phpunit.xml phpunit.xml.dist .rubocop.yml .releaserc"),
+    *_rows("suffix", COMPILED, ".so .pyd .dll .dylib .node .jar .class .exe"),
     *_rows("folder", BUILD, ".cargo .mvn .yarn .bundle .gradle"),
     *_rows("name", AGENT,
            "agents.md agents.override.md claude.md claude.local.md gemini.md qwen.md warp.md skill.md .cursorrules"
