@@ -8,7 +8,7 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 - `hidden.py`: what is not shown. `allowed.py`: which folders may be shown at all.
 - `compare.py`: rows and the host's files become changes. `patch.py`: unified diffs. `dangers.py`: the table of changes
   that need a yes of their own.
-- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is written
-  down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors.
+- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
+  written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors.
 - `git.py`: a guest's commits as references; changes as a new branch.
 """
