@@ -313,11 +313,19 @@ class Sandbox:
         keep: Duration | None = None,
         lifetime: Duration | None = None,
         idle: Duration | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        workspace_at: str | None = None,
+        workspace_disk: int | str | None = None,
+        workspace_hide: Sequence[str] | None = None,
+        workspace_read: Sequence[str | os.PathLike[str]] | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(
-            env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, **options
-        )
+            env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, workspace=workspace,
+            workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide,
+            workspace_read=workspace_read,
+            **options,
+        )  # fmt: skip
         self._scope: _ScopeTask | None = None
 
     @classmethod
@@ -421,6 +429,10 @@ class Sandbox:
     pause = _method(AsyncSandbox.pause, "_sandbox")
     resume = _method(AsyncSandbox.resume, "_sandbox")
     keep = _method(AsyncSandbox.keep, "_sandbox")
+    diff = _method(AsyncSandbox.diff, "_sandbox")
+    changes = _method(AsyncSandbox.changes, "_sandbox")
+    commit = _method(AsyncSandbox.commit, "_sandbox")
+    discard = _method(AsyncSandbox.discard, "_sandbox")
 
     def session(
         self,

@@ -21,7 +21,7 @@ BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
-BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages"}
+BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync"}
 # "face" is `cloche/__init__.py`, the public names themselves.
@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "packages": BELOW_MECHANISM | {"config"},
     "workspace": BELOW_MECHANISM | {"config"},
     "packages/inside": set(),
+    "workspace": BELOW_MECHANISM | {"config"},
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},
     "sync": BELOW_SYNC,

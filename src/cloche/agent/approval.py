@@ -46,8 +46,9 @@ class Risk(enum.IntEnum):
 class ApprovalRequest:
     """Ask for one call of a tool. `arguments` are the model's; `rules` say what will hold, as plain data.
 
-    `changes` is a unified diff of arguments and rules against what this tool was asked to do last, empty the first
-    time. With `is_confirmation` the same call was approved a moment ago and is asked for again.
+    `changes` is a unified diff: of what will be written to the host's folder, else of arguments and rules against what
+    this tool was asked to do last, empty the first time. With `is_confirmation` the same call was approved a moment ago
+    and is asked for again.
     """
 
     tool: str
@@ -172,7 +173,7 @@ class Gate:
         known = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
         if request.risk < Risk.HIGH or known is not None:
             return None
-        return replace(request, changes=changes_between(self._last.get(request.tool), request))
+        return replace(request, changes=request.changes or changes_between(self._last.get(request.tool), request))
 
     async def approve(self, request: ApprovalRequest) -> Decision | None:
         """Return the decision that lets a call through, None where none is needed. Raises ApprovalDenied."""
@@ -215,7 +216,7 @@ class Gate:
 
     def _changes(self, request: ApprovalRequest) -> str:
         before, self._last[request.tool] = self._last.get(request.tool), request
-        return changes_between(before, request)
+        return request.changes or changes_between(before, request)
 
 
 def changes_between(before: ApprovalRequest | None, now: ApprovalRequest) -> str:

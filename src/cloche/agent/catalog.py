@@ -40,6 +40,8 @@ class ToolAction(enum.StrEnum):
     LIST = "list"
     WRITE = "write"
     EDIT = "edit"
+    DIFF = "diff"
+    COMMIT = "commit"
 
 
 # The risk of what runs no code; code's own depends on where it runs.
@@ -48,6 +50,8 @@ RISK_OF_ACTION: Mapping[ToolAction, Risk] = {
     ToolAction.LIST: Risk.LOW,
     ToolAction.WRITE: Risk.MEDIUM,
     ToolAction.EDIT: Risk.MEDIUM,
+    ToolAction.DIFF: Risk.LOW,
+    ToolAction.COMMIT: Risk.HIGH,
 }
 
 
@@ -210,6 +214,28 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
+# Those of a sandbox that works in a view of a folder of the host.
+FOLDER_TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        _tool(
+            "show_changes",
+            ToolAction.DIFF,
+            "Show what you have changed in the project's folder, and get the id by which commit_changes writes it. The "
+            "project itself is not changed before that.",
+            properties={},
+        ),
+        _tool(
+            "commit_changes",
+            ToolAction.COMMIT,
+            "Write the changes that show_changes showed under this id to the project's folder. A human sees them, and "
+            "approves or refuses.",
+            properties={"id": _text_schema("The id of the diff.")},
+        ),
+    )
+}
+
+
 def tools_of(tier: int) -> tuple[Tool, ...]:
     """Return the tools that a tier has. Raises InvalidRequest for a tier that does not exist."""
     number = tier_numbered(tier).number
@@ -221,10 +247,11 @@ def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Too
 
     Raises InvalidRequest, which says which tiers have it, or which tools there are.
     """
-    have = tools_of(tier)
+    have = (*tools_of(tier), *(one for one in among or () if one.name in FOLDER_TOOLS))
     if not isinstance(name, str):
         raise InvalidRequest(f"a tool's name is text, not {type(name).__name__}")
-    tool = TOOLS.get(name) or next((one for one in TOOLS.values() if one.wire_name == name), None)
+    table = {**TOOLS, **{one.name: one for one in have if one.name in FOLDER_TOOLS}}
+    tool = table.get(name) or next((one for one in table.values() if one.wire_name == name), None)
     if tool is None:
         raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
     if tool not in have:  # of the table: the description makes no difference

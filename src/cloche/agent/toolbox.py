@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
@@ -44,6 +45,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (
+    FOLDER_TOOLS,
     Tool,
     ToolAction,
     describe_on_host,
@@ -61,6 +63,7 @@ from .catalog import (
     with_tier,
 )
 from .host import Roots, run_on_host
+from .host_folder import ShownDiffs, told
 from .interpreters import Interpreters, Room, Share
 
 _CODE = ("code", "command")  # the arguments of tools that are run
@@ -129,7 +132,8 @@ class Toolbox:
     configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs. With
     `interpreters` these go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
     `room.share_of(owner)` in a `Room` that several share. `live` and `collect` are those of `AsyncSandbox` and its
-    `run`: results have all files that changed, unless other patterns are given.
+    `run`: results have all files that changed, unless other patterns are given. So are `workspace` and what belongs to
+    it: then there are the tools show_changes and commit_changes, whose approver is shown the diff.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -143,6 +147,9 @@ class Toolbox:
         interpreters: bool | Share = False,
         live: bool | None = None,
         collect: Sequence[str] = ("**",),
+        workspace: str | PathLike[str] | None = None,
+        workspace_disk: int | str | None = None,
+        workspace_hide: Sequence[str] | None = None,
         **options: Unpack[SandboxOptions],
     ):
         self.tier = tier_of(options)
@@ -150,10 +157,13 @@ class Toolbox:
         self._gate = Gate(approve, patience_s=patience_s, on_event=self._on_approval_event)
         self._on_event = on_event
         self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
-        self._sandbox = AsyncSandbox(live=live, **with_tier(options, self.tier))
+        make = partial(
+            AsyncSandbox, live=live, workspace=workspace, workspace_disk=workspace_disk, workspace_hide=workspace_hide
+        )
+        self._sandbox = make(**with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
-            self._sandbox = AsyncSandbox(live=live, **with_tier(options, self.tier))
+            self._sandbox = make(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
         # Other backends use an image's programs, and other levels cannot hide files.
@@ -167,6 +177,9 @@ class Toolbox:
         if self.policy.network in ("allowlist", "open"):
             hosts = self.policy.network_allow
             self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
+        self._shown = None if workspace is None else ShownDiffs(os.path.abspath(workspace))
+        if self._shown is not None:
+            self.tools += tuple(FOLDER_TOOLS.values())
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))
@@ -283,8 +296,16 @@ class Toolbox:
         return tool, read_arguments(tool, {} if arguments is None else arguments)
 
     def _request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
+        if tool.action is ToolAction.COMMIT:
+            return self._diffs.request(tool, read)
         # A copy, so that an approver cannot change what will run.
         return ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
+
+    @property
+    def _diffs(self) -> ShownDiffs:
+        if self._shown is None:
+            raise InvalidRequest("this toolbox has no folder of the host; give it one: workspace=PATH")
+        return self._shown
 
     def _risk(self, tool: Tool) -> Risk:
         return risk_of(tool, is_on_host=self._is_on_host)
@@ -449,10 +470,12 @@ class Toolbox:
             return {"runs_on": ON_HOST, "backend": self._sandbox.backend, "limits": limits}
         policy = dataclasses.asdict(self._sandbox.policy)
         del policy["layers"]  # where packages lie; which ones they may be is another rule
+        del policy["host_folder"]  # what is said of that is in `workspace`
         return {
             "runs_on": self._sandbox.backend,
             "policy": policy,
             "limits": limits,
+            **({"workspace": self._shown.folder} if self._shown is not None else {}),
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }
 
@@ -578,6 +601,15 @@ class Toolbox:
             await self._put(tool, path, text.replace(old, read["new"]))
         return Answer(text=f"Replaced one passage of {path}.")
 
+    async def _show_changes(self, _: Tool, __: Mapping[str, Any]) -> Answer:
+        diff = await (await self._opened()).diff()
+        return Answer(text=self._diffs.note(diff))
+
+    async def _commit_changes(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        diff = self._diffs.found(tool, read["id"])
+        done = await (await self._opened()).commit(diff, dangerous=True)  # which the approver has seen
+        return Answer(text=told(done))
+
     async def _text(self, tool: Tool, path: str) -> str:
         if self._roots.has(path):
             data = await asyncio.to_thread(self._roots.read, path, max_bytes=MOST_READ_BYTES)
@@ -630,4 +662,6 @@ _ACTIONS: Mapping[ToolAction, Callable[[Toolbox, Tool, Mapping[str, Any]], Await
     ToolAction.LIST: Toolbox._list_files,
     ToolAction.WRITE: Toolbox._write_file,
     ToolAction.EDIT: Toolbox._edit_file,
+    ToolAction.DIFF: Toolbox._show_changes,
+    ToolAction.COMMIT: Toolbox._commit_changes,
 }

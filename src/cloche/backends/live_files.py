@@ -313,6 +313,31 @@ class LiveFiles:
     def _packing(self, path: str, most: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
         return self._operation("pack", path, timeout_s=None, most=most, entries=MOST_ENTRIES)
 
+    async def changes_stream(
+        self,
+        root: str,
+        *,
+        since: int | None,
+        max_bytes: int,
+        max_entries: int,
+        skip: Sequence[str] = (),
+        note_answer: Callable[[Mapping[str, Any]], None],
+    ) -> AsyncIterator[bytes]:
+        """Yield what was changed in a view of a folder of the host, or in a copy; all else stands still meanwhile.
+
+        See `init.changes`, whose frames these are, and whose answer is handed over at last.
+        """
+        bounds: dict[str, Any] = {"since": since, "most": max_bytes, "entries": max_entries}
+        async with (
+            self._outgoing_turns,
+            self._operation(
+                "changes", root, timeout_s=FILE_S, pauses=True, skip=[*map(pack_text, skip)], **bounds
+            ) as operation,
+        ):
+            while piece := await operation.incoming.read():
+                yield piece
+            note_answer(await operation.answer())
+
     async def unpack_path(self, path: str, archive: Content) -> None:
         """Unpack a tar archive below a folder, which is made where it is missing."""
         await self.file("unpack", path, content=archive, entries=MOST_ENTRIES)

@@ -18,7 +18,7 @@ from cloche.execution.processes import SHELL
 from .output import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from cloche.core.protocols import OpenStream
     from cloche.core.result import Result
@@ -46,22 +46,43 @@ async def run_attached(
     timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
     reads: bool,
     has_terminal: bool,
+    settle: Callable[[AsyncSandbox], Awaitable[None]] | None = None,
 ) -> Result:
-    """Run a command, or a shell, with our streams, or with our terminal; `reads` says whether it gets what comes in."""
+    """Run a command, or a shell, with our streams, or with our terminal; `reads` says whether it gets what comes in.
+
+    `settle` is called with the sandbox before that is left.
+    """
     async with sandbox:
-        if not has_terminal:
+        if has_terminal:
+            result = await _run_with_terminal(sandbox, words, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads)
+        else:
             async with await sandbox.start(
                 SHELL if words is None else words, cwd=cwd, env=env, user=user, timeout=timeout
             ) as process:
-                return await _carry(process, reads=reads, is_raw=False)
-        rows, columns = _size()
-        own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
-        process = await sandbox.terminal(
-            words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, user=user, timeout=timeout
-        )
-        async with process:
-            with _raw_terminal(), _resizing(process):
-                return await _carry(process, reads=reads, is_raw=True)
+                result = await _carry(process, reads=reads, is_raw=False)
+        if settle is not None:
+            await settle(sandbox)
+    return result
+
+
+async def _run_with_terminal(
+    sandbox: AsyncSandbox,
+    words: Sequence[str] | None,
+    *,
+    cwd: str | None,
+    user: str | None,
+    env: Mapping[str, str],
+    timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
+    reads: bool,
+) -> Result:
+    rows, columns = _size()
+    own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
+    process = await sandbox.terminal(
+        words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, user=user, timeout=timeout
+    )
+    async with process:
+        with _raw_terminal(), _resizing(process):
+            return await _carry(process, reads=reads, is_raw=True)
 
 
 async def _carry(process: AsyncProcess, *, reads: bool, is_raw: bool) -> Result:

@@ -11,12 +11,14 @@ import click
 
 from cloche.core.errors import InvalidRequest
 
+from ._review import check_review, settle_attached, settle_changes, without_folder
 from .app import root
 from .options import (
     Command,
     argument,
     debug_option,
     flag,
+    folder_options,
     json_option,
     option,
     program_options,
@@ -61,6 +63,8 @@ class _Exec(Command):
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
+@folder_options()
+@flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()
 @json_option()
 @debug_option()
@@ -74,6 +78,7 @@ def _exec(
     env: tuple[str, ...],
     file: tuple[str, ...],
     as_json: bool,
+    review: bool,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -91,7 +96,7 @@ def _exec(
         _check_name(name)
     return run_command(
         name, words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
-        as_json=as_json,
+        as_json=as_json, review=review,
     )  # fmt: skip
 
 
@@ -129,11 +134,14 @@ def run_command(
     file: Sequence[str],
     options: SandboxOptions,
     as_json: bool = False,
+    review: bool = False,
 ) -> int:
     """Run a command, or a shell, in the sandbox of a name, else in one of its own; return its exit code."""
     if name is not None:
         _refuse_options(name, file, options)
-    settings: dict[str, Any] = {"live": True, "files": read_files(file), "warm": False, **options}
+    check_review(options, review=review)
+    rules, folder = without_folder(options)
+    settings: dict[str, Any] = {"live": True, "files": read_files(file), "warm": False, **rules, **(folder or {})}
     if user is not None:
         settings["users"] = True
     variables, timeout = read_pairs(env), options.get("timeout")
@@ -142,7 +150,10 @@ def run_command(
 
         with Sandbox(**settings) if name is None else Sandbox.attach(name) as sandbox:
             start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
-            return run_and_report(start, as_json=as_json, debug=False)
+            exit_code = run_and_report(start, as_json=as_json, debug=False)
+            if folder is not None:
+                settle_changes(sandbox, review=review)
+            return exit_code
     import asyncio
 
     from cloche.execution.sandbox import AsyncSandbox
@@ -155,6 +166,7 @@ def run_command(
         run_attached(
             AsyncSandbox(**settings) if name is None else AsyncSandbox.attach(name), words, cwd=cwd, user=user,
             env=variables, timeout=timeout, reads=reads, has_terminal=has_terminal,
+            settle=partial(settle_attached, review=review) if folder is not None else None,
         )
     )  # fmt: skip
     conclude(result, as_json=False)

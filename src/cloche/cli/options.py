@@ -180,6 +180,20 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "locked": {"metavar": "FILE", "help": "Install exactly what this lock file pins: cloche.lock."},
     "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip
+# Those of a sandbox that gets a folder of the host, for commands that open one.
+_FOLDER: Mapping[str, Mapping[str, Any]] = {
+    "workspace": {"metavar": "DIR", "help": "Work in a copy-on-write view of this folder of the host."},
+    "workspace_at": {"metavar": "PATH", "help": "Where the folder is inside. Default: where it is here."},
+    "workspace_disk": {"metavar": "SIZE", "help": "How much may be written in it. Default: 2g."},
+    "workspace_hide": {
+        "metavar": "PATTERN", "multiple": True, "callback": lambda _, __, values: values or None,
+        "help": "Hide these paths of it, too, as a line of .clocheignore. Repeatable.",
+    },
+    "workspace_read": {
+        "metavar": "DIR", "multiple": True, "callback": lambda _, __, values: values or None,
+        "help": "Show this folder as well, where it is here, and let nothing be written there. Repeatable.",
+    },
+}  # fmt: skip
 _ENV_FILE: Mapping[str, Any] = {
     "metavar": "FILE", "expose_value": False, "callback": _name_env_file,
     "help": "Read Cloche's own variables from this .env, as if you had set them. The program gets none of it.",
@@ -199,6 +213,12 @@ def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, s
         if name == "config":
             makers.append(partial(click.Option, ["--env-file"], **_ENV_FILE))
     return _adds(*makers)
+
+
+def folder_options(*but: str) -> Decorator:
+    """Give a command the options of a folder of the host, all but some; they are in `options` as well."""
+    rows = {name: row for name, row in _FOLDER.items() if name not in but}
+    return _adds(*(partial(_SandboxOption, [spelled(name), name], **row) for name, row in rows.items()))
 
 
 def spelled(name: str) -> str:

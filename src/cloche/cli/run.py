@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape, escape_line
 
+from ._review import check_review, settle_changes, without_folder
 from .app import root
 from .options import (
     argument,
     debug_option,
     flag,
+    folder_options,
     json_option,
     no_sandbox_option,
     option,
@@ -72,6 +74,8 @@ class Source(NamedTuple):
 @option("-c", "code", metavar="CODE", help="Run CODE instead of a file.")
 @option("--language", metavar="NAME", help="Default: by file name or first line, else python.")
 @sandbox_options()
+@folder_options()
+@flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()
 @output_options()
 @option("--requirements", metavar="FILE", help="Install what a requirements.txt names first.")
@@ -94,6 +98,7 @@ def _run(
     max_fix: int | None,
     save_fix: str | None,
     as_json: bool,
+    review: bool,
     no_sandbox: bool,
     sandbox_debug: bool,
     options: SandboxOptions,
@@ -109,7 +114,8 @@ def _run(
         raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
     if save_fix is not None and not fix:
         raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
-    rules = with_backend(options, no_sandbox=no_sandbox)
+    check_review(options, review=review)
+    rules, folder = without_folder(with_backend(options, no_sandbox=no_sandbox))
     if requirements is not None:
         from .packages import with_requirements
 
@@ -125,13 +131,25 @@ def _run(
         "files": read_files(file),
         "out": out,
         "spill": spill,
-        "warm": False,
-        **rules,
     }
-    start = partial(run, source.code, **wanted)
+    if folder is not None:
+        return _run_in_folder(source.code, wanted, {**rules, **folder}, review=review, as_json=as_json)
+    start = partial(run, source.code, **wanted, warm=False, **rules)
     if fix:
         start = partial(_run_fixing, start, max_fix=max_fix, save_fix=save_fix, config=options.get("config"))
     return run_and_report(start, as_json=as_json, debug=sandbox_debug)
+
+
+def _run_in_folder(
+    code: str, wanted: Mapping[str, Any], settings: Mapping[str, Any], *, review: bool, as_json: bool
+) -> int:
+    """Run a program in a view of a folder, then ask what is written, or say that nothing is."""
+    from cloche.sync import Sandbox
+
+    with Sandbox(**settings) as sandbox:
+        exit_code = run_and_report(partial(sandbox.run, code, **wanted), as_json=as_json, debug=False)
+        settle_changes(sandbox, review=review)
+    return exit_code
 
 
 def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) -> int:

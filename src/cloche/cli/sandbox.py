@@ -15,7 +15,7 @@ from cloche.core.escape import escape_line
 
 from .app import root
 from .exec import run_command, without_dashes
-from .options import Group, argument, flag, json_option, option, sandbox_options
+from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options
 from .output import Writer, show, showing_progress
 from .run import read_files, read_pairs
 
@@ -60,6 +60,7 @@ _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox
 @option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
 @sandbox_options()
+@folder_options()
 def _create(
     name: str, keep: str, lifetime: str | None, idle: str | None, file: tuple[str, ...], options: SandboxOptions
 ) -> int:

@@ -9,7 +9,7 @@ import click
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import debug_option, flag, no_sandbox_option, option, sandbox_options
+from .options import debug_option, flag, folder_options, no_sandbox_option, option, sandbox_options
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     help="How many go on between calls at once; 0: each call begins anew.",
 )  # fmt: skip
 @sandbox_options(but=("fallback", "trusted"))
+@folder_options("workspace_at", "workspace_read")
 @no_sandbox_option()
 @debug_option()
 def _mcp(
@@ -66,13 +67,15 @@ def _mcp(
     from cloche.core.limits import parse_duration
     from cloche.mcp.command import McpCommand, serve
 
+    from ._review import without_folder
     from .run import with_backend
 
+    rules, folder = without_folder(with_backend(options, no_sandbox=no_sandbox))
     command = McpCommand(
         over_http=over_http, host=host, port=port, path=path, token_file=token_file, allowed_hosts=allow_host,
         allowed_origins=allow_origin, approve=approve, approvals=approvals,
         patience_s=parse_duration(patience, name="patience"), tools=tool, roots=read_roots(roots),
-        interpreters=interpreters, options=with_backend(options, no_sandbox=no_sandbox),
+        interpreters=interpreters, options=cast("SandboxOptions", rules), folder=folder or {},
     )  # fmt: skip
     if sandbox_debug:
         log_to_stderr()

@@ -7,9 +7,11 @@ by `core.escape`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+# Where a jail shows, read-only, what the sandbox has changed in its view of a folder, as overlayfs keeps it.
+CHANGES = "/.cloche-changes"
 ChangeType = Literal["added", "removed", "modified", "renamed", "mode"]
 FileKind = Literal["file", "directory", "link"]
 
@@ -18,32 +20,57 @@ FileKind = Literal["file", "directory", "link"]
 class HostFolder:
     """Say which folder of the host a sandbox is shown, and how. Only Cloche makes these.
 
-    `path` is the folder's real path, `at` the path inside. `hidden` are paths below it that are not there inside.
-    `owner` are uid and gid of the folder. `read_only` folders cannot be changed at all. `disk_bytes` bounds what is
-    written.
+    `path` is the folder's real path, `opened_as` one by which it is opened, empty for the same; `at` the path inside.
+    `hidden` are paths below it that are not there inside, `masked_folders` the folders above those: path, permission
+    bits, time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device
+    and inode. `disk_bytes` bounds what is written. `opened_ns` is when it was opened, by the host's clock. A sandbox
+    that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
+    `left_out` are paths that the copy lacks. Further folders are `read_only`.
     """
 
     path: str
     at: str
+    opened_as: str = ""
     hidden: tuple[str, ...] = ()
+    masked_folders: tuple[tuple[str, int, int], ...] = ()
     owner: tuple[int, int] = (0, 0)
+    mode: int = 0o755
+    identity: tuple[int, int] = (0, 0)
     disk_bytes: int = 2 << 30
-    read_only: tuple[str, ...] = ()
+    opened_ns: int = 0
+    copied_ns: int = 0
+    left_out: tuple[str, ...] = ()
+    read_only: tuple[HostFolder, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> HostFolder:
+        """Read what `as_dict` made, perhaps through JSON. Raises TypeError."""
+        rows: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
+        rows["masked_folders"] = tuple(map(tuple, rows.get("masked_folders", ())))
+        rows["read_only"] = tuple(map(cls.from_dict, rows.get("read_only", ())))
+        return cls(**rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Say how one path would differ on the host.
 
-    `kind` is what is there afterwards, of a removed one what was there. Modes are permission bits (0o777), sizes are
-    bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers` are the reasons why it needs a yes
-    of its own. `conflict` says how the host's file is not what the sandbox began with; empty where it is.
+    `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was of
+    another kind: such a change is `modified`, and what was in a folder is removed by changes of its own. Modes are
+    permission bits (0o777), sizes are bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers`
+    are the reasons why it needs a yes of its own. `conflict` says how the host's file is not what the sandbox began
+    with; empty where it is.
     """
 
     path: str
     what: ChangeType
     kind: FileKind
     old_path: str = ""
+    old_kind: FileKind | Literal[""] = ""
     mode: int = 0
     old_mode: int = 0
     size: int = 0
@@ -90,8 +117,6 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        from dataclasses import asdict
-
         return asdict(self)
 
 

@@ -26,6 +26,7 @@ NAMESPACES: Mapping[str, str] = {
     "runtime": "which backend is chosen, and how runs end",
     "live": "sandboxes that live, and their keepers",
     "packages": "packages installed as layers",
+    "workspace": "views of folders of the host, and commits to them",
     "containers": "containers of docker and gVisor",
     "gvisor": "gVisor without a daemon",
     "microvm": "virtual machines of QEMU and Firecracker",

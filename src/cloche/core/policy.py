@@ -18,6 +18,7 @@ from .errors import InvalidRequest
 from .limits import MIB
 
 if TYPE_CHECKING:
+    from .changes import HostFolder
     from .network import NetworkRules
 
 ScreenMode = Literal["off", "warn", "block"]
@@ -48,6 +49,7 @@ class Policy:
     `users` lets a sandbox that lives have several, root inside among them.
     `layers` are folders of the host with packages, shown read-only: what is in `site` can be imported, what is in
     `bin` is on PATH. Only Cloche sets them.
+    `host_folder` is the folder that a sandbox that lives is shown copy-on-write. Only Cloche sets it.
     `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
     was chosen is missing: the local backend, then with `process` a child process (S12).
@@ -67,6 +69,7 @@ class Policy:
     languages: tuple[str, ...] = DEFAULT_LANGUAGES
     packages: tuple[str, ...] | Literal["auto"] = ()
     layers: tuple[str, ...] = ()
+    host_folder: HostFolder | None = None
     screen: ScreenMode = "off"
     level: Level | None = None
     runtime: ContainerRuntime | None = None

@@ -40,10 +40,11 @@ from cloche.keeper.attach import Kept, find_kept
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
+from .host_folder import HostFolderOperations, read_folder_options
 from .inputs import Files, gather_files, read_env
 from .installing import PackageOperations
 from .live import most_at_once
-from .naming import Duration, NameOperations, read_terms
+from .naming import Duration, read_terms
 from .network import NetworkOperations
 from .paths import PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
@@ -364,7 +365,7 @@ class AsyncSession:
 
 
 class AsyncSandbox(
-    ProcessOperations, PathOperations, PortOperations, NetworkOperations, PackageOperations, NameOperations
+    ProcessOperations, PathOperations, PortOperations, NetworkOperations, PackageOperations, HostFolderOperations
 ):
     """Open a sandbox for several runs.
 
@@ -388,6 +389,13 @@ class AsyncSandbox(
     process of its own, and leaving the block, or the death of this process, does not end it: that does `kill`, or its
     end of time: `keep` without a client, counted from the last one's end; `lifetime` in all (24 h); `idle` with no
     process and no call. Backend `local` alone has names.
+
+    With `workspace`, the path of a folder of this machine, it works in a view of that folder, at the folder's own path
+    (`workspace_at` chooses another), and /workspace is a link to it. What it writes goes to a layer of its own of
+    `workspace_disk` bytes (2 GiB): `diff` shows it, `commit` writes it to the folder, `discard` takes it back. Key
+    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Folders of
+    `workspace_read` are at their own paths, too, and cannot be written to. Where there is no view, there
+    is a copy at /workspace: `meta["workspace"]` of each result says which, and what is hidden.
     """
 
     def __init__(
@@ -400,16 +408,25 @@ class AsyncSandbox(
         keep: Duration | None = None,
         lifetime: Duration | None = None,
         idle: Duration | None = None,
+        workspace: str | PathLike[str] | None = None,
+        workspace_at: str | None = None,
+        workspace_disk: int | str | None = None,
+        workspace_hide: Sequence[str] | None = None,
+        workspace_read: Sequence[str | PathLike[str]] | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
+        self._folder_options = read_folder_options(
+            workspace, at=workspace_at, disk=workspace_disk, hide=workspace_hide, read=workspace_read
+        )
+        self._folder = None
         self._terms = read_terms(name, keep, lifetime, idle)
         self._kept: Kept | None = None  # what it is, where it was there before
         self._env = read_env(env)
         self._files = files
         self._name = name
         self._prepared: Prepared = prepare(**options)
-        self._is_live = True if name is not None or self.policy.users else live
+        self._is_live = True if name is not None or workspace is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
         self._turns = asyncio.Semaphore(1)  # of runs and commands; more in one that lives
@@ -447,7 +464,7 @@ class AsyncSandbox(
             self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
-            opened = await on_failure.enter_async_context(self._opening())
+            opened = await on_failure.enter_async_context(self._opening_with_folder())
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
@@ -598,7 +615,7 @@ class AsyncSandbox(
         sandbox.__dict__.update(self.__dict__)
         sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
-        sandbox._connections = weakref.WeakSet()
+        sandbox._connections, sandbox._folder = weakref.WeakSet(), None
         closing = getattr(opened, "close", None)
         if closing is not None:
             sandbox._stack.push_async_callback(closing)

@@ -5,8 +5,8 @@ Content comes on stream 0 and goes to stream 1; what came of it goes to stream 3
 link leads to where it leads any process of the same user. Nothing waits for another end: what is no regular file is
 neither read nor written. Whoever asks bounds the time and what it takes.
 
-`content` has what operations are made of, `folders` what works on whole trees, `archive` packs and unpacks them, and
-`watch` tells of changes.
+`content` has what operations are made of, `folders` what works on whole trees, `archive` packs and unpacks them,
+`watch` tells of changes, and `changes` sends what a sandbox has in its view of a host's folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import stat
 
 from . import archive, folders
+from .changes import changes
 from .content import (
     ANSWER,
     CHUNK,
@@ -321,4 +322,5 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "collect": archive.collect,
     "unpack": archive.unpack,
     "watch": watch,
+    "changes": changes,
 }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
-WNOHANG = os.WNOHANG
+WNOHANG, SIGCONT, SIGSTOP = os.WNOHANG, 18, 19
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
@@ -49,6 +49,8 @@ class Server:
         self.processes: dict[str, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.kept: dict[str, Process] = {}  # ended, oldest first
+        self.pausing: set[Process] = set()  # operations for which everything else stands still
+        self.is_held = False  # by the client, until it says so
         self.number = 0
         self.is_greeted = self.is_busy = False
         self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels))
@@ -122,11 +124,14 @@ class Server:
 
     def start(self, number: int, order: dict[str, Any]) -> Process:
         """Start a process whose channel has this number."""
-        self.lifetime.check_running()
+        if not self.pausing or self.is_held:
+            self.lifetime.check_running()
         self.number += 1
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
         self.channels[number] = process
+        if self.pausing and not order.get("pauses"):
+            os.kill(process.pid, SIGSTOP)  # until `forget` lets all go on
         self.note_pace()
         return process
 
@@ -141,7 +146,12 @@ class Server:
         self.start(number, order).announce()
 
     def _files(self, number: int, order: dict[str, Any]) -> None:
-        self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True})
+        """Start an operation on files; with `pauses`, everything else stands still until it has ended."""
+        process = self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True})
+        if order.get("pauses"):
+            self.lifetime.pause()
+            os.kill(process.pid, SIGCONT)
+            self.pausing.add(process)
 
     def _attach(self, number: int, order: dict[str, Any]) -> None:
         process = self._found(order)
@@ -190,11 +200,14 @@ class Server:
         self.close(number)
 
     def _pause(self, number: int, _: dict[str, Any]) -> None:
+        self.is_held = True
         self.lifetime.pause()
         self.close(number)
 
     def _resume(self, number: int, _: dict[str, Any]) -> None:
-        self.lifetime.resume()
+        self.is_held = False
+        if not self.pausing:
+            self.lifetime.resume()
         self.close(number)
 
     def _limits(self, number: int, order: dict[str, Any]) -> None:
@@ -231,6 +244,10 @@ class Server:
         """Take a process out of those that run, and keep what is known of it for a while."""
         if self.processes.pop(process.id, None) is None:
             return
+        if process in self.pausing:
+            self.pausing.discard(process)
+            if not self.pausing and not self.is_held:
+                self.lifetime.resume()
         if process.is_hidden:
             process.release()
         else:

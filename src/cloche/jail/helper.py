@@ -131,7 +131,7 @@ class Helper(SandboxState):
             self._open()
             loader = self.load_interpreter if body["wants_python"] else None
             supervisor = _supervisor_for(body)(self, loader)
-            guest = supervisor.start(plan_fd, body["private"])
+            guest = supervisor.start(plan_fd, body["private"], body.get("owners"))
             if guest is not None:
                 return guest
             self.supervisor = supervisor

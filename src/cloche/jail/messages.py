@@ -221,9 +221,10 @@ class Run(_Record):
     `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
     `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
     `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
-    none of the guest's, `private` those of `binds` whose files only the
-    caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
-    `keep_read_search` that Landlock alone must decide what can be read (see `privileges.keep_read_search`).
+    none of the guest's, `private` those of `binds`, and the folder of an overlay, whose files only the caller may
+    read (shown through an id-mapped mount), `owners` the uid and gid of those that are not root's, `readable` the rules
+    Landlock needs for them, `keep_read_search` that Landlock alone must decide what can be read (see
+    `privileges.keep_read_search`).
     `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
     which it is asked.
     """
@@ -239,6 +240,7 @@ class Run(_Record):
     binds: list[str] = []
     covered: list[str] = []
     private: list[str] = []
+    owners: dict[str, tuple[int, int]] = {}
     readable: list[tuple[str, str]] = []
     keep_read_search: bool = False
     is_session: bool = False

@@ -145,7 +145,7 @@ def _show(mount: int, inside_id: int, namespaces: dict[int, int]) -> None:
     """Have a detached mount show what is `inside_id`'s as the caller's; then close it. Raises OSError."""
     try:
         if inside_id not in namespaces:
-            namespaces[inside_id] = user_namespaces.mapping_namespace(inside_id, CALLER)
+            namespaces[inside_id] = user_namespaces.mapping_namespace(inside_id, inside_id, CALLER)
         user_namespaces.map_ids(mount, namespaces[inside_id], is_recursive=False)
     finally:
         posix.close(mount)

@@ -125,8 +125,13 @@ class Supervisor:
         self.fork_tree: ForkTree | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # messages that can wait until the fork tree is at rest
 
-    def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
-        """Clone the reaper, give it its identity and limits, and let it go on; returns a callable in the guest."""
+    def start(
+        self, plan_fd: int, private_paths: list[str], owners: dict[str, tuple[int, int]] | None = None
+    ) -> Callable[[], None] | None:
+        """Clone the reaper, give it its identity and limits, and let it go on; returns a callable in the guest.
+
+        `owners` are of those private paths whose files are not root's.
+        """
         is_jail = self.spec.level == "jail"
         cgroup = self.state.cgroup
         waiting, go = posix.pipe()
@@ -153,7 +158,7 @@ class Supervisor:
             if cgroup is not None and self.must_move:
                 cgroup.attach(self.reaper)
             self._release(go)
-            private = self._open_private(private_paths)
+            private = self._open_private(private_paths, owners)
             messages.send_retrying(self.link, "go", {}, private)
         finally:
             for fd in (go, *private):
@@ -213,15 +218,16 @@ class Supervisor:
             init_id=init_id,
         )
 
-    def _open_private(self, paths: list[str]) -> list[int]:
-        """Open what only root may read through mounts that show it as the outside id's own."""
+    def _open_private(self, paths: list[str], owners: dict[str, tuple[int, int]] | None) -> list[int]:
+        """Open what only its owner may read through mounts that show it as the outside id's own."""
         if not paths:
             return []
         from .user_namespaces import open_idmapped
 
         assert self.spec.outside is not None
         users = self.spec.users
-        return list(open_idmapped(paths, users[0] + self.spec.inside_id if users else self.spec.outside[0]).values())
+        outside_id = users[0] + self.spec.inside_id if users else self.spec.outside[0]
+        return list(open_idmapped(paths, outside_id, owners).values())
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Begin a run, and send the reaper the order for its guest, with `fds`. Raises OSError when it is gone.

@@ -30,6 +30,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
         "landlock_restrict_self": 446,
         "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
+        "utimensat": 280,
         "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274, "setfsuid": 122,
         "capget": 125, "fcntl": 72, "flock": 73,
     },
@@ -46,7 +47,8 @@ NUMBERS: dict[str, dict[str, int]] = {
         "openat2": 437, "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
-        "msgget": 186, "mq_open": 180, "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
+        "msgget": 186, "mq_open": 180, "utimensat": 88,
+        "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
         "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25, "flock": 32,
     },
 }  # fmt: skip

@@ -189,16 +189,25 @@ def become_root() -> None:
 
 
 def write_maps(
-    pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool, init_id: int | None = None
+    pid: int,
+    *,
+    inside_id: int,
+    outside_uid: int,
+    outside_gid: int,
+    privileged: bool,
+    init_id: int | None = None,
+    inside_gid: int | None = None,
 ) -> None:
     """Map one id of process `pid`'s new user namespace; without privilege only the writer's own id can be mapped.
 
-    `init_id` is the outside id of a second one, 0 inside, which no guest ever has.
+    `init_id` is the outside id of a second one, 0 inside, which no guest ever has. `inside_gid` is the group where it
+    is not the same number.
     """
     if not privileged:
         _write(f"/proc/{pid}/setgroups", "deny")
     second = "" if init_id is None else f"\n0 {init_id} 1"
-    _write(f"/proc/{pid}/gid_map", f"{inside_id} {outside_gid} 1{second}")
+    group = inside_id if inside_gid is None else inside_gid
+    _write(f"/proc/{pid}/gid_map", f"{group} {outside_gid} 1{second}")
     _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1{second}")
 
 
@@ -217,20 +226,30 @@ def _write(path: str, text: str) -> None:
 
 
 MOUNT_ATTR_BYTES = 32
+ROOTS = (0, 0)  # uid and gid
 
 
-def open_idmapped(sources: list[str], outside_id: int) -> dict[str, int]:
-    """Return a detached mount of each source in which root's files belong to `outside_id`; needs real root."""
-    namespace = mapping_namespace(0, outside_id)
+def open_idmapped(
+    sources: list[str], outside_id: int, owners: dict[str, tuple[int, int]] | None = None
+) -> dict[str, int]:
+    """Return a detached mount of each source in which root's files belong to `outside_id`; needs real root.
+
+    For a source that has one, it is those of the uid and gid in `owners`; there no mount below is taken along.
+    """
+    namespaces: dict[tuple[int, int], int] = {}
     found = {}
     try:
         for source in sources:
-            flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+            owner = (owners or {}).get(source)
+            if (owner or ROOTS) not in namespaces:
+                namespaces[owner or ROOTS] = mapping_namespace(*(owner or ROOTS), outside_id)
+            flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if owner is None else 0)
             fd = call("open_tree", AT_FDCWD, source.encode("utf-8", "surrogateescape"), flags)
-            map_ids(fd, namespace, is_recursive=True)
+            map_ids(fd, namespaces[owner or ROOTS], is_recursive=owner is None)
             found[source] = fd
     finally:
-        posix.close(namespace)
+        for namespace in namespaces.values():
+            posix.close(namespace)
     return found
 
 
@@ -241,8 +260,8 @@ def map_ids(mount: int, namespace: int, *, is_recursive: bool) -> None:
     call("mount_setattr", mount, b"", flags, attr, MOUNT_ATTR_BYTES)
 
 
-def mapping_namespace(inside_id: int, outside_id: int) -> int:
-    """Return a user namespace that maps `inside_id` to `outside_id`."""
+def mapping_namespace(uid: int, gid: int, outside_id: int) -> int:
+    """Return a user namespace that maps `uid` and `gid` to `outside_id`."""
     hold, release = posix.pipe()
     pid = clone(CLONE_NEWUSER)
     if pid == 0:
@@ -251,7 +270,7 @@ def mapping_namespace(inside_id: int, outside_id: int) -> int:
         posix._exit(0)
     posix.close(hold)
     try:
-        write_maps(pid, inside_id=inside_id, outside_uid=outside_id, outside_gid=outside_id, privileged=True)
+        write_maps(pid, inside_id=uid, inside_gid=gid, outside_uid=outside_id, outside_gid=outside_id, privileged=True)
         return posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
     finally:
         posix.close(release)

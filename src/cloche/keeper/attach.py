@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from time import monotonic
 from typing import Any
 
+from cloche.core.changes import HostFolder
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.limits import Limits, parse_duration
@@ -154,6 +155,8 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
     """Return what attaching needs to know of a sandbox, as plain data; who opens it adds `enforcement`."""
     rules = {one.name: _plain(getattr(policy, one.name)) for one in fields(policy)}
+    if policy.host_folder is not None:
+        rules["host_folder"] = policy.host_folder.as_dict()
     return {"version": wire.VERSION, "backend": backend, "policy": rules, "limits": limits.as_dict()}
 
 
@@ -187,6 +190,8 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
         for one in ("require_controls", "best_effort"):
             rules[one] = tuple(Control(word) for word in rules[one])
+        if rules.get("host_folder") is not None:
+            rules["host_folder"] = HostFolder.from_dict(rules["host_folder"])
         said = entry["enforcement"]
         controls = {
             Control(word): Measure(state=State(row["state"]), mechanism=row["mechanism"], reason=row["reason"])

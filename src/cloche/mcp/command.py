@@ -60,6 +60,7 @@ class McpCommand:
     interpreters: int = MOST_INTERPRETERS
     roots: Mapping[str, str] = field(default_factory=dict)
     options: SandboxOptions = field(default_factory=SandboxOptions)
+    folder: Mapping[str, Any] = field(default_factory=dict)
 
 
 _PLAIN = McpCommand()
@@ -79,7 +80,7 @@ def serve(command: McpCommand) -> int:
     server = create_server(
         approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
         tools=command.tools or None, tokens=tokens, interpreters=command.interpreters,
-        is_single_client=not command.over_http, **command.options,
+        is_single_client=not command.over_http, **command.folder, **command.options,
     )  # fmt: skip
     if not command.over_http:
         if os.isatty(0):

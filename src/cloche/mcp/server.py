@@ -80,6 +80,9 @@ def create_server(
     interpreters: int = MOST_INTERPRETERS,
     is_single_client: bool = False,
     on_event: Callable[[ApprovalEvent], None] = lambda _: None,
+    workspace: str | PathLike[str] | None = None,
+    workspace_disk: int | str | None = None,
+    workspace_hide: Sequence[str] | None = None,
     **options: Unpack[SandboxOptions],
 ) -> MCPServer[Serving]:
     """Return a server that offers the tools of a tier; `create_app` serves it over HTTP, `serve_stdio` over pipes.
@@ -101,7 +104,8 @@ def create_server(
         approver = answered if approve is None else approve
         return Toolbox(
             approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, interpreters=kept,
-            live=None if lives else False, **options,
+            live=None if lives or workspace is not None else False, workspace=workspace,
+            workspace_disk=workspace_disk, workspace_hide=workspace_hide, **options,
         )  # fmt: skip
 
     @asynccontextmanager

@@ -21,7 +21,7 @@ from .service import Service
 
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
-    "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files",
+    "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
     "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
 )  # fmt: skip
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")

@@ -5,10 +5,12 @@ Goes out: `core.changes.Diff`, and files on the host. What must be kept: whateve
 so are names; the host's folder is worked on by descriptors alone, and no link in it is followed.
 
 - `snapshot.py`: read the stream into one unnamed file and a row for each path.
-- `hidden.py`: what is not shown. `allowed.py`: which folders may be shown at all.
-- `compare.py`: rows and the host's files become changes. `patch.py`: unified diffs. `dangers.py`: the table of changes
-  that need a yes of their own.
-- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
-  written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors.
+- `hidden.py`: what is not shown, `ignore.py`: by patterns, `tracked.py`: what git tracks of it. `allowed.py`: which
+  folders may be shown at all. `archive.py`: files of the host's for a sandbox that has a copy, or gets them back.
+- `compare.py`: rows and the host's files become changes. `host_files.py`: the host's folder by descriptors, read.
+- `patch.py`: unified diffs, `lines.py`: with bounded work. `dangers.py`: the table of changes that need a yes of their
+  own.
+- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is written
+  down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors, written to.
 - `git.py`: a guest's commits as references; changes as a new branch.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -53,6 +54,7 @@ class LocalBackend:
         self._use_cgroups = use_cgroups
         self._settled: dict[Policy, tuple[Host, Enforcement]] = {}
         self._last: tuple[Policy, Host, Enforcement] | None = None
+        self._plain: tuple[Host, Host] | None = None
 
     def capabilities(self) -> Capabilities:
         """Return the strongest level of this host with its controls; measured once per process."""
@@ -107,6 +109,13 @@ class LocalBackend:
         """
         return _Opening(self._make, policy, limits)
 
+    def why_no_view(self, policy: Policy) -> str:
+        """Say why no sandbox here can be shown a folder copy-on-write; see core.protocols.SupportsHostFolder."""
+        host = self._host()
+        if (policy.level or host.level()) is not Level.JAIL:
+            return "level jail has such views alone"
+        return f"this host has no id-mapped mounts: {host.idmapped}" if host.owns_ids and host.idmapped else ""
+
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Open a sandbox that lives; nothing is started before it is used.
 
@@ -158,7 +167,18 @@ class LocalBackend:
             host = self._host()
         except OSError as error:
             raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
+        if policy.host_folder is not None and host.ids is not None:
+            host = self._without_ids(host)
         return host, self._enforced(policy, host)
+
+    def _without_ids(self, host: Host) -> Host:
+        """Return a host that gives an ordinary user's own id: a folder's files belong to that."""
+        if self._plain is None or self._plain[0] is not host:
+            self._plain = (
+                host,
+                dataclasses.replace(host, ids=None, ids_reason="the files of a workspace are the user's"),
+            )
+        return self._plain[1]
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
         """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""

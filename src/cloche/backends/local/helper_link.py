@@ -212,7 +212,13 @@ class Connection:
         if self._slot is not None:
             self._slot.invalidate()
             self._slot.change_handoff(None)
-        body = {"private": run.private, "wants_python": True, "is_prefork": False, "is_resident": True}
+        body = {
+            "private": run.private,
+            "wants_python": True,
+            "is_prefork": False,
+            "is_resident": True,
+            "owners": run.owners,
+        }
         body |= {"has_workspace": False, "has_network": network >= 0, "generation": 0}
         self._send("prepare", body, building.as_wire(), [network] if network >= 0 else [])
         self._end, self._run = None, RunEnd(next(_numbers))

@@ -62,6 +62,7 @@ from .plan import (
     choose_guest_paths,
     filter_for,
     guest_environment,
+    show_folder,
     show_toolchain,
     with_layers,
 )
@@ -171,9 +172,11 @@ class LocalLiveSandbox(LiveSandbox):
         self._policy, self._host = policy, host
         self._paths = choose_guest_paths(enforcement.level)
         self._pool = pool_for(policy, host) if policy.warm else None
-        rows = (*WRITABLE, *((ETC,) if policy.users else ()))
+        rows = (*(WRITABLE if policy.host_folder is None else WRITABLE[1:]), *((ETC,) if policy.users else ()))
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self.writable = tuple(f"/{name}" for name, *_ in self._rows)
+        if policy.host_folder is not None:
+            self.writable += (policy.host_folder.at,)
         self._has_home = HOME in self.writable
         self._connection: Connection | None = None
         self._claim: Claim | None = None
@@ -206,6 +209,8 @@ class LocalLiveSandbox(LiveSandbox):
         spec = self._spec()
         run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
         show_toolchain(run, spec, python_toolchain().binds, self._host, self._policy)
+        if self._policy.host_folder is not None:
+            show_folder(run, spec, self._policy.host_folder, self._host)
         # A helper of the pool would be at hand sooner, but the pool's template is ours, and may not outlive us.
         slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
@@ -331,6 +336,10 @@ class LocalLiveSandbox(LiveSandbox):
             ("terminals",),
             ("device", "tty"),
         ]
+        if self._policy.host_folder is not None and spec.cgroup is not None:
+            amounts = spec.cgroup["amounts"]
+            more = amounts["memory_bytes"] + self._policy.host_folder.disk_bytes
+            spec.cgroup = {**spec.cgroup, "amounts": {**amounts, "memory_bytes": more}}
         spec.ucounts = {**ucounts(is_forkable=False), "uts_namespaces": MOST_MARKS}
         if spec.seccomp is not None:
             kind = {"resident": True, "users": self._policy.users}

@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloche.core.changes import CHANGES, HostFolder
 from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
@@ -23,6 +25,7 @@ from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import build_filter
+from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
 
 from .. import layout
@@ -54,6 +57,7 @@ from ..toolchain import (
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
 NOFILE = 1024
+FOLDER_INODES = 1_000_000  # that may be made in a view of a host's folder
 KIND = "local"  # of control groups
 # An ordinary user's range that is as large is given in halves: the upper one is for sandboxes with several users.
 LEAST_FOR_USERS = 16_384
@@ -179,6 +183,33 @@ def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host, polic
     elif spec.level == "confined":
         run.readable = [(path, "read") for path in paths]
         run.keep_read_search = host.owns_ids and not all(layout.is_reachable_by_others(path) for path in paths)
+
+
+def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
+    """Let a sandbox that lives see a folder of the host copy-on-write, and others read-only.
+
+    As root their files are shown as the guest's own. Raises BackendUnavailable where this host cannot do that.
+    """
+    at = folder.at.lstrip("/")
+    links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
+    rows = [_overlay(run, spec, one, host, number) for number, one in enumerate((folder, *folder.read_only))]
+    spec.mounts = [*spec.mounts, *rows, *links]
+
+
+def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) -> layout.Row:
+    """Return the row of an overlay; only the first one can be written to."""
+    register, source = "", folder.opened_as or folder.path
+    if host.owns_ids:
+        if host.idmapped:
+            raise BackendUnavailable(f"workspace: this host has no id-mapped mounts: {host.idmapped}")
+        run.private = [*run.private, source]
+        run.owners = {**run.owners, source: folder.owner}
+        register = private_register(source)
+    overlay = {
+        "number": number, "changes": "" if number else CHANGES[1:], "size_bytes": folder.disk_bytes, "inodes": FOLDER_INODES, "mode": folder.mode,
+        "owner": spec.inside_id, "folders": folder.masked_folders, "masked": folder.hidden, "register": register,
+    }  # fmt: skip
+    return ("overlay", source, folder.at.lstrip("/"), overlay)
 
 
 def make_forkable(spec: Spec, host: Host) -> None:

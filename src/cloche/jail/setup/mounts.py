@@ -192,6 +192,106 @@ class Upper:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes, shown at {targets}"
 
 
+class Overlay(Bind):
+    """Show a folder of the host at `target` copy-on-write: what is written goes to a bounded file system of memory.
+
+    `masked` are paths of it that are not there: a layer between has a whiteout for each, and the folders above them, as
+    rows of path, mode and time of change (ns). The folder itself can be reached by no other path. What was written is
+    shown, read-only and as the layer has it, at `changes`; without that, nothing can be written.
+    """
+
+    __slots__ = ("changes", "inodes", "masked", "mode", "owner", "shown_folders", "size_bytes", "stage")
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        number: int,
+        changes: str,
+        size_bytes: int,
+        inodes: int,
+        mode: int,
+        owner: int,
+        folders: Sequence[tuple[str, int, int]] = (),
+        masked: Sequence[str] = (),
+        register: str = "",
+    ):
+        super().__init__(source, target, register=register)
+        self.changes, self.size_bytes, self.inodes, self.mode, self.owner = changes, size_bytes, inodes, mode, owner
+        self.shown_folders, self.masked = folders, masked
+        self.stage = f".overlay{number}"
+
+    def calls(self) -> list[Call]:
+        data, flags = f"userxattr,lowerdir={self.stage}/mask:{self.stage}/lower", MS_NOSUID | MS_NODEV
+        if self.changes:
+            data += f",upperdir={self.stage}/upper,workdir={self.stage}/work"
+        else:
+            flags |= MS_RDONLY
+        return [
+            *Tmpfs(self.stage, self.size_bytes, self.inodes, "0700").calls(),
+            *self._folder(f"{self.stage}/upper", self.mode),
+            *self._folder(f"{self.stage}/mask", self.mode),
+            *(
+                make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700)
+                for path in (f"{self.stage}/work", f"{self.stage}/lower")
+            ),
+            *(
+                call
+                for path, mode, _ in self.shown_folders
+                if path
+                for call in self._folder(f"{self.stage}/mask/{path}", mode)
+            ),
+            *(
+                make("mknodat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), stat.S_IFCHR, 0)
+                for path in self.masked
+            ),
+            *(
+                make("utimensat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), _times(changed_ns), 0)
+                for path, _, changed_ns in reversed(self.shown_folders)
+            ),
+            move_mount(self.register, f"{self.stage}/lower"),
+            make("close", self.register),
+            *_make_mount_point(self.target, is_directory=True),
+            mount("overlay", self.target, "overlay", flags, data),
+            *self._show_changes(),
+            make("umount2", os.fsencode(f"{self.stage}/lower"), MNT_DETACH),
+            make("umount2", os.fsencode(self.stage), MNT_DETACH),
+            make("unlinkat", AT_FDCWD, os.fsencode(self.stage), AT_REMOVEDIR),
+        ]
+
+    def _show_changes(self) -> list[Call]:
+        if not self.changes:
+            return []
+        return [
+            *_make_mount_point(self.changes, is_directory=True),
+            mount(f"{self.stage}/upper", self.changes, "", MS_BIND),
+            mount("none", self.changes, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC),
+        ]
+
+    def _folder(self, path: str, mode: int) -> list[Call]:
+        name = os.fsencode(path)
+        return [
+            make("mkdirat", AT_FDCWD, name, 0o700),
+            make("openat", AT_FDCWD, name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, keep="layer"),
+            make("fchownat", "layer", b"", self.owner, self.owner, AT_EMPTY_PATH),
+            make("fchmod", "layer", mode),
+            make("close", "layer"),
+        ]
+
+    def describe(self) -> str:
+        return (
+            f"overlay of {self.source} at /{self.target}, without {len(self.masked)} hidden paths, with "
+            f"{self.size_bytes} bytes to write"
+        )
+
+
+def _times(changed_ns: int) -> bytes:
+    """Return two `struct timespec`: of access and of change."""
+    one = b"".join(number.to_bytes(8, "little", signed=True) for number in divmod(changed_ns, 10**9))
+    return one * 2
+
+
 class Terminals:
     """Mount the pseudo-terminals of this sandbox alone."""
 
@@ -301,13 +401,20 @@ KINDS: dict[str, Any] = {
     "terminals": Terminals,
     "text": Text,
     "upper": Upper,
+    "overlay": Overlay,
     "proc": Proc,
 }
 
 
 def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
-    """Build the values from the plain tuples of a spec: kind, then the constructor's arguments."""
-    return [KINDS[kind](*arguments) for kind, *arguments in rows]
+    """Build the values from the plain tuples of a spec: kind, then the constructor's arguments; last, those by name."""
+    return [_from_row(*row) for row in rows]
+
+
+def _from_row(kind: str, *arguments: Any) -> Mount:  # noqa: ANN401 - each kind has its own
+    named = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
+    made: Mount = KINDS[kind](*(arguments[:-1] if named else arguments), **named)
+    return made
 
 
 def stage_root(inodes: int = 4096) -> list[Call]:

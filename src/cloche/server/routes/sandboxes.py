@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Request, Response
@@ -26,6 +28,7 @@ from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from ..service import Service
+from ..workspaces import opened_workspace
 from .code import allowed_options
 
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"])
@@ -35,6 +38,14 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
 
 Label = Annotated[str, StringConstraints(pattern=rf"^{_LABEL.pattern}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
+
+
+class WorkspaceFolder(WireModel):
+    """A folder of the host below the operator's roots, of which a sandbox gets a copy-on-write view."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    disk: Amount | None = None
+    hide: list[Word] = Field(default_factory=list, max_length=1_000)
 
 
 class NewSandbox(OptionFields):
@@ -49,6 +60,7 @@ class NewSandbox(OptionFields):
     lifetime: Amount | None = None
     idle: Amount | None = None
     files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    workspace: WorkspaceFolder | None = None
 
 
 class SandboxExec(WireModel):
@@ -112,10 +124,21 @@ async def open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> r
         "name": None if asked.name is None else check_name(asked.name), "labels": asked.labels,
         "lifetime": lifetime_s, "idle": idle_s,
     }  # fmt: skip
-    return await service.sandboxes.create(
-        project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s, document=document,
-        options=options, files={file.path: file.content() for file in asked.files} or None,
+    create = partial(
+        service.sandboxes.create, project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s,
+        document=document, files={file.path: file.content() for file in asked.files} or None,
     )  # fmt: skip
+    folder = asked.workspace
+    if folder is None:
+        return await create(options=options)
+    holding = opened_workspace(service.options.roots, folder.path, writes=False)
+    at, _ = await asyncio.to_thread(holding.__enter__)
+    try:
+        # By the descriptor: what has the name by now may be another folder.
+        given = {"workspace": f"/proc/self/fd/{at}", "workspace_disk": folder.disk, "workspace_hide": folder.hide}
+        return await create(options={**options, **given})
+    finally:
+        holding.__exit__(None, None, None)
 
 
 def _times(asked: NewSandbox, caller: Caller) -> tuple[float, float | None]:

@@ -1,0 +1,86 @@
+"""What a model is told of its changes to a folder of the host, and what an approver is shown before they are written.
+
+A model asks for a diff first. What it then asks to commit is named by the diff's id, and the approver sees that diff:
+a yes is for exactly these changes, the dangerous ones among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche.core.changes import Change, Committed, Diff
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape, escape_name
+
+from .answers import MOST_CHARS, clip
+from .approval import ApprovalRequest, Risk
+from .catalog import Tool
+
+MOST_SHOWN = 8  # diffs that a model may still commit
+MOST_ROWS = 500
+MOST_PATCH_CHARS = 200_000  # that an approver is shown
+
+
+class ShownDiffs:
+    """Remember the diffs that a model was shown last, by their ids."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self._shown: dict[str, Diff] = {}
+
+    def note(self, diff: Diff) -> str:
+        """Take note of a diff, and return what the model is told of it."""
+        self._shown.pop(diff.id, None)
+        self._shown[diff.id] = diff
+        while len(self._shown) > MOST_SHOWN:
+            self._shown.pop(next(iter(self._shown)))
+        if not diff.changes:
+            return "Nothing was changed."
+        text = "\n".join([f"id: {diff.id}", *_rows(diff.changes), *(_left_out(diff)), "", escape(diff.patch)])
+        return clip(text, where="the folder") if len(text) > MOST_CHARS else text
+
+    def found(self, tool: Tool, wanted: str) -> Diff:
+        """Return a diff that was shown. Raises InvalidRequest."""
+        if wanted not in self._shown:
+            raise InvalidRequest(f"{tool.name}: no diff with id {wanted!r} was shown; call show_changes first")
+        return self._shown[wanted]
+
+    def request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
+        """Return what an approver is asked: critical where one of the changes is dangerous.
+
+        Raises InvalidRequest for a diff that was not shown.
+        """
+        diff = self.found(tool, read["id"])
+        rows = _rows(diff.changes)
+        patch = escape(diff.patch[:MOST_PATCH_CHARS])
+        if diff.is_cut or len(diff.patch) > MOST_PATCH_CHARS:
+            patch += "\n(the diff goes on: look at all of it before you say yes)"
+        return ApprovalRequest(
+            tool=tool.name, risk=Risk.CRITICAL if diff.dangerous else Risk.HIGH, arguments=dict(read),
+            rules={"writes_to": self.folder, "changes": rows}, changes=patch,
+        )  # fmt: skip
+
+
+def told(done: Committed) -> str:
+    """Return what a model is told of a commit."""
+    lines = [f"Wrote {len(done.written)} paths to the host's folder."]
+    lines += [f"not written: {escape_name(path)}: {why}" for path, why in (done.left or {}).items()]
+    lines += [f"{escape_name(name)} is {commit}" for name, commit in (done.refs or {}).items()]
+    return clip("\n".join(lines))
+
+
+def _rows(changes: Sequence[Change]) -> list[str]:
+    rows = [_row(one) for one in changes[:MOST_ROWS]]
+    return rows if len(changes) <= MOST_ROWS else [*rows, f"and {len(changes) - MOST_ROWS} more"]
+
+
+def _row(one: Change) -> str:
+    name = f"{escape_name(one.old_path)} -> {escape_name(one.path)}" if one.old_path else escape_name(one.path)
+    notes = [f"DANGEROUS: {', '.join(one.dangers)}"] if one.dangers else []
+    notes += [f"conflict: {one.conflict}"] if one.conflict else []
+    return f"{one.what} {one.kind} {name}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _left_out(diff: Diff) -> list[str]:
+    return [f"never written: {escape_name(one.path)}: {one.reason}" for one in diff.left_out[:MOST_ROWS]]

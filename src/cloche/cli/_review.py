@@ -1,0 +1,164 @@
+"""What a sandbox has changed in a folder of the host, shown and asked about. All of it is a guest's word: escaped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape, escape_name
+
+from .output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cloche.core.changes import Change, Committed, Diff
+    from cloche.execution.sandbox import AsyncSandbox
+    from cloche.sync import Sandbox
+
+SIGNS: Mapping[str, str] = {"added": "A", "removed": "D", "modified": "M", "renamed": "R", "mode": "m"}
+STYLES: Mapping[str, str] = {"+": "green", "-": "red", "@": "cyan"}
+MOST_ROWS, MOST_LINES, MOST_LINE_CHARS = 200, 2000, 400
+FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide", "workspace_read")
+
+
+class Answer(NamedTuple):
+    """Hold which changes are to be written, and which dangerous ones were said yes to."""
+
+    paths: tuple[str, ...]
+    dangerous: tuple[str, ...]
+
+
+def check_review(options: Mapping[str, Any], *, review: bool) -> None:
+    """Raise InvalidRequest where there would be nothing to review, or nobody to ask."""
+    if not review:
+        return
+    if options.get("workspace") is None:
+        raise InvalidRequest("--review asks about changes in a folder; give one: --workspace DIR")
+    if not os.isatty(0):
+        raise InvalidRequest(
+            "--review asks on a terminal, and standard input is none; without one: cloche sandbox create NAME "
+            "--workspace DIR, then cloche diff NAME and cloche commit NAME --id ID"
+        )
+
+
+def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) -> None:
+    """Print the changes, one a line, then the diffs of text files, then what is left out."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=to_stderr, soft_wrap=True, highlight=False)
+    for one in diff.changes[:MOST_ROWS]:
+        console.print(Text(_row(one), style="yellow" if one.dangers or one.conflict else ""))
+    if len(diff.changes) > MOST_ROWS:
+        console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
+    if with_patch and diff.patch:
+        lines = diff.patch.splitlines()
+        console.print()
+        for line in lines[:MOST_LINES]:
+            console.print(Text(escape(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
+        if len(lines) > MOST_LINES or diff.is_cut:
+            console.print("the diff goes on; cloche diff NAME --patch prints all that there is of it")
+    for left in diff.left_out[:MOST_ROWS]:
+        console.print(f"left out: {escape_name(left.path)}: {escape(left.reason)}")
+
+
+def _row(one: Change) -> str:
+    name = escape_name(one.path) + ("/" if one.kind == "directory" else "")
+    if one.what == "renamed":
+        name = f"{escape_name(one.old_path)} -> {name}"
+    if one.kind == "link" and one.what != "removed":
+        name += f" -> {escape_name(one.target)}"
+    if one.what == "mode":
+        name += f" ({one.old_mode:o} -> {one.mode:o})"
+    notes = [f"needs a yes of its own: {', '.join(one.dangers)}"] if one.dangers else []
+    notes += [f"conflict: {one.conflict}"] if one.conflict else []
+    return f"{SIGNS[one.what]} {name}" + (f"   [{escape('; '.join(notes))}]" if notes else "")
+
+
+def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer | None:
+    """Ask whether changes are written, all or file by file, and again for each dangerous one; None for no."""
+    show_diff(diff)
+    if diff.conflicts:
+        say("the host has changed some of these files as well; those are not written (see cloche commit --ours)")
+    chosen = [one for one in diff.changes if not one.conflict]
+    if not chosen:
+        return None
+    word = _word(read, f"Write these changes to {escape_name(folder)}? [y]es, [N]o, [f]ile by file: ", "ynf")
+    if word == "n":
+        return None
+    if word == "f":
+        chosen = [one for one in chosen if _word(read, f"{_row(one)}: write it? [y/N]: ", "yn") == "y"]
+    paths, dangerous = [], []
+    for one in chosen:
+        if one.dangers:
+            question = (
+                f"{escape_name(one.path)} is dangerous ({', '.join(one.dangers)}). Write it all the same? [y/N]: "
+            )
+            if _word(read, question, "yn") != "y":
+                continue
+            dangerous.append(one.path)
+        paths.append(one.path)
+    return Answer(tuple(paths), tuple(dangerous)) if paths else None
+
+
+def _word(read: Callable[[str], str], question: str, words: str) -> str:
+    """Return the first letter of an answer; no for an empty one, and at the end of input."""
+    try:
+        answer = read(question).strip().lower()[:1]
+    except EOFError:
+        return "n"
+    return answer if answer and answer in words else "n"
+
+
+def tell_committed(done: Committed) -> None:
+    """Say what was written, and what was not."""
+    say(f"wrote {len(done.written)} {'path' if len(done.written) == 1 else 'paths'}")
+    for path, why in (done.left or {}).items():
+        say(f"not written: {escape_name(path)}: {why}")
+    for ref, commit in (done.refs or {}).items():
+        say(f"{escape_name(ref)} is {commit}")
+
+
+def without_folder(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return the options of a sandbox without those of a folder, and these; None where no folder is wanted."""
+    given = {name: value for name, value in options.items() if name in FOLDER_OPTIONS and value is not None}
+    rest = {name: value for name, value in options.items() if name not in FOLDER_OPTIONS}
+    if given and "workspace" not in given:
+        raise InvalidRequest(f"--{next(iter(given)).replace('_', '-')} is for a folder; give one: --workspace DIR")
+    return rest, given or None
+
+
+def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
+    """Ask which changes of a throwaway sandbox are written to its folder, or say that they are dropped."""
+    diff = sandbox.diff()
+    answer = _settled(diff, sandbox.notes, review=review)
+    if answer is not None:
+        tell_committed(sandbox.commit(diff, paths=answer.paths, dangerous=answer.dangerous))
+
+
+async def settle_attached(sandbox: AsyncSandbox, *, review: bool) -> None:
+    """Do the same for one that our terminal was in."""
+    diff = await sandbox.diff()
+    answer = _settled(diff, sandbox.notes, review=review)
+    if answer is not None:
+        tell_committed(await sandbox.commit(diff, paths=answer.paths, dangerous=answer.dangerous))
+
+
+def _settled(diff: Diff, notes: Mapping[str, Any], *, review: bool) -> Answer | None:
+    folder = str(notes.get("workspace", {}).get("path", ""))
+    if not diff.changes:
+        return None
+    if not review:
+        count = len(diff.changes)
+        say(
+            f"{count} {'change' if count == 1 else 'changes'} to {escape_name(folder)} "
+            f"{'is' if count == 1 else 'are'} dropped; --review shows and asks, a sandbox with a name keeps them"
+        )
+        return None
+    answer = ask(diff, folder)
+    if answer is None:
+        say("nothing was written")
+    return answer

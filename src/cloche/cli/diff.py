@@ -1,0 +1,119 @@
+"""`cloche diff`, `commit` and `discard`: what a sandbox with a name has changed in a folder of the host."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cloche.core.errors import InvalidRequest
+
+from .app import root
+from .options import argument, flag, json_option, option
+from .output import say
+
+_name = argument("name", metavar="NAME", help="A sandbox that was created with --workspace.")
+_paths = argument("paths", nargs=-1, metavar="[PATH]...", help="Paths in the folder, with all below. Default: all.")
+
+
+@root.command("diff", no_args_is_help=True)
+@_name
+@flag("--patch", help="Print the diffs of text files alone, as git apply takes them.")
+@flag("--stat", help="Print one line for each change, and no diffs.")
+@json_option()
+def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
+    """Show what a sandbox has changed in its folder.
+
+    The last line is the id of what is shown: `cloche commit NAME --id ID` writes exactly that, or nothing.
+    """
+    from cloche.sync import Sandbox
+
+    from ._review import show_diff
+
+    if patch and (stat or as_json):
+        raise InvalidRequest("--patch prints diffs alone; leave out --stat and --json")
+    with Sandbox.attach(name) as sandbox:
+        diff = sandbox.diff()
+    if as_json:
+        print(json.dumps(diff.as_dict(), default=str))
+    elif patch:
+        sys.stdout.buffer.write(diff.patch.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+    elif not diff.changes and not diff.left_out:
+        print("nothing was changed")
+    else:
+        show_diff(diff, with_patch=not stat, to_stderr=False)
+        print(f"id {diff.id}")
+    return 0
+
+
+@root.command("commit", no_args_is_help=True)
+@_name
+@_paths
+@option("--id", "wanted", metavar="ID", help="Write what `cloche diff` showed under this id, or nothing.")
+@option("--dangerous", metavar="PATH", multiple=True, help="Write this dangerous change, too. Repeatable.")
+@option("--ours", metavar="PATH", multiple=True, help="Of a conflict, take the sandbox's version. Repeatable.")
+@option("--theirs", metavar="PATH", multiple=True, help="Of a conflict, keep the host's version. Repeatable.")
+@option("--branch", metavar="BRANCH", help="Make a commit on this new branch of git's, and write no file.")
+@option("--author", metavar="AUTHOR", help="Who has made that commit: NAME <EMAIL>.")
+@option("--message", metavar="TEXT", help="The message of that commit.")
+@flag("--review", help="Show the changes, and ask.")
+@json_option()
+def _commit(
+    name: str,
+    paths: tuple[str, ...],
+    wanted: str | None,
+    dangerous: tuple[str, ...],
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    branch: str | None,
+    author: str | None,
+    message: str | None,
+    review: bool,
+    as_json: bool,
+) -> int:
+    """Write what a sandbox has changed to its folder.
+
+    Nothing is written where the host has changed one of the files as well (--ours, --theirs), or where a change is
+    dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
+    """
+    from cloche.sync import Sandbox
+
+    from ._review import ask, tell_committed
+
+    if branch is None and (author is not None or message is not None):
+        raise InvalidRequest("--author and --message are of a commit; give --branch, too")
+    chosen = paths or None
+    with Sandbox.attach(name) as sandbox:
+        if review:
+            diff = sandbox.diff()
+            answer = ask(diff, str(sandbox.notes.get("workspace", {}).get("path", "")))
+            if answer is None:
+                say("nothing was written")
+                return 0
+            wanted, chosen, dangerous = diff.id, answer.paths, (*dangerous, *answer.dangerous)
+        done = sandbox.commit(
+            wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, branch=branch, author=author,
+            message=message,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps({"written": done.written, "left": dict(done.left or {}), "refs": dict(done.refs or {})}))
+    else:
+        tell_committed(done)
+    return 0
+
+
+@root.command("discard", no_args_is_help=True)
+@_name
+@_paths
+@json_option()
+def _discard(name: str, paths: tuple[str, ...], as_json: bool) -> int:
+    """Give a sandbox its folder's files back, as the host has them now."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        found = sandbox.discard(paths or None)
+    if as_json:
+        print(json.dumps({"discarded": found}))
+    else:
+        say(f"discarded {len(found)} {'change' if len(found) == 1 else 'changes'}")
+    return 0

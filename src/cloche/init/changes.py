@@ -1,0 +1,238 @@
+"""What is in a folder, with all contents, as one stream: the upper layer of an overlay, or a copy of the host's folder.
+
+The stream is made of frames: four bytes, the largest first, say how many bytes follow. With the top bit set they are
+content, else one JSON object. There is a row for each path, folders before what is in them:
+
+    {"path", "kind": "file" | "directory" | "link" | "removed" | "unchanged" | "other", "mode", "target", "opaque",
+     "copied", "problem"}
+
+A row of a file is followed by its content, in frames, and by an end: a content frame of no bytes, or
+`{"problem": WORD}` where not all of it could be read. A row with a `problem` has no content and nothing below it.
+
+In an overlay's upper layer a character device 0:0 is a whiteout, `user.overlay.opaque` with the value `y` on a folder
+hides all below it in the lower layers, and `user.overlay.origin` is on what was copied up. With a time `since` the
+folder is a copy that was complete then: what has not changed after it is `unchanged`, and a folder `copied`.
+
+Nothing but folders and regular files is opened, through no link and by the descriptor of the folder above.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+
+from .content import CHUNK, CONTENT_OUT, FOLDER, OPEN, natural, write_all
+from .names import pack, unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CONTENT = 1 << 31
+MOST_ENTRIES = 1_000_000
+MOST_DEPTH = 100  # of folders; each holds two descriptors while it is looked through
+MOST_PATH_BYTES = 4096
+HELD_BYTES = 1 << 16
+OPAQUE, ORIGIN = "user.overlay.opaque", "user.overlay.origin"
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+
+
+def changes(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Send what is below a folder: `most` bytes of content in all and `entries` rows, without the paths of `skip`.
+
+    What has one of the `names` is said, and not looked into. The answer counts rows and what was cut.
+    """
+    sending = _Sending(order)
+    top = os.open(path, FOLDER)
+    try:
+        sending.send(top)
+    finally:
+        os.close(top)
+    sending.flush()
+    return {
+        "count": sending.count, "too_many": sending.is_cut, "too_large": sending.too_large, "skipped": sending.skipped,
+    }  # fmt: skip
+
+
+class _Folder:
+    """Hold one folder while it is looked through."""
+
+    __slots__ = ("entries", "fd", "prefix")
+
+    def __init__(self, fd: int, prefix: bytes):
+        self.fd, self.prefix = fd, prefix
+        self.entries = os.scandir(fd)
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.fd)
+
+
+class _Sending:
+    """Walk a folder and write its frames."""
+
+    def __init__(self, order: dict[str, Any]):
+        self.since = natural(order, "since", None)
+        self.most = natural(order, "most", 0) or 0
+        self.entries = natural(order, "entries", MOST_ENTRIES) or 0
+        self.skip = {unpack(one) for one in order.get("skip") or ()}
+        self.names = {unpack(one) for one in order.get("names") or ()}
+        self.count = self.too_large = self.skipped = 0
+        self.is_cut = False
+        self.device = -1
+        self.held: list[bytes] = []
+        self.held_bytes = 0
+
+    def send(self, top: int) -> None:
+        """Send rows for all that is below an open folder."""
+        self.device = os.fstat(top).st_dev
+        open_folders = [_Folder(os.dup(top), b"")]
+        try:
+            while open_folders and not self.is_cut:
+                folder = open_folders[-1]
+                entry = next(folder.entries, None)
+                if entry is None:
+                    open_folders.pop().close()
+                elif (below := self._send_entry(folder, os.fsencode(entry.name), len(open_folders))) is not None:
+                    open_folders.append(below)
+        finally:
+            for folder in open_folders:
+                folder.close()
+
+    def _send_entry(self, folder: _Folder, name: bytes, depth: int) -> _Folder | None:
+        """Send what is at one name; return the folder that is to be looked into."""
+        path = folder.prefix + name
+        if path in self.skip:
+            return None
+        if len(path) > MOST_PATH_BYTES:
+            self.skipped += 1
+            return None
+        try:
+            state = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+        except OSError as error:
+            self.skipped += error.errno not in GONE
+            return None
+        if self.count >= self.entries:
+            self.is_cut = True
+            return None
+        kind = stat.S_IFMT(state.st_mode)
+        row: dict[str, Any] = {"path": pack(path), "mode": stat.S_IMODE(state.st_mode)}
+        is_old = self.since is not None and state.st_ctime_ns < self.since
+        if kind == stat.S_IFDIR:
+            return self._send_folder(folder, name, row, state, is_old=is_old, depth=depth)
+        if is_old and kind in (stat.S_IFREG, stat.S_IFLNK):
+            self._row({**row, "kind": "unchanged"})
+        elif kind == stat.S_IFREG:
+            self._send_file(folder, name, row)
+        elif kind == stat.S_IFLNK:
+            self._send_link(folder, name, row)
+        elif kind == stat.S_IFCHR and state.st_rdev == 0 and self.since is None:
+            self._row({**row, "kind": "removed"})
+        else:
+            self._row({**row, "kind": "other"})
+        return None
+
+    def _send_folder(
+        self, folder: _Folder, name: bytes, row: dict[str, Any], state: os.stat_result, *, is_old: bool, depth: int
+    ) -> _Folder | None:
+        row["kind"] = "directory"
+        if name in self.names:
+            self._row(row)
+            return None
+        if depth >= MOST_DEPTH or state.st_dev != self.device:
+            self._row({**row, "problem": "mount" if state.st_dev != self.device else "too_deep"})
+            return None
+        fd = -1
+        try:
+            fd = os.open(name, FOLDER, dir_fd=folder.fd)
+            below = _Folder(fd, folder.prefix + name + b"/")
+        except OSError:
+            if fd >= 0:
+                os.close(fd)
+            self._row({**row, "problem": "unreadable"})
+            return None
+        row["opaque"] = self.since is None and _attribute(fd, OPAQUE) == b"y"
+        row["copied"] = is_old if self.since is not None else _attribute(fd, ORIGIN) is not None
+        self._row(row)
+        return below
+
+    def _send_link(self, folder: _Folder, name: bytes, row: dict[str, Any]) -> None:
+        try:
+            target = os.fsencode(os.readlink(name, dir_fd=folder.fd))
+        except OSError:
+            self._row({**row, "kind": "link", "problem": "unreadable"})
+        else:
+            self._row({**row, "kind": "link", "target": pack(target)})
+
+    def _send_file(self, folder: _Folder, name: bytes, row: dict[str, Any]) -> None:
+        """Send a file, and say so where it has changed meanwhile, or has more than may still be sent."""
+        row["kind"] = "file"
+        if name in self.names:
+            self._row({**row, "problem": "unreadable"})
+            return
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | OPEN, dir_fd=folder.fd)
+        except OSError:
+            self._row({**row, "problem": "unreadable"})
+            return
+        try:
+            before = os.fstat(fd)
+            if not stat.S_ISREG(before.st_mode):
+                self._row({**row, "kind": "other"})
+                return
+            if before.st_size > self.most:
+                self.too_large += 1
+                self._row({**row, "problem": "too_large"})
+                return
+            row["copied"] = _attribute(fd, ORIGIN) is not None
+            self._row(row)
+            self._send_content(fd, before)
+        finally:
+            os.close(fd)
+
+    def _send_content(self, fd: int, before: os.stat_result) -> None:
+        size, problem = 0, ""
+        try:
+            while data := os.read(fd, CHUNK):
+                if len(data) > self.most:
+                    problem = "too_large"
+                    self.too_large += 1
+                    break
+                self._frame(data, CONTENT)
+                self.most -= len(data)
+                size += len(data)
+        except OSError:
+            problem = "unreadable"
+        after = os.fstat(fd)
+        if not problem and (size != after.st_size or before.st_mtime_ns != after.st_mtime_ns):
+            problem = "changed"
+        if problem:
+            self._frame(json.dumps({"problem": problem}).encode())
+        else:
+            self._frame(b"", CONTENT)
+
+    def _row(self, row: dict[str, Any]) -> None:
+        self.count += 1
+        self._frame(json.dumps(row, separators=(",", ":")).encode())
+
+    def _frame(self, data: bytes, flag: int = 0) -> None:
+        self.held += ((flag | len(data)).to_bytes(4, "big"), data)
+        self.held_bytes += 4 + len(data)
+        if self.held_bytes >= HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        write_all(CONTENT_OUT, b"".join(self.held))
+        self.held.clear()
+        self.held_bytes = 0
+
+
+def _attribute(fd: int, name: str) -> bytes | None:
+    """Return an extended attribute of an open file; None where it has none, or its file system knows none."""
+    try:
+        return os.getxattr(fd, name)
+    except OSError:
+        return None

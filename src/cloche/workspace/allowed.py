@@ -1,0 +1,318 @@
+"""Which folders of the host may be shown to a sandbox at all, and where they are shown inside.
+
+Theory of operation: the folder is opened once, and everything is decided about what the descriptor says: its path is
+the kernel's, with all links resolved, and it and all folders above it are compared with the forbidden ones by device
+and inode, too, so that another spelling or a mount of a forbidden folder elsewhere is refused like the folder itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cloche import hostfs
+from cloche.config.state import DATABASE
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+
+from .hidden import BELOW, CREDENTIAL_FOLDERS
+
+WORKSPACE, SAME = "/workspace", "same"
+MOST_PATH = 4000  # bytes; the kernel takes 4,095, and names follow
+# Neither these nor anything below them.
+SYSTEM_TREES = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/sys", "/dev", "/run", "/boot",
+    "/var/lib", "/var/run", "/var/log", "/var/spool", "/var/cache", "/var/mail", "/lost+found",
+)  # fmt: skip
+# These themselves; folders in them are somebody's.
+SYSTEM_FOLDERS = ("/", "/var", "/root", "/home", "/opt", "/srv", "/mnt", "/media", "/tmp", "/var/tmp")
+# A service's home is often there; what is below the home of this user is its own.
+_HOLDS_HOMES = "/var/lib"
+# Below a home alone: elsewhere these are folders of a project.
+_OF_HOMES = frozenset({".docker", ".mozilla", ".thunderbird", ".local/share/keyrings", ".config/google-chrome"})
+# What the jail itself makes, where no folder of the host is shown.
+JAIL_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/sys", "/dev", "/run")
+JAIL_FOLDERS = ("/", "/tmp", "/var", "/var/tmp", "/home", "/root", "/opt", "/srv", "/home/sandbox")
+# Cloche's folders by the variable that moves them, and where they are below a home; all are called "cloche".
+_PLATFORM: Mapping[str, tuple[str, str]] = {
+    "configuration": ("XDG_CONFIG_HOME", ".config"),
+    "state (records, audit, sockets)": ("XDG_STATE_HOME", ".local/state"),
+    "data (packages, skills)": ("XDG_DATA_HOME", ".local/share"),
+    "cache": ("XDG_CACHE_HOME", ".cache"),
+}
+# Files and folders that a variable names: what is in them, by that variable.
+_NAMED: Mapping[str, str] = {
+    "CLOCHE_CONFIG": "configuration file",
+    "CLOCHE_ENV_FILE": "settings",
+    "CLOCHE_AUDIT": "audit log",
+    DATABASE: "records",
+    "CLOCHE_APPROVALS": "approvals",
+    "CLOCHE_MICROVM_IMAGE": "image of virtual machines",
+}
+# Beside the file of the records; the key is in the working directory where a server has them.
+_KEY_OF_RECORDS = "snapshots.key"
+_BESIDE_RECORDS = (_KEY_OF_RECORDS, "snapshots", "blobs")
+_RUNTIME = "/run/cloche"
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedFolder:
+    """Hold a folder that may be shown: its real path, a descriptor that the caller closes, and what identifies it.
+
+    `owner` are uid and gid; whether its owner is the caller, the caller asks where it matters.
+    """
+
+    path: str
+    fd: int
+    owner: tuple[int, int]
+    dev: int
+    ino: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPlace:
+    """Say where Cloche keeps something of its own: an absolute path, and what is there."""
+
+    path: str
+    what: str
+
+
+def own_folders(further: Mapping[str, str] | None = None) -> tuple[OwnPlace, ...]:
+    """Return where Cloche keeps its own things for this user: whether it is there or not.
+
+    `further` are paths that settings name, such as the audit's folder, with what is there.
+    """
+    found = (*_platform_places(), *_named_places(), *_places_beside_records(), *_further_places(further or {}))
+    return tuple(dict.fromkeys(found))
+
+
+def _platform_places() -> Iterator[OwnPlace]:
+    for what, (variable, below_home) in _PLATFORM.items():
+        if found := hostfs.own_folder(variable, below_home):
+            yield OwnPlace(path=os.path.normpath(found), what=what)
+        for home in homes():  # also where a variable moves it: what was kept there before is no less private
+            yield OwnPlace(path=os.path.join(home, below_home, "cloche"), what=what)
+    for home in homes():
+        yield OwnPlace(path=os.path.join(home, ".cloche"), what="configuration")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        yield OwnPlace(path=os.path.join(os.path.normpath(runtime), "cloche"), what="sockets")
+    yield OwnPlace(path=_RUNTIME, what="sockets")
+
+
+def _named_places() -> Iterator[OwnPlace]:
+    for variable, what in _NAMED.items():
+        path = _path_in(variable, os.environ.get(variable, ""))
+        if path and not (variable == "CLOCHE_ENV_FILE" and os.path.basename(path).startswith(".env")):  # that is hidden
+            yield OwnPlace(path=os.path.abspath(path), what=f"{what} ({variable})")
+
+
+def _places_beside_records() -> Iterator[OwnPlace]:
+    location = os.environ.get(DATABASE, "")
+    what = f"records ({DATABASE})"
+    if path := _path_in(DATABASE, location):
+        folder = os.path.dirname(os.path.abspath(path))
+        yield from (OwnPlace(path=os.path.join(folder, name), what=what) for name in _BESIDE_RECORDS)
+    elif location and os.path.lexists(key := os.path.join(_working_directory(), _KEY_OF_RECORDS)):
+        yield OwnPlace(path=key, what=what)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
+def _path_in(variable: str, value: str) -> str:
+    """Return the path that a variable's value names; empty where it names none."""
+    if variable == "CLOCHE_AUDIT":
+        value = os.path.expanduser(value)
+        return value if os.path.isabs(value) else ""  # else it is a switch
+    if "://" in value:
+        scheme, _, rest = value.partition(":///")
+        return rest.partition("?")[0] if scheme.startswith("sqlite") and rest != ":memory:" else ""
+    return value
+
+
+def _further_places(further: Mapping[str, str]) -> Iterator[OwnPlace]:
+    for path, what in further.items():
+        yield OwnPlace(path=os.path.abspath(path), what=what)
+
+
+def homes() -> tuple[str, ...]:
+    """Return this user's home as HOME has it and as the accounts have it."""
+    found = [os.environ.get("HOME", "")]
+    with suppress(KeyError):
+        found.append(pwd.getpwuid(os.geteuid()).pw_dir)
+    return tuple(dict.fromkeys(os.path.normpath(home) for home in found if os.path.isabs(home)))
+
+
+def check_folder(path: str | os.PathLike[str], *, places: Sequence[OwnPlace] | None = None) -> AllowedFolder:
+    """Open a folder that may be shown to a sandbox. `places` are Cloche's own, by default `own_folders()`.
+
+    Raises InvalidRequest, which says why not, and what to do.
+    """
+    named = os.fspath(path)
+    fd = _open(named)
+    try:
+        real = _real_path(fd, named)
+        facts = os.fstat(fd)
+        above = _identities_above(fd)
+        _refuse_system(real, named, above)
+        _refuse_homes(real, named, above[0], facts.st_uid)
+        _refuse_credentials(real, named)
+        for place in own_folders() if places is None else places:
+            _refuse_own(real, named, above, place)
+        return AllowedFolder(path=real, fd=fd, owner=(facts.st_uid, facts.st_gid), dev=facts.st_dev, ino=facts.st_ino)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _refused(named: str, why: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest(f"workspace: {escape_name(named)} {why}. {remedy}")
+
+
+def _open(named: str) -> int:
+    if not named or "\0" in named:
+        raise InvalidRequest(f'workspace: {escape_name(named)!r} is no path. Name a folder, such as ".".')
+    try:
+        return hostfs.open_folder(os.path.expanduser(named), follows_link=True)
+    except NotADirectoryError as error:
+        raise _refused(named, "is not a folder", "Name the folder that holds it.") from error
+    except OSError as error:
+        raise _refused(named, f"cannot be opened: {error.strerror}", "Name a folder that you can read.") from error
+
+
+def _real_path(fd: int, named: str) -> str:
+    """Return the kernel's path of an open folder."""
+    real = os.readlink(f"/proc/self/fd/{fd}")
+    with suppress(OSError):
+        if os.path.isabs(real) and os.path.samestat(os.stat(real), os.fstat(fd)):
+            if len(os.fsencode(real)) <= MOST_PATH:
+                return real
+            raise _refused(named, "has too long a path", "Move it higher up.")
+    raise _refused(named, "was moved or removed, or has no path here", "Name a folder that stays.")
+
+
+def _identities_above(fd: int) -> list[_Identity]:
+    """Return device and inode of an open folder and of all above it, its own first."""
+    found: list[_Identity] = []
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        while True:
+            facts = os.fstat(here)
+            identity = (facts.st_dev, facts.st_ino)
+            if found and found[-1] == identity:
+                return found
+            found.append(identity)
+            inner, here = here, os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            os.close(inner)
+    finally:
+        os.close(here)
+
+
+def _identity(path: str) -> _Identity | None:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def is_below(path: str, above: str) -> bool:
+    """Tell whether a normalised path is another, or lies in it."""
+    return path == above or path.startswith(f"{above.rstrip('/')}/")
+
+
+def _refuse_system(real: str, named: str, above: Sequence[_Identity]) -> None:
+    remedy = "Name a project's folder."
+    for folder in SYSTEM_FOLDERS:
+        if real == folder or _identity(folder) == above[0]:
+            raise _refused(named, f"is {folder}, which is the system's" if folder != "/" else "is the root", remedy)
+    is_in_home = any(is_below(real, home) and home.startswith(f"{_HOLDS_HOMES}/") for home in homes())
+    for tree in SYSTEM_TREES:
+        if tree == _HOLDS_HOMES and is_in_home:
+            continue
+        if is_below(real, tree) or _identity(tree) in above:
+            raise _refused(named, f"lies in {tree}, which is the system's", remedy)
+
+
+def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
+    remedy = "Name the project's folder in it."
+    found = list(homes())
+    with suppress(KeyError):
+        found.append(pwd.getpwuid(owner).pw_dir)
+    for home in map(os.path.realpath, found):
+        if home == "/":
+            continue
+        if real == home or _identity(home) == own:
+            raise _refused(named, "is a home, with keys and start-up files in it", remedy)
+        if is_below(home, real) or own in _around(home):
+            raise _refused(named, f"holds the home {escape_name(home)}", remedy)
+
+
+def _refuse_credentials(real: str, named: str) -> None:
+    remedy = "Name a folder without credentials."
+    parts = real.split("/")
+    for above, name in zip(("", *parts), parts, strict=False):
+        is_folder_of_keys = name in CREDENTIAL_FOLDERS or (above == ".config" and name in BELOW[".config"])
+        if is_folder_of_keys:
+            raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
+    if ".git" in parts:
+        raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
+    for home in map(os.path.realpath, homes()):
+        for name in sorted(_OF_HOMES):
+            if is_below(real, os.path.join(home, name)):
+                raise _refused(named, f"lies in ~/{name}, where credentials are kept", remedy)
+
+
+def _refuse_own(real: str, named: str, above: Sequence[_Identity], place: OwnPlace) -> None:
+    there = os.path.realpath(place.path)
+    if is_below(real, there) or _identity(there) in above:
+        raise _refused(
+            named, f"lies in Cloche's own {place.what}, {escape_name(place.path)}", "Name a folder outside of it."
+        )
+    if is_below(there, real) or is_below(place.path, real) or above[0] in _around(there):
+        raise _refused(
+            named, f"holds Cloche's own {place.what}, {escape_name(place.path)}",
+            "Name a folder further down, or keep that elsewhere.",
+        )  # fmt: skip
+
+
+def _around(path: str) -> set[_Identity]:
+    """Return device and inode of what is there of the folders above a path."""
+    found: set[_Identity] = set()
+    while (above := os.path.dirname(path)) != path:
+        path = above
+        if (identity := _identity(path)) is not None:
+            found.add(identity)
+    return found
+
+
+def at_for(path: str, at: str = SAME) -> str:
+    """Return where a folder with this real path is shown inside: by default at its own path, else where `at` says.
+
+    What lies at or below `/workspace` on the host is shown as `/workspace`, since that name is taken inside. Raises
+    InvalidRequest for a place that is none.
+    """
+    if at == SAME:
+        return WORKSPACE if is_below(path, WORKSPACE) else _checked_place(path, f"at: {escape_name(path)}")
+    return _checked_place(at, f"at: {escape_name(at)}")
+
+
+def _checked_place(at: str, where: str) -> str:
+    if not at.startswith("/") or at.startswith("//") or os.path.normpath(at) != at or "\0" in at:
+        raise InvalidRequest(f'{where} is no plain absolute path; write one such as "/project", or "{SAME}"')
+    if len(os.fsencode(at)) > MOST_PATH:
+        raise InvalidRequest(f"{where} is too long; {MOST_PATH} bytes are allowed")
+    if at in JAIL_FOLDERS or any(is_below(at, tree) for tree in JAIL_TREES):
+        raise InvalidRequest(f'{where} is a place of the sandbox\'s own system; choose another, such as "/project"')
+    if at != WORKSPACE and is_below(at, WORKSPACE):
+        raise InvalidRequest(f'{where} lies below {WORKSPACE}, which is a link to the folder; write "{WORKSPACE}"')
+    return at

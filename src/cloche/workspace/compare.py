@@ -1,0 +1,442 @@
+"""What a sandbox has, and what the host's folder has, become changes: what a commit would do to each path.
+
+Theory of operation: the entries of the snapshot are gone through in the order of the tree, and each is looked up in the
+host's folder; the host's own files are listed only where the sandbox hides them (a whiteout, an opaque folder, a whole
+snapshot). What equals the host's is no change, however often it was written. Each path has one change at most: what
+becomes of another kind is `modified`, with the old kind. A folder that goes is `removed` with a change for each path
+below it; where one of those must stay, the folder is left out instead. The changes come in the order of the tree,
+folders before what is in them: whoever carries them out removes first, from the end, and then does the others from the
+start.
+
+What is left out is left out with all that is below it, but for folders that must stay for what they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut
+from .dangers import dangers_of
+from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
+from .patch import make_patch
+from .snapshot import Entry, Snapshot
+
+MOST_REMOVED = 500_000  # paths of the host in all
+MOST_HASHED_BYTES = 512 << 20  # of removed files, to find the renamed ones
+SET_ID = stat.S_ISUID | stat.S_ISGID
+KINDS: Mapping[int, FileKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+
+HIDDEN = "it is hidden from the sandbox"
+GIT = "it is git's own: commits come by git, not as files"
+SPECIAL = "it is neither a file, a folder nor a link"
+SPECIAL_ON_HOST = "what the host has there is neither a file, a folder nor a link"
+TWIN = "the host's file system takes its name and another one, which differ in case or form alone, for the same"
+HOLDS_OTHERS = "it holds what is not part of the changes"
+TOO_MANY_REMOVED = f"more than {MOST_REMOVED} paths would be removed"
+TOO_DEEP = "it is too deep to be looked into"
+NO_SET_ID = "its set-user-ID and set-group-ID bits are never carried"
+PARTIAL = "there is more than was looked at; the rest is not here"
+CHANGED = "the host's has changed since the sandbox began"
+NEW_ON_HOST = "the sandbox does not have it, and the host has made or changed it since the sandbox began"
+GONE = "the host's is gone since the sandbox began"
+CHANGED_BELOW = "what the host has in it has changed since the sandbox began"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Hold changes and what was left out, both in the order of the tree."""
+
+    changes: tuple[Change, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def compare(
+    snapshot: Snapshot,
+    folder: int,
+    *,
+    hidden: Collection[str] = (),
+    opened_ns: int | None = None,
+    known: Mapping[str, tuple[int, int]] | None = None,
+) -> Comparison:
+    """Compare a snapshot with an open folder of the host.
+
+    What has changed on the host at `opened_ns` or later is a conflict, unless it is `known`: by path, the inode and the
+    change time (ns) of what was committed there. Whoever gives a time takes a tick of the clock off.
+    """
+    with Tree(folder) as tree:
+        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, known or {})
+        return comparing.run()
+
+
+def make_diff(
+    snapshot: Snapshot,
+    folder: int,
+    *,
+    hidden: Collection[str] = (),
+    opened_ns: int | None = None,
+    known: Mapping[str, tuple[int, int]] | None = None,
+) -> Diff:
+    """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it."""
+    found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known)
+    with Tree(folder) as tree:
+        patch = make_patch(found.changes, snapshot, tree)
+    changes = tuple(
+        replace(change, dangers=dangers_of(change), is_text=patch.is_text.get(change.path, change.is_text))
+        for change in found.changes
+    )
+    return Diff(id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut)
+
+
+def identify(changes: Iterable[Change]) -> str:
+    """Return a hash over what changes would write: paths, kinds, modes and contents; in hexadecimal."""
+    digest = hashlib.sha256()
+    for change in sorted(changes, key=lambda one: os.fsencode(one.path)):
+        what = (
+            change.path, change.what, change.kind, str(change.mode), change.sha256, change.target, change.old_path,
+        )  # fmt: skip
+        for text in map(os.fsencode, what):
+            digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()
+
+
+def is_git(name: bytes) -> bool:
+    """Tell whether a file or folder of this name is git's own, also where the host takes other letters for the same."""
+    return name.rstrip(b". ").lower() == b".git"
+
+
+class _Comparing:
+    """Hold one comparison."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        tree: Tree,
+        hidden: frozenset[bytes],
+        opened_ns: int | None,
+        known: Mapping[str, tuple[int, int]],
+    ):
+        self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
+        self.opened_ns, self.known = opened_ns, known
+        self.changes: dict[bytes, Change] = {}
+        self.left_out: dict[bytes, str] = {}
+        self.blocked: set[bytes] = set()  # what is left out with all that is below it
+        self.free: set[bytes] = set()  # folders that are not
+        self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files are removed
+        self.swept: set[bytes] = set()
+        self.to_remove = MOST_REMOVED
+
+    def run(self) -> Comparison:
+        """Compare all."""
+        paths = sorted(self.snapshot.entries, key=lambda path: path.split(b"/"))
+        twins = self._find_twins(paths)
+        for path in paths:
+            if self._is_blocked(path):
+                continue
+            if path in twins:
+                self._block(path, TWIN)
+                continue
+            try:
+                self._compare(path, self.snapshot.entries[path])
+            except OSError as error:
+                self._block(path, f"the host's cannot be read: {error.strerror}")
+        for path in self.to_sweep:
+            self._sweep(path)
+        if self.snapshot.is_partial:
+            self.left_out[b"."] = PARTIAL
+        self._find_renamed()
+        return Comparison(
+            changes=tuple(change for _, change in sorted(self.changes.items(), key=_in_order)),
+            left_out=tuple(
+                LeftOut(path=os.fsdecode(path), reason=reason)
+                for path, reason in sorted(self.left_out.items(), key=_in_order)
+            ),
+        )
+
+    # What is never part of the changes.
+
+    def _block(self, path: bytes, reason: str) -> None:
+        self.left_out[path] = reason
+        self.blocked.add(path)
+        self.free.discard(path)
+
+    def _is_blocked(self, path: bytes) -> bool:
+        """Tell whether a path may not be changed; the topmost one of them is left out with a reason."""
+        above, _, name = path.rpartition(b"/")
+        if above and above not in self.free:
+            if above in self.blocked or self._is_blocked(above):
+                return True
+            self.free.add(above)
+        if path in self.blocked:
+            return True
+        reason = GIT if is_git(name) else HIDDEN if path in self.hidden else ""
+        if reason:
+            self._block(path, reason)
+        return bool(reason)
+
+    def _find_twins(self, paths: Iterable[bytes]) -> set[bytes]:
+        """Return the paths that the host's file system would not tell from others."""
+        by_folder: dict[bytes, set[bytes]] = defaultdict(set)
+        for path in paths:
+            above, _, name = path.rpartition(b"/")
+            by_folder[above].add(name)
+        found: set[bytes] = set()
+        for above, names in by_folder.items():
+            try:
+                if not takes_names_for_equal(self.tree.nearest_folder(above.split(b"/") if above else ())):
+                    continue
+                on_host = {name for name, _ in self.tree.names(above)}
+            except OSError:
+                continue  # each of its paths comes to the same error
+            prefix = above + b"/" if above else b""
+            found.update(prefix + name for name in find_twins(names, on_host))
+        return found
+
+    # One path.
+
+    def _compare(self, path: bytes, entry: Entry) -> None:
+        if entry.problem:
+            self._block(path, entry.problem)
+            return
+        if entry.kind == "other":
+            self._block(path, SPECIAL)
+            return
+        if entry.kind == "unchanged":
+            return
+        host = self.tree.look(path)
+        if entry.kind == "removed":
+            if host is not None:
+                self._remove(path, host)
+            return
+        kind: FileKind = entry.kind
+        if host is None:
+            self._add(path, kind, entry)
+        elif stat.S_IFMT(host.st_mode) not in KINDS:
+            self._block(path, SPECIAL_ON_HOST)
+            return
+        elif KINDS[stat.S_IFMT(host.st_mode)] != kind:
+            self._replace(path, kind, entry, host)
+        elif kind == "directory":
+            self._compare_folder(path, entry, host)
+        elif kind == "link":
+            self._compare_link(path, entry, host)
+        else:
+            self._compare_file(path, entry, host)
+        self._check_set_id(path, entry, host)
+
+    def _add(self, path: bytes, kind: FileKind, entry: Entry) -> None:
+        conflict = GONE if entry.is_copied and not self.snapshot.is_whole and self._may_be_gone(path) else ""
+        self._change(path, "added", kind, entry, conflict=conflict)
+
+    def _may_be_gone(self, path: bytes) -> bool:
+        """Tell whether the host's may have been there: a file that was moved inside is a copy that never was."""
+        return (
+            self.opened_ns is not None
+            and os.fstat(self.tree.nearest_folder(path.split(b"/")[:-1])).st_ctime_ns >= self.opened_ns
+        )
+
+    def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
+        """Note that something of another kind takes the place of the host's."""
+        old_kind = KINDS[stat.S_IFMT(host.st_mode)]
+        conflict = self._conflict(path, host)
+        if old_kind == "directory":
+            is_whole, has_changed = self._remove_below(path)
+            if not is_whole:
+                self._block(path, HOLDS_OTHERS)
+                return
+            conflict = conflict or (CHANGED_BELOW if has_changed else "")
+        self._change(path, "modified", kind, entry, old_kind=old_kind, conflict=conflict, **self._old(path, host))
+
+    def _compare_folder(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+        is_as_copied = self.snapshot.is_whole and entry.is_copied
+        if not is_as_copied and entry.mode & 0o777 != host.st_mode & 0o777:
+            # Its change time is that of any name in it, so it says nothing of the mode.
+            self._change(path, "mode", "directory", entry, **self._old(path, host))
+        if entry.is_opaque:
+            self.to_sweep.append(path)
+
+    def _compare_link(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+        old = self._old(path, host)
+        if old["old_target"] != os.fsdecode(entry.target):
+            self._change(path, "modified", "link", entry, conflict=self._conflict(path, host), **old)
+
+    def _compare_file(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+        is_equal = entry.size == host.st_size and self._hash(path) == entry.sha256
+        if is_equal and entry.mode & 0o777 == host.st_mode & 0o777:
+            return
+        what: ChangeType = "mode" if is_equal else "modified"
+        self._change(path, what, "file", entry, conflict=self._conflict(path, host), **self._old(path, host))
+
+    def _check_set_id(self, path: bytes, entry: Entry, host: os.stat_result | None) -> None:
+        """Say that bits are left out which the sandbox has set: a new folder has its own from the one above."""
+        if entry.kind == "link" or (entry.kind == "directory" and host is None) or path in self.left_out:
+            return
+        if entry.mode & SET_ID & ~(host.st_mode if host is not None else 0):
+            self.left_out[path] = NO_SET_ID
+
+    def _change(self, path: bytes, what: ChangeType, kind: FileKind, entry: Entry, **more: Any) -> None:  # noqa: ANN401
+        self.changes[path] = Change(
+            path=os.fsdecode(path),
+            what=what,
+            kind=kind,
+            mode=0 if kind == "link" else entry.mode & 0o777,
+            size=entry.size,
+            sha256=entry.sha256,
+            target=os.fsdecode(entry.target),
+            is_text=entry.is_text,
+            **more,
+        )
+
+    def _old(self, path: bytes, host: os.stat_result) -> dict[str, Any]:
+        is_link, is_file = stat.S_ISLNK(host.st_mode), stat.S_ISREG(host.st_mode)
+        return {
+            "old_mode": 0 if is_link else host.st_mode & 0o777,
+            "old_size": host.st_size if is_file else 0,
+            "old_target": os.fsdecode(self.tree.target(path)) if is_link else "",
+        }
+
+    def _hash(self, path: bytes) -> str:
+        digest = hashlib.sha256()
+        for piece in self.tree.read(path):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def _conflict(self, path: bytes, host: os.stat_result) -> str:
+        if self.opened_ns is None or host.st_ctime_ns < self.opened_ns:
+            return ""
+        return "" if self.known.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
+
+    # What the host has, and the sandbox has not.
+
+    def _sweep(self, folder: bytes) -> None:
+        """Remove what the sandbox does not have in a folder that shows nothing of the host's."""
+        if folder in self.swept:
+            return
+        self.swept.add(folder)
+        try:
+            names = self.tree.names(folder)
+        except OSError as error:
+            self._block(folder or b".", f"the host's cannot be read: {error.strerror}")
+            return
+        for name, is_folder in names:
+            path = folder + b"/" + name if folder else name
+            entry = self.snapshot.entries.get(path)
+            if is_git(name) or path in self.hidden or path in self.blocked:
+                continue  # it is not the sandbox's to remove
+            if entry is None:
+                if not self.snapshot.is_partial:
+                    self._remove_missing(path)
+            elif entry.kind == "directory" and is_folder and path.count(b"/") < MOST_DEPTH:
+                self._sweep(path)
+
+    def _remove_missing(self, path: bytes) -> None:
+        try:
+            host = self.tree.look(path)
+            if host is not None:
+                self._remove(path, host)
+        except OSError as error:
+            self._block(path, f"the host's cannot be read: {error.strerror}")
+
+    def _remove(self, path: bytes, host: os.stat_result) -> tuple[bool, bool]:
+        """Note that the host's goes, with all below; tell whether all of it does, and whether any of it has changed."""
+        kind = KINDS.get(stat.S_IFMT(host.st_mode))
+        self.to_remove -= 1
+        if kind is None or self.to_remove < 0:
+            self._block(path, SPECIAL_ON_HOST if kind is None else TOO_MANY_REMOVED)
+            return False, False
+        conflict = self._conflict(path, host)
+        if conflict and self.snapshot.is_whole and kind != "directory":
+            self.left_out[path] = NEW_ON_HOST  # most likely it was never in the copy
+            return False, True
+        if kind == "directory":
+            is_whole, has_changed = self._remove_below(path)
+            if not is_whole:
+                self.left_out.setdefault(path, HOLDS_OTHERS)
+                return False, has_changed
+            conflict = conflict or (CHANGED_BELOW if has_changed else "")
+        self.changes[path] = Change(
+            path=os.fsdecode(path), what="removed", kind=kind, conflict=conflict, **self._old(path, host)
+        )
+        return True, bool(conflict)
+
+    def _remove_below(self, folder: bytes) -> tuple[bool, bool]:
+        is_whole, has_changed = True, False
+        if folder.count(b"/") >= MOST_DEPTH - 1:
+            self._block(folder, TOO_DEEP)
+            return False, False
+        try:
+            names = self.tree.names(folder)
+        except OSError as error:
+            self._block(folder, f"the host's cannot be read: {error.strerror}")
+            return False, False
+        for name, _ in names:
+            path = folder + b"/" + name
+            if is_git(name) or path in self.hidden:
+                self._block(path, GIT if is_git(name) else HIDDEN)
+                is_whole = False
+                continue
+            if self.to_remove < 0:
+                return False, has_changed
+            host = self.tree.look(path)
+            if host is not None:
+                goes, changed = self._remove(path, host)
+                is_whole, has_changed = is_whole and goes, has_changed or changed
+        return is_whole, has_changed
+
+    def _find_renamed(self) -> None:
+        """Make one change of a file that was added and one that was removed with the same content."""
+        added: dict[int, list[bytes]] = defaultdict(list)
+        for path, change in self.changes.items():
+            if change.what == "added" and change.kind == "file" and change.size:
+                added[change.size].append(path)
+        sizes = set(added)
+        candidates = [
+            path
+            for path, change in sorted(self.changes.items(), key=_in_order)
+            if change.what == "removed" and change.kind == "file" and change.old_size in sizes
+        ]
+        left = MOST_HASHED_BYTES
+        by_content: dict[str, list[bytes]] = defaultdict(list)
+        for path in candidates:
+            left -= self.changes[path].old_size
+            if left < 0:
+                break
+            try:
+                by_content[self._hash(path)].append(path)
+            except OSError:
+                continue
+        for path in sorted(path for paths in added.values() for path in paths):
+            olds = by_content.get(self.changes[path].sha256)
+            if olds:
+                name = path.rpartition(b"/")[2]
+                old = next((one for one in olds if one.rpartition(b"/")[2] == name), olds[0])
+                olds.remove(old)
+                self._rename(path, old)
+
+    def _rename(self, path: bytes, old_path: bytes) -> None:
+        old = self.changes.pop(old_path)
+        self.changes[path] = replace(
+            self.changes[path],
+            what="renamed",
+            old_path=old.path,
+            old_mode=old.old_mode,
+            old_size=old.old_size,
+            conflict=old.conflict,
+        )
+
+
+def _in_order(item: tuple[bytes, object]) -> list[bytes]:
+    return item[0].split(b"/")
+
+
+def find_twins(names: Collection[bytes], on_host: Collection[bytes]) -> set[bytes]:
+    """Return those of `names` that differ from another one, or from one of the host's, in case or form alone."""
+    forms: dict[str, set[bytes]] = defaultdict(set)
+    for name in (*names, *on_host):
+        forms[folded(name)].add(name)
+    return {name for name in names if len(forms[folded(name)]) > 1}

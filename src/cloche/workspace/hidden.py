@@ -1,0 +1,401 @@
+"""What of a host folder a sandbox is not shown: credentials by name and by content, hooks, and what patterns say.
+
+Theory of operation: one walk over all names by descriptors. The kind of an entry is what the folder's listing says of
+it, so nothing is looked at by `stat` but folders (for mounts), no link is followed, and a file is read only where its
+name is one of a few. What cannot be looked at is hidden. Inside of installed packages, where whole files are public
+and programs need them, only a user's own credential files are hidden. Which paths are hidden is decided here alone;
+`mask_rows` says how an overlay's layer must look that takes them away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from cloche import hostfs
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+
+from .ignore import MOST_BYTES, IgnorePatterns
+from .tracked import find_tracked
+
+IGNORE_FILE, STAGE_PREFIX = ".clocheignore", ".cloche-"
+MOST_DEPTH, MOST_HIDDEN, MOST_TIME_S = 200, 10_000, 60.0
+MOST_READ, MOST_CONFIG = 1 << 14, 1 << 16
+
+# Files that programs and users keep credentials in, by their whole name; hidden in installed packages, too.
+CREDENTIAL_FILES = frozenset({
+    ".netrc", "_netrc", ".pgpass", ".git-credentials", ".pypirc", ".my.cnf", ".s3cfg", ".boto", ".dockercfg",
+    ".vault-token", ".databrickscfg",
+})  # fmt: skip
+# Hidden outside of installed packages alone: there they are examples that came from a registry.
+KEY_FILES = frozenset({
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", "credentials.json",
+    "application_default_credentials.json", "service-account.json", "service_account.json", "serviceAccountKey.json",
+    "credentials.tfrc.json", "snapshots.key",
+})  # fmt: skip
+CREDENTIAL_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube", ".azure", ".password-store"})
+# By the name of the folder above: what in it holds credentials, while the rest is shown.
+BELOW: Mapping[str, frozenset[str]] = {
+    ".config": frozenset({"gcloud", "gh", "hub", "op", "rclone"}),
+    ".docker": frozenset({"config.json"}),
+    ".cargo": frozenset({"credentials", "credentials.toml"}),
+    ".gem": frozenset({"credentials"}),
+    ".m2": frozenset({"settings.xml", "settings-security.xml"}),
+    ".claude": frozenset({".credentials.json"}),
+    ".codex": frozenset({"auth.json"}),
+}
+_SHOWN_ENV = re.compile(r"\.env.*[._-](?:example|sample|template|dist|defaults|tmpl|tpl)\Z", re.DOTALL)
+_PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-")
+# By the end of the name: read, and hidden where a private key is in it.
+KEY_ENDINGS = frozenset({".pem", ".key", ".ppk", ".asc", ".PEM", ".KEY"})
+# By the whole name: read, and hidden where a credential is in it that is no variable's name.
+BY_CONTENT: Mapping[str, re.Pattern[bytes]] = {
+    ".npmrc": re.compile(rb"^[^#;\n]{0,500}?_(?:authToken|password|auth)\s*=\s*[^\s$]", re.MULTILINE),
+    ".yarnrc": re.compile(rb"^[^#\n]{0,500}?_(?:authToken|password|auth)\"?\s+\"?[^\s$]", re.MULTILINE),
+    ".yarnrc.yml": re.compile(rb"^\s{0,20}npmAuth(?:Token|Ident)\s*:\s*[\"']?[^\s$\"']", re.MULTILINE),
+    "pip.conf": re.compile(rb"://[^/\s@:$]{0,200}:[^/\s@$]{1,500}@"),
+}
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
+_ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
+_GIT_MARKS = frozenset({"HEAD", "objects", "refs"})
+_GIT_HEAD = re.compile(rb"\A(?:ref: |[0-9a-f]{40})")
+_NOTED = CREDENTIAL_FILES | KEY_FILES | BY_CONTENT.keys() | _ENVIRONMENT_MARKS | _GIT_MARKS | {"config"}
+_NOTHING: frozenset[str] = frozenset()
+_LOOK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # by something else, since it was listed
+_OUT_OF_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_URL_SECRET = re.compile(
+    rb"https?://(?:[^/\s@:]{0,200}:[^/\s@]{1,500}|(?:gh[a-z]_|github_pat_|glpat-|x-)[^/\s@]{1,500}|[^/\s@:]{36,500})@"
+    rb"|^\s{0,20}extraheader\s*=\s*[\"']?authorization:",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """Say what is hidden: paths below the folder, topmost only, each with its reason.
+
+    `tracked` are those of them that git tracks, or has tracked files below. `mounts` are folders where another file
+    system begins, which are hidden, too. `warnings` are sentences for the user. `scanned` counts the names seen.
+    """
+
+    paths: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    tracked: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    scanned: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskFolder:
+    """Say how a folder of the mask must look, so that the project's own still does: permissions, and time in ns."""
+
+    path: str
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """Hold what an overlay's layer has that hides paths: folders, those above first ("" is its root), and whiteouts."""
+
+    folders: tuple[MaskFolder, ...] = ()
+    whiteouts: tuple[str, ...] = ()
+
+
+def find_hidden(folder: int, *, patterns: Sequence[str] = ()) -> Hidden:
+    """Return what is hidden of an open folder: by default, by its own `.clocheignore`, and by the policy's patterns.
+
+    Raises InvalidRequest for patterns that are too many or too long, for too many hidden paths, and where the walk
+    takes longer than a minute; OSError where the folder itself cannot be read.
+    """
+    walk = _Walk(
+        folder,
+        ignore=IgnorePatterns(_ignore_lines(folder), where=IGNORE_FILE),
+        policy=IgnorePatterns(patterns, where="the policy's hidden paths"),
+    )
+    walk.run()
+    reasons = dict(sorted(walk.reasons.items()))
+    asked = [path for path in reasons if ".git" not in path.split("/")]
+    tracked = find_tracked(folder, asked, walk.repositories)
+    return Hidden(
+        paths=tuple(reasons),
+        reasons=MappingProxyType(reasons),
+        tracked=tracked or (),
+        mounts=tuple(sorted(walk.mounts)),
+        warnings=(*walk.warnings, *_about_tracked(tracked)),
+        scanned=walk.scanned,
+    )
+
+
+def mask_rows(folder: int, hidden: Hidden) -> Mask:
+    """Return the mask for an open folder. A path whose folders above are gone meanwhile, or are links, is left out."""
+    folders: dict[str, MaskFolder] = {}
+    whiteouts = [path for path in hidden.paths if _add_above(folder, path, folders)]
+    return Mask(folders=tuple(folders[path] for path in sorted(folders, key=_depth)), whiteouts=tuple(whiteouts))
+
+
+def _depth(path: str) -> tuple[int, str]:
+    return (path.count("/") + 1 if path else 0, path)
+
+
+def _add_above(folder: int, path: str, folders: dict[str, MaskFolder]) -> bool:
+    """Add the folders above a path that are not known yet; tell whether all of them are there."""
+    above = path.rpartition("/")[0]
+    if above in folders:
+        return True
+    found: dict[str, MaskFolder] = {}
+    here = hostfs.open_folder(".", folder)
+    try:
+        _note_folder("", here, found)
+        names = above.split("/") if above else []
+        for depth, name in enumerate(names, 1):
+            outer, here = here, os.open(name, _LOOK, dir_fd=here)
+            os.close(outer)
+            _note_folder("/".join(names[:depth]), here, found)
+    except OSError:
+        return False
+    finally:
+        os.close(here)
+    folders.update(found)
+    return True
+
+
+def _note_folder(path: str, fd: int, folders: dict[str, MaskFolder]) -> None:
+    facts = os.fstat(fd)
+    folders[path] = MaskFolder(path=path, mode=stat.S_IMODE(facts.st_mode) & 0o1777, mtime_ns=facts.st_mtime_ns)
+
+
+def _ignore_lines(folder: int) -> list[str]:
+    """Return the lines of the folder's `.clocheignore`. Raises InvalidRequest where they cannot be read whole."""
+    try:
+        data = _head(IGNORE_FILE, folder, MOST_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InvalidRequest(
+            f"{IGNORE_FILE}: is no file that can be read ({error.strerror}), so what it hides is not known; "
+            "put a regular file there, or remove it"
+        ) from error
+    if len(data) > MOST_BYTES:
+        raise InvalidRequest(f"{IGNORE_FILE}: has more than {MOST_BYTES} bytes; join some of its patterns")
+    return os.fsdecode(data).split("\n")
+
+
+def _head(name: str, at: int, most: int) -> bytes:
+    """Return how a regular file in an open folder begins. Raises OSError."""
+    fd, _ = hostfs.open_regular(name, at)
+    with open(fd, "rb", buffering=0) as file:
+        return file.read(most) or b""
+
+
+def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
+    if tracked is None:
+        yield "Whether git tracks any of the hidden paths is not known: git could not be asked."
+    elif tracked:
+        listed = ", ".join(map(escape_name, tracked[:5])) + (f" and {len(tracked) - 5} more" if tracked[5:] else "")
+        yield f"Hidden, though git tracks them: {listed}. Inside they look deleted to git."
+
+
+class _Walk:
+    """Walk the folder once, and note what is hidden, with reasons."""
+
+    def __init__(self, folder: int, *, ignore: IgnorePatterns, policy: IgnorePatterns) -> None:
+        self.reasons: dict[str, str] = {}
+        self.mounts: list[str] = []
+        self.warnings: list[str] = []
+        self.repositories: list[str] = []
+        self.scanned = 0
+        self._folder = folder
+        self._device = os.fstat(folder).st_dev
+        self._patterns = [(one, why) for one, why in ((ignore, IGNORE_FILE), (policy, "policy")) if one]
+        self._deadline = time.monotonic() + MOST_TIME_S
+
+    def run(self) -> None:
+        here = hostfs.open_folder(".", self._folder)
+        try:
+            self._look_in(here, "", "", is_installed=False, depth=0)
+        finally:
+            os.close(here)
+
+    def _hide(self, path: str, why: str) -> None:
+        self.reasons[path] = why
+        if len(self.reasons) > MOST_HIDDEN:
+            raise InvalidRequest(
+                f"more than {MOST_HIDDEN} paths would be hidden; name the folders that hold them in {IGNORE_FILE}, "
+                "or choose a smaller folder"
+            )
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise InvalidRequest(
+                f"the folder cannot be looked through in {MOST_TIME_S:.0f} s; choose a smaller one, or name fewer "
+                "patterns"
+            )
+
+    def _look_in(self, here: int, above: str, name: str, *, is_installed: bool, depth: int) -> None:
+        """Look at all names of an open folder; `above` is its path with a slash behind it, empty for the first."""
+        self._check_time()
+        folders, noted, others = self._list(here, BELOW.get(name, _NOTHING))
+        is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", here)
+        if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
+            if is_repository:
+                self._look_in_git(here, above, depth=depth)
+            for one in folders if not is_repository else ():
+                self._descend(one, here, above, is_installed=False, depth=depth)
+            return
+        if ".git" in noted:
+            self.repositories.append(above[:-1])
+        is_installed = is_installed or name in _PACKAGE_FOLDERS or not noted.keys().isdisjoint(_ENVIRONMENT_MARKS)
+        gone: set[str] = set()
+        if is_repository:  # a bare one: what else is there is looked at like any folder
+            gone |= {"objects", "hooks"}
+            self._look_at_git_files(here, above, [*folders, *noted])
+        for one, is_folder in noted.items():
+            why = _reason(one, here, name, is_folder=is_folder, is_installed=is_installed)
+            if why:
+                gone.add(one)
+                self._hide(above + one, why)
+        for number, (one, is_folder) in enumerate(others, 1):
+            if not number & 63:
+                self._check_time()
+            if one not in gone and (why := self._reason_of_patterns(one, above + one, is_folder=is_folder)):
+                gone.add(one)
+                self._hide(above + one, why)
+        for one in folders:
+            if one not in gone:
+                self._descend(one, here, above, is_installed=is_installed, depth=depth)
+
+    def _list(self, here: int, special: frozenset[str]) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
+        """Return the folders in a folder, the names that a rule may be about, and all names where there are patterns.
+
+        With each name comes whether it is a folder's.
+        """
+        folders: list[str] = []
+        noted: dict[str, bool] = {}
+        others: list[tuple[str, bool]] = []
+        wanted = _NOTED | special if special else _NOTED
+        keeps_all = bool(self._patterns)
+        seen = 0
+        with os.scandir(here) as entries:
+            for entry in entries:  # whatever stands here, stands here a hundred thousand times
+                seen += 1
+                one = entry.name
+                if is_folder := entry.is_dir(follow_symlinks=False):
+                    folders.append(one)
+                if one[0] == "." or one in wanted or one[-4:] in KEY_ENDINGS:
+                    noted[one] = is_folder
+                if keeps_all:
+                    others.append((one, is_folder))
+        self.scanned += seen
+        return folders, noted, others
+
+    def _reason_of_patterns(self, name: str, path: str, *, is_folder: bool) -> str:
+        for patterns, why in self._patterns:
+            if patterns.hides(name, path, is_folder=is_folder):
+                return why
+        return ""
+
+    def _descend(self, name: str, here: int, above: str, *, is_installed: bool, depth: int) -> None:
+        """Look into one folder of an open one, unless it cannot be looked at: that is hidden."""
+        path = above + name
+        if depth >= MOST_DEPTH:
+            self._hide(path, f"more than {MOST_DEPTH} folders deep, so not looked at")
+            return
+        try:
+            inner = hostfs.open_folder(name, here)
+        except OSError as error:
+            if error.errno in _OUT_OF_MEANS:
+                raise
+            if error.errno not in _REPLACED:
+                self._hide(path, "cannot be read, so not looked at")
+            return
+        try:
+            if os.fstat(inner).st_dev != self._device:
+                self.mounts.append(path)
+                self._hide(path, "another file system")
+            elif name == ".git":
+                self._look_in_git(inner, f"{path}/", depth=depth + 1)
+            else:
+                self._look_in(inner, f"{path}/", name, is_installed=is_installed, depth=depth + 1)
+        finally:
+            os.close(inner)
+
+    def _look_in_git(self, here: int, above: str, *, depth: int) -> None:
+        """Look at a repository itself: its hooks are hidden, and of the rest only the submodules are walked."""
+        names = os.listdir(here)
+        self.scanned += len(names)
+        self._look_at_git_files(here, above, names)
+        if "modules" in names:
+            self._descend("modules", here, above, is_installed=False, depth=depth)
+
+    def _look_at_git_files(self, here: int, above: str, names: Sequence[str]) -> None:
+        if "hooks" in names:
+            self._hide(f"{above}hooks", "git hooks")
+        for config in ("config", "config.worktree"):
+            with suppress(OSError):
+                if config in names and _URL_SECRET.search(_head(config, here, MOST_CONFIG)):
+                    self.warnings.append(
+                        f"{escape_name(above + config)} holds a password or a token, and programs inside can read it: "
+                        "git needs the file. Use a credential helper, and remove it there."
+                    )
+
+
+def _reason(name: str, at: int, folder_name: str, *, is_folder: bool, is_installed: bool) -> str:
+    """Return why an entry of an open folder is hidden by default; empty where it is not."""
+    if name.startswith(STAGE_PREFIX):
+        return "Cloche's own"
+    if name in CREDENTIAL_FOLDERS:
+        return "credential folder"
+    if name in BELOW.get(folder_name, _NOTHING):
+        return "credentials"
+    if name.startswith(".env") and _SHOWN_ENV.match(name) is None:
+        is_shown = is_folder and (is_installed or _holds_environment(name, at))
+        return "" if is_shown else "environment variables"
+    return "" if is_folder else _reason_of_file(name, at, is_installed=is_installed)
+
+
+def _reason_of_file(name: str, at: int, *, is_installed: bool) -> str:
+    if name in CREDENTIAL_FILES:
+        return "credentials"
+    if name in BY_CONTENT:
+        return "a credential is in it" if _has(BY_CONTENT[name], name, at) else ""
+    if is_installed:
+        return ""
+    if name in KEY_FILES:
+        return "key file"
+    return "a private key is in it" if name[-4:] in KEY_ENDINGS and _has(_PRIVATE_KEY, name, at) else ""
+
+
+def _has(pattern: re.Pattern[bytes], name: str, at: int) -> bool:
+    """Tell whether the beginning of a regular file matches; what cannot be read, the sandbox cannot read either."""
+    try:
+        return pattern.search(_head(name, at, MOST_READ)) is not None
+    except OSError:
+        return False
+
+
+def _holds_environment(name: str, at: int) -> bool:
+    """Tell whether a folder in an open one is a virtual environment, or has one in it."""
+    try:
+        with hostfs.descended(at, (name,)) as inner:
+            return _is_environment(".", inner) or any(_is_environment(one, inner) for one in os.listdir(inner))
+    except OSError:
+        return False
+
+
+def _is_environment(name: str, at: int) -> bool:
+    for mark in _ENVIRONMENT_MARKS:
+        with suppress(OSError):
+            os.stat(f"{name}/{mark}", dir_fd=at, follow_symlinks=False)
+            return True
+    return False

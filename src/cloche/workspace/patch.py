@@ -1,0 +1,220 @@
+"""Changes as a patch that `git apply` takes: unified diffs of text, modes, renames and links.
+
+A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes
+over. So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more.
+Names are written as git writes them. Text is as it is: whoever prints a patch escapes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..core.changes import Change
+from .host_files import Tree
+from .lines import Work, changed_regions, hunks
+from .snapshot import LOOKED_AT_BYTES, Snapshot
+
+MOST_PATCH_BYTES = 4 << 20
+MOST_FILE_BYTES = 4 << 20  # of one text
+MOST_LINES = 250_000  # of one text: each takes memory of its own
+MOST_ALL_LINES = 3_000_000
+MOST_READ_BYTES = 64 << 20  # of all texts
+MOST_STEPS = 2_000_000  # of comparing lines, in all
+LINK_MODE = "120000"
+_ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Hold a patch, whether all is in it, and of the paths that were read for it whether they are text."""
+
+    text: str = ""
+    is_cut: bool = False
+    is_text: Mapping[str, bool] = field(default_factory=dict)
+
+
+def make_patch(
+    changes: Iterable[Change], snapshot: Snapshot, tree: Tree, *, most: int = MOST_PATCH_BYTES, work: Work | None = None
+) -> Patch:
+    """Return the changes as a patch of at most so many bytes; what does not fit is left out of it."""
+    making = _Making(snapshot, tree, most, work or Work(MOST_STEPS))
+    for change in changes:
+        if min(making.left, making.left_to_read, making.left_lines) <= 0:
+            making.is_cut = True
+            break
+        making.add(change)
+    return Patch(text="".join(making.parts), is_cut=making.is_cut, is_text=making.is_text)
+
+
+class _TooLong(Exception):
+    """Report a text that is not read to its end."""
+
+
+class _Making:
+    """Hold a patch as far as it is made."""
+
+    def __init__(self, snapshot: Snapshot, tree: Tree, most: int, work: Work):
+        self.snapshot, self.tree, self.left, self.work = snapshot, tree, most, work
+        self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
+        self.parts: list[str] = []
+        self.is_cut = False
+        self.is_text: dict[str, bool] = {}
+
+    def add(self, change: Change) -> None:
+        """Add one change, where it fits."""
+        section = "".join(self._section(change))
+        size = len(section.encode())
+        if size > self.left:
+            section = f"Not shown, for it is too long: {_name('b/', change.path)}\n"
+            size = len(section)
+            self.is_cut = True
+        if size <= self.left:
+            self.parts.append(section)
+            self.left -= size
+
+    def _section(self, change: Change) -> Iterator[str]:
+        old_path = change.old_path or change.path
+        if change.what in ("renamed", "mode"):
+            yield from _head(change, old_path)
+            return
+        has_new = change.what != "removed" and change.kind != "directory"
+        old_kind = change.kind if change.what == "removed" else change.old_kind or change.kind
+        has_old = change.what != "added" and old_kind != "directory"
+        if not has_new and not has_old:
+            return
+        try:
+            old = self._old(change, old_kind) if has_old else b""
+            new = self._new(change) if has_new else b""
+            self._count_lines(old.count(b"\n"), new.count(b"\n"))
+        except _TooLong:
+            self.is_cut = True
+            yield _note(change, has_old=has_old, has_new=has_new, what="Long files")
+            return
+        except OSError:
+            self.is_cut = True
+            yield f"Not shown, for it cannot be read: {_name('b/', change.path)}\n"
+            return
+        old_text, new_text = _as_text(old), _as_text(new)
+        self.is_text[change.path] = old_text is not None and new_text is not None
+        if old_text is None or new_text is None:
+            yield _note(change, has_old=has_old, has_new=has_new, what="Binary files")
+        elif has_old and has_new and change.old_kind:  # to git, two changes
+            yield from self._diff(change, old_text, "", old_mode=_mode(old_kind, change.old_mode))
+            yield from self._diff(change, "", new_text, new_mode=_mode(change.kind, change.mode))
+        else:
+            old_mode = _mode(old_kind, change.old_mode) if has_old else ""
+            new_mode = _mode(change.kind, change.mode) if has_new else ""
+            yield from self._diff(change, old_text, new_text, old_mode=old_mode, new_mode=new_mode)
+
+    def _diff(self, change: Change, old: str, new: str, *, old_mode: str = "", new_mode: str = "") -> Iterator[str]:
+        yield f"diff --git {_name('a/', change.path)} {_name('b/', change.path)}\n"
+        if not old_mode:
+            yield f"new file mode {new_mode}\n"
+        elif not new_mode:
+            yield f"deleted file mode {old_mode}\n"
+        elif old_mode != new_mode:
+            yield f"old mode {old_mode}\nnew mode {new_mode}\n"
+        old_lines, new_lines = _lines(old), _lines(new)
+        shown = hunks(old_lines, new_lines, changed_regions(old_lines, new_lines, self.work))
+        if shown:
+            yield f"--- {_named_line('a/', change.path) if old_mode else '/dev/null'}\n"
+            yield f"+++ {_named_line('b/', change.path) if new_mode else '/dev/null'}\n"
+            yield from shown
+
+    def _count_lines(self, *counts: int) -> None:
+        """Raise _TooLong where one text has too many lines, or all have."""
+        if max(counts) > MOST_LINES or sum(counts) > self.left_lines:
+            raise _TooLong
+        self.left_lines -= sum(counts)
+
+    def _old(self, change: Change, kind: str) -> bytes:
+        if kind == "link":
+            return os.fsencode(change.old_target)
+        return self._read(self.tree.read(os.fsencode(change.path)), change.old_size)
+
+    def _new(self, change: Change) -> bytes:
+        if change.kind == "link":
+            return os.fsencode(change.target)
+        return self._read(self.snapshot.read(self.snapshot.entries[os.fsencode(change.path)]), change.size)
+
+    def _read(self, pieces: Iterator[bytes], size: int) -> bytes:
+        """Return a content; of what is no text, the first piece."""
+        if size > MOST_FILE_BYTES:
+            head = next(pieces, b"")
+            self.left_to_read -= len(head)
+            if b"\0" in head[:LOOKED_AT_BYTES]:
+                return head
+            raise _TooLong
+        found: list[bytes] = []
+        total = 0
+        for piece in pieces:
+            found.append(piece)
+            total += len(piece)
+            self.left_to_read -= len(piece)
+            if b"\0" in found[0][:LOOKED_AT_BYTES]:
+                break
+            if total > MOST_FILE_BYTES:
+                raise _TooLong
+        return b"".join(found)
+
+
+def _head(change: Change, old_path: str) -> Iterator[str]:
+    """Yield what there is to say of a change that leaves the content alone."""
+    if change.what == "renamed" or (change.kind == "file" and (change.mode ^ change.old_mode) & 0o100):
+        yield f"diff --git {_name('a/', old_path)} {_name('b/', change.path)}\n"
+        old_mode, new_mode = _mode("file", change.old_mode), _mode("file", change.mode)
+        if old_mode != new_mode:
+            yield f"old mode {old_mode}\nnew mode {new_mode}\n"
+    if change.what == "renamed":
+        yield "similarity index 100%\n"
+        yield f"rename from {_name('', old_path)}\nrename to {_name('', change.path)}\n"
+    elif change.kind == "directory" or not (change.mode ^ change.old_mode) & 0o100:
+        yield f"Permissions of {_name('b/', change.path)}: {change.old_mode:o} to {change.mode:o}\n"
+
+
+def _note(change: Change, *, has_old: bool, has_new: bool, what: str) -> str:
+    old = _name("a/", change.path) if has_old else "/dev/null"
+    new = _name("b/", change.path) if has_new else "/dev/null"
+    sizes = [f"{size} bytes" for size, is_there in ((change.old_size, has_old), (change.size, has_new)) if is_there]
+    return f"{what} {old} and {new} differ ({', '.join(sizes)})\n"
+
+
+def _mode(kind: str, mode: int) -> str:
+    return LINK_MODE if kind == "link" else "100755" if mode & 0o100 else "100644"
+
+
+def _as_text(content: bytes) -> str | None:
+    """Return text, as git tells it from other content, where it is UTF-8."""
+    if b"\0" in content[:LOOKED_AT_BYTES]:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _lines(text: str) -> Sequence[str]:
+    *lines, last = text.split("\n")
+    return [f"{line}\n" for line in lines] + ([last] if last else [])
+
+
+def _named_line(prefix: str, path: str) -> str:
+    """Return a name as it ends a line: what follows a tab there is no part of it."""
+    name = _name(prefix, path)
+    return f"{name}\t" if " " in name and not name.startswith('"') else name
+
+
+def _name(prefix: str, path: str) -> str:
+    """Return a name, in quotes as of C where it has control characters, quotes, backslashes, or is no UTF-8."""
+    name = os.fsencode(path)
+    try:
+        name.decode()
+        is_utf8 = True
+    except UnicodeDecodeError:
+        is_utf8 = False
+    if is_utf8 and not any(byte < 32 or byte in (34, 92, 127) for byte in name) and path == path.strip():
+        return prefix + path
+    quoted = "".join(_ESCAPES.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in name)
+    return f'"{prefix}{quoted}"'

@@ -1,0 +1,95 @@
+"""Which of some paths git tracks: asked of git, in a folder whose own configuration is not to be believed.
+
+Only the index is read. Whatever a repository's configuration could start or fetch is switched off, the repository is
+named and not searched for, and the time is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from cloche import hostfs
+
+MOST_TIME_S, MOST_AT_ONCE, MOST_REPOSITORIES = 5.0, 500, 50
+_SWITCHES = (
+    "--no-pager", "--literal-pathspecs", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
+    "-c", "protocol.allow=never", "-c", "core.alternateRefsCommand=",
+)  # fmt: skip
+_VARIABLES: Mapping[str, str] = {
+    "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0", "GIT_DIR": ".git",
+    "GIT_WORK_TREE": ".", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1", "HOME": "/nonexistent", "LC_ALL": "C",
+}  # fmt: skip
+
+
+def find_tracked(folder: int, paths: Sequence[str], repositories: Sequence[str]) -> tuple[str, ...] | None:
+    """Return those of the paths that git tracks, or below which it does; None where git cannot say.
+
+    `repositories` are the folders that have a `.git`, "" for the open one itself; each path counts for the nearest.
+    """
+    by_place: dict[str, list[str]] = {}
+    for path in paths:
+        place = _nearest(path, repositories)
+        if place is not None:
+            by_place.setdefault(place, []).append(path)
+    git = shutil.which("git") if by_place else None
+    if by_place and (git is None or len(by_place) > MOST_REPOSITORIES):
+        return None
+    deadline, found = time.monotonic() + MOST_TIME_S, list[str]()
+    for place, inside in by_place.items():
+        listed = _tracked_in(git or "", folder, place, inside, deadline)
+        if listed is None:
+            return None
+        found += listed
+    return tuple(sorted(found))
+
+
+def _nearest(path: str, repositories: Sequence[str]) -> str | None:
+    """Return the innermost repository around a path."""
+    around = [place for place in repositories if not place or path.startswith(f"{place}/")]
+    return max(around, key=len, default=None)
+
+
+def _tracked_in(git: str, folder: int, place: str, paths: Sequence[str], deadline: float) -> list[str] | None:
+    relative = {path[len(place) + 1 :] if place else path: path for path in paths}
+    names = list(relative)
+    found: set[str] = set()
+    try:
+        with hostfs.descended(folder, place.split("/") if place else ()) as here:
+            for start in range(0, len(names), MOST_AT_ONCE):
+                asked = names[start : start + MOST_AT_ONCE]
+                found.update(_hit(asked, _list_files(git, here, asked, deadline)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [relative[name] for name in found]
+
+
+def _list_files(git: str, here: int, names: Sequence[str], deadline: float) -> list[str]:
+    """Return the tracked files at or below these names. Raises OSError and SubprocessError."""
+    done = subprocess.run(
+        [git, *_SWITCHES, "ls-files", "-z", "--", *names],
+        cwd=f"/proc/{os.getpid()}/fd/{here}",
+        env={**_VARIABLES, "PATH": os.environ.get("PATH", os.defpath)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=max(0.0, deadline - time.monotonic()),
+        check=True,
+    )
+    return os.fsdecode(done.stdout).split("\0")[:-1]
+
+
+def _hit(asked: Sequence[str], listed: Sequence[str]) -> Iterator[str]:
+    """Yield the names asked for that are listed themselves, or have something listed below them."""
+    wanted = set(asked)
+    for path in listed:
+        above = path
+        while above:
+            if above in wanted:
+                yield above
+                break
+            above = above.rpartition("/")[0]

@@ -1,0 +1,88 @@
+"""Changes that run something on the host are told, by one table, by executables, and by links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloche.core.changes import Change
+from cloche.workspace.dangers import AGENT, CLOCHE, EXECUTABLE, GIT, INTO_GIT, LEAVES, TABLE, Row, dangers_of
+
+
+def change(path: str, what: Any = "added", kind: Any = "file", **more: Any) -> Change:
+    """Make a change."""
+    return Change(path=path, what=what, kind=kind, **{"mode": 0o644, **more})
+
+
+def example(row: Row) -> str:
+    """Return a path that a row is for."""
+    return {
+        "name": f"some/{row.pattern}",
+        "folder": f"some/{row.pattern}/below/file",
+        "prefix": f"some/{row.pattern}rest",
+        "suffix": f"some/file{row.pattern}",
+        "path": f"some/{row.pattern.replace('*', 'file')}",
+    }[row.form]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.form}-{row.pattern}")
+def test_each_row_is_told_in_any_case(row: Row) -> None:
+    """A file of that name is a danger for that reason at any depth, in capitals, and removed where it guards."""
+    path = example(row)
+    assert row.pattern == row.pattern.casefold()
+    assert row.reason in dangers_of(change(path))
+    assert row.reason in dangers_of(change(path.upper(), "modified"))
+    assert row.reason in dangers_of(change(path.removeprefix("some/")))
+    assert row.guards <= (row.reason in dangers_of(change(path, "removed")))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md", "src/main.py", "package.json.md", "my-package.json", "setup.py.txt", "vscode/settings.json",
+        "workflows/ci.yml",
+        ".github/ISSUE_TEMPLATE.md", "docs/agents.md.html", "claude.py", "test_conftest.py", "file.pth.txt",
+        "makefile-notes",
+        "dockerfiles/a", "github/workflows/x.yml", ".gitignore", "cloche/x.py", "envrc", "git/config", "a.git/x",
+        "profile",
+    ],
+)  # fmt: skip
+def test_a_near_miss_is_no_danger(path: str) -> None:
+    """What only looks like a name of the table needs no yes."""
+    assert dangers_of(change(path)) == ()
+
+
+def test_what_becomes_executable_is_told() -> None:
+    """A new program, and a file that gains the right, are; one that had it, loses it, or goes, is not."""
+    assert dangers_of(change("a", mode=0o755)) == (EXECUTABLE,)
+    assert dangers_of(change("a", "mode", mode=0o744, old_mode=0o644)) == (EXECUTABLE,)
+    assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o777, old_kind="link")) == (EXECUTABLE,)
+    assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o755)) == ()
+    assert dangers_of(change("a", "mode", mode=0o644, old_mode=0o755)) == ()
+    assert dangers_of(change("a", "removed", mode=0, old_mode=0o755)) == ()
+    assert dangers_of(change("a", kind="directory", mode=0o755)) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "reasons"),
+    [
+        ("a", "/etc", (LEAVES,)), ("a", "..", (LEAVES,)), ("d/a", "../../x", (LEAVES,)), ("d/a", "../b/../../d/x",
+        (LEAVES,)),
+        ("a", "../here/a", (LEAVES,)), ("a", ".GIT/hooks/x", (INTO_GIT,)), ("d/e/a", "../../.git", (INTO_GIT,)),
+        ("d/a", "../x", ()), ("a", "b/../c", ()), ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
+    ],
+)  # fmt: skip
+def test_links_that_lead_out_are_told(path: str, target: str, reasons: tuple[str, ...] | None) -> None:
+    """An absolute one, one above the top, and one into git's folder are; a link in place of a folder counts as it."""
+    found = dangers_of(change(path, kind="link", target=target))
+    assert found == reasons if reasons is not None else found
+
+
+def test_both_names_of_a_moved_file_count() -> None:
+    """To move an instruction file away is to remove it; a folder by itself is nothing."""
+    assert AGENT in dangers_of(change("notes.txt", "renamed", old_path="AGENTS.md"))
+    assert GIT in dangers_of(change(".gitattributes", "renamed", old_path="a"))
+    assert CLOCHE in dangers_of(change(".clocheignore", "removed"))
+    assert dangers_of(change("package.json", "removed")) == ()
+    assert dangers_of(change(".vscode", kind="directory", mode=0o755)) == ()
