@@ -10,7 +10,7 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 - `compare.py`: rows and the host's files become changes. `host_files.py`: the host's folder by descriptors, read.
 - `patch.py`: unified diffs, `lines.py`: with bounded work. `dangers.py`: the table of changes that need a yes of their
   own.
-- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is written
-  down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors, written to.
+- `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
+  written down of it in the user's state folder. `host_tree.py`, `renames.py`: writing to the folder by descriptors.
 - `git.py`: a guest's commits as references; changes as a new branch.
 """
