@@ -96,7 +96,7 @@ def _commit(
             message=message,
         )  # fmt: skip
     if as_json:
-        print(json.dumps({"written": done.written, "left": dict(done.left or {}), "refs": dict(done.refs or {})}))
+        print(json.dumps({"written": done.written, "left": dictdone.left, "refs": dictdone.refs}))
     else:
         tell_committed(done)
     return 0

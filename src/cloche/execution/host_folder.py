@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
@@ -39,6 +39,7 @@ WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
+COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 TICK_S = 0.001
@@ -505,7 +506,7 @@ def _commit(
     branch: BranchOptions | None,
 ) -> Committed:
     from cloche.workspace.commit import commit
-    from cloche.workspace.git import commit_to_branch, fetch_commits
+    from cloche.workspace.git import commit_to_branch
 
     compared_ns = _after_now()
     diff = _compare(found, snapshot)
@@ -518,27 +519,55 @@ def _commit(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
-    refs = fetch_commits(found.fd, snapshot, name)
+    refs, refused = _fetched(found, snapshot, name)
     if branch is not None:
         made = commit_to_branch(
             found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        return Committed(refs={**refs, **made})
+        return Committed(refs={**refs, **made}, left=refused)
     choose: dict[str, Literal["theirs", "ours"]] = {**dict.fromkeys(choice.ours, "ours")}
     done = commit(
         found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
-    return replace(done, refs=refs)
+    return replace(done, refs=refs, left={**done.left, **refused})
+
+
+def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
+    from cloche.workspace.git import fetch_commits
+
+    if b".git" not in snapshot.entries:
+        return {}, {}
+    try:
+        return fetch_commits(found.fd, snapshot, name), {}
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
+        return {}, {".git": f"commits that were made inside are not fetched: {error}"}
+
+
+def recovered() -> list[str]:
+    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
+
+    What was noted of sandboxes that have long ended is removed.
+    """
+    from cloche.workspace.recover import recover_all
+
+    state = state_file("workspaces")
+    if state is None or not os.path.isdir(state):
+        return []
+    for entry in os.scandir(state):
+        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
+            os.unlink(entry.path)
+    return recover_all(state)
 
 
 # What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
 
 
 def _known_file(folder: HostFolder) -> str:
-    return os.path.join(_state(), f"committed-{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+    return os.path.join(_state(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
 def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
