@@ -96,7 +96,7 @@ def _commit(
             message=message,
         )  # fmt: skip
     if as_json:
-        print(json.dumps({"written": done.written, "left": dictdone.left, "refs": dictdone.refs}))
+        print(json.dumps({"written": done.written, "left": done.left, "refs": done.refs}))
     else:
         tell_committed(done)
     return 0
