@@ -264,3 +264,25 @@ async def test_a_diff_that_is_cancelled_leaves_the_sandbox_running(project: Path
                 await looking
         assert (await sandbox.exec(["true"])).ok
         assert len(await sandbox.changes()) == 2000
+
+
+def test_forks_have_changes_of_their_own_of_which_one_may_be_committed(project: Path) -> None:
+    """Each begins with what the view had; what one commits is not taken back by another, nor known to it as its own."""
+    with cloche.Sandbox(workspace=project) as sandbox:
+        sandbox.write_file("a.txt", "before\n")
+        session = sandbox.session(checkpoints=True)
+        session.checkpoint("begin")
+        first, second = session.fork(2)
+        first.run("open('first', 'w').write('1'); import os; os.remove('old.txt')")
+        second.run("open('second', 'w').write('2')")
+        assert told(first.sandbox.diff()) == {("modified", "a.txt"), ("added", "first"), ("removed", "old.txt")}
+        assert told(second.sandbox.diff()) == {("modified", "a.txt"), ("added", "second")}
+        assert set(first.sandbox.commit().written) == {"a.txt", "first", "old.txt"}
+        assert host_of(project).keys() == {"a.txt", "first", "src/b.py", "gone/x/f", ".env"}
+        diff = second.sandbox.diff()
+        assert told(diff) == {("added", "second"), ("added", "old.txt")}
+        first.close()
+        second.close()
+        session.run("open('later', 'w').write('3')")
+        session.rollback("begin")
+        assert ("added", "later") not in told(session.sandbox.diff())

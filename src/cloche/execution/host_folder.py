@@ -95,6 +95,7 @@ class OpenFolder:
     fd: int
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
+    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
 
     def add(self, further: OpenFolder) -> None:
         """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
@@ -293,12 +294,21 @@ class HostFolderOperations(NameOperations):
         return opened
 
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
-        if not self._is_live or not isinstance(opened, SupportsChanges):
+        if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
                 f"workspace: backend {self.backend!r} has no sandboxes here that tell what was changed in a folder.",
                 remedy='Use "local", "docker", "gvisor" or "microvm".',
             )
         return cast("OpenLiveSandbox", opened)
+
+    def _folder_beside(self) -> OpenFolder | None:
+        """Return the folder for a sandbox beside this one, which has a copy of all that is in the view."""
+        found = self._folder
+        if found is None:
+            return None
+        folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
+        notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
+        return OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
 
     def _require_folder(self) -> OpenFolder:
         self._require_open()
@@ -382,7 +392,7 @@ class HostFolderOperations(NameOperations):
     async def _snapshot(self, found: OpenFolder) -> AsyncIterator[Snapshot]:
         from cloche.workspace.snapshot import SnapshotReader
 
-        live = self._checked(self._require_live("diff"))
+        live = self._checked(self._require_open())
         folder = found.folder
         said: dict[str, Any] = {}
         reader = SnapshotReader(
@@ -493,7 +503,7 @@ def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
     snapshot = replace(snapshot, entries=entries)
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=_read_known(folder),
+        known=_read_known(found),
     )  # fmt: skip
 
 
@@ -570,10 +580,12 @@ def _known_file(folder: HostFolder) -> str:
     return os.path.join(_state(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
-def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
+def _read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
     """Return, by path, inode and change time of what this sandbox has committed."""
+    if found.known is not None:
+        return found.known
     try:
-        with open(_known_file(folder), "rb") as file:
+        with open(_known_file(found.folder), "rb") as file:
             return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
     except FileNotFoundError:
         return {}
@@ -583,7 +595,7 @@ def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
 
 
 def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
-    known = _read_known(found.folder)
+    known = _read_known(found)
     for path in written:
         *above, name = path.split("/")
         try:
@@ -592,6 +604,8 @@ def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
         except OSError:
             state = None
         known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    if found.known is not None:
+        return
     try:
         folder, name = os.path.split(_known_file(found.folder))
         at = hostfs.open_folder(folder)
