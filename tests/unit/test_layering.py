@@ -47,7 +47,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": BELOW_CONFIG | {"config"},
     "blocking": BELOW_CONFIG | {"config"},
     "packages": BELOW_MECHANISM | {"config"},
-    "workspace": BELOW_MECHANISM | {"config"},
     "packages/inside": set(),
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},

@@ -65,8 +65,8 @@ class ShownDiffs:
 def told(done: Committed) -> str:
     """Return what a model is told of a commit."""
     lines = [f"Wrote {len(done.written)} paths to the host's folder."]
-    lines += [f"not written: {escape_name(path)}: {why}" for path, why in (done.left or {}).items()]
-    lines += [f"{escape_name(name)} is {commit}" for name, commit in (done.refs or {}).items()]
+    lines += [f"not written: {escape_name(path)}: {why}" for path, why in done.left.items()]
+    lines += [f"{escape_name(name)} is {commit}" for name, commit in done.refs.items()]
     return clip("\n".join(lines))
 
 

@@ -96,7 +96,7 @@ def _commit(
             message=message,
         )  # fmt: skip
     if as_json:
-        print(json.dumps({"written": done.written, "left": dict(done.left or {}), "refs": dict(done.refs or {})}))
+        print(json.dumps({"written": done.written, "left": done.left, "refs": done.refs}))
     else:
         tell_committed(done)
     return 0
@@ -107,7 +107,10 @@ def _commit(
 @_paths
 @json_option()
 def _discard(name: str, paths: tuple[str, ...], as_json: bool) -> int:
-    """Give a sandbox its folder's files back, as the host has them now."""
+    """Give a sandbox its folder's files back.
+
+    It gets them as the host has them now. Without a PATH that is all of them.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:

@@ -7,7 +7,7 @@ by `core.escape`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 # Where a jail shows, read-only, what the sandbox has changed in its view of a folder, as overlayfs keeps it.
@@ -128,5 +128,5 @@ class Committed:
     """
 
     written: tuple[str, ...] = ()
-    left: Mapping[str, str] | None = None
-    refs: Mapping[str, str] | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+    refs: Mapping[str, str] = field(default_factory=dict)

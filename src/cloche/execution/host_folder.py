@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
@@ -39,6 +39,7 @@ WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
+COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 TICK_S = 0.001
@@ -94,6 +95,7 @@ class OpenFolder:
     fd: int
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
+    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
 
     def add(self, further: OpenFolder) -> None:
         """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
@@ -292,12 +294,21 @@ class HostFolderOperations(NameOperations):
         return opened
 
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
-        if not self._is_live or not isinstance(opened, SupportsChanges):
+        if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
                 f"workspace: backend {self.backend!r} has no sandboxes here that tell what was changed in a folder.",
                 remedy='Use "local", "docker", "gvisor" or "microvm".',
             )
         return cast("OpenLiveSandbox", opened)
+
+    def _folder_beside(self) -> OpenFolder | None:
+        """Return the folder for a sandbox beside this one, which has a copy of all that is in the view."""
+        found = self._folder
+        if found is None:
+            return None
+        folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
+        notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
+        return OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
 
     def _require_folder(self) -> OpenFolder:
         self._require_open()
@@ -381,7 +392,7 @@ class HostFolderOperations(NameOperations):
     async def _snapshot(self, found: OpenFolder) -> AsyncIterator[Snapshot]:
         from cloche.workspace.snapshot import SnapshotReader
 
-        live = self._checked(self._require_live("diff"))
+        live = self._checked(self._require_open())
         folder = found.folder
         said: dict[str, Any] = {}
         reader = SnapshotReader(
@@ -492,7 +503,7 @@ def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
     snapshot = replace(snapshot, entries=entries)
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=_read_known(folder),
+        known=_read_known(found),
     )  # fmt: skip
 
 
@@ -505,7 +516,7 @@ def _commit(
     branch: BranchOptions | None,
 ) -> Committed:
     from cloche.workspace.commit import commit
-    from cloche.workspace.git import commit_to_branch, fetch_commits
+    from cloche.workspace.git import commit_to_branch
 
     compared_ns = _after_now()
     diff = _compare(found, snapshot)
@@ -518,33 +529,63 @@ def _commit(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
-    refs = fetch_commits(found.fd, snapshot, name)
+    refs, refused = _fetched(found, snapshot, name)
     if branch is not None:
         made = commit_to_branch(
             found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        return Committed(refs={**refs, **made})
+        return Committed(refs={**refs, **made}, left=refused)
     choose: dict[str, Literal["theirs", "ours"]] = {**dict.fromkeys(choice.ours, "ours")}
     done = commit(
         found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
-    return replace(done, refs=refs)
+    return replace(done, refs=refs, left={**done.left, **refused})
+
+
+def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
+    from cloche.workspace.git import fetch_commits
+
+    if b".git" not in snapshot.entries:
+        return {}, {}
+    try:
+        return fetch_commits(found.fd, snapshot, name), {}
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
+        return {}, {".git": f"commits that were made inside are not fetched: {error}"}
+
+
+def recovered() -> list[str]:
+    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
+
+    What was noted of sandboxes that have long ended is removed.
+    """
+    from cloche.workspace.recover import recover_all
+
+    state = state_file("workspaces")
+    if state is None or not os.path.isdir(state):
+        return []
+    for entry in os.scandir(state):
+        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
+            os.unlink(entry.path)
+    return recover_all(state)
 
 
 # What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
 
 
 def _known_file(folder: HostFolder) -> str:
-    return os.path.join(_state(), f"committed-{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+    return os.path.join(_state(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
-def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
+def _read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
     """Return, by path, inode and change time of what this sandbox has committed."""
+    if found.known is not None:
+        return found.known
     try:
-        with open(_known_file(folder), "rb") as file:
+        with open(_known_file(found.folder), "rb") as file:
             return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
     except FileNotFoundError:
         return {}
@@ -554,7 +595,7 @@ def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
 
 
 def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
-    known = _read_known(found.folder)
+    known = _read_known(found)
     for path in written:
         *above, name = path.split("/")
         try:
@@ -563,6 +604,8 @@ def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
         except OSError:
             state = None
         known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    if found.known is not None:
+        return
     try:
         folder, name = os.path.split(_known_file(found.folder))
         at = hostfs.open_folder(folder)

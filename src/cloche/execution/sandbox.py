@@ -615,7 +615,10 @@ class AsyncSandbox(
         sandbox.__dict__.update(self.__dict__)
         sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
-        sandbox._connections, sandbox._folder = weakref.WeakSet(), None
+        sandbox._connections, sandbox._folder = weakref.WeakSet(), self._folder_beside()
+        if sandbox._folder is not None:
+            sandbox._note(sandbox._folder)
+            sandbox._stack.callback(sandbox._folder.close)
         closing = getattr(opened, "close", None)
         if closing is not None:
             sandbox._stack.push_async_callback(closing)

@@ -66,7 +66,7 @@ async def commit(use: Running, asked: Commit) -> dict[str, Any]:
         asked.id, paths=asked.paths, dangerous=asked.dangerous, ours=asked.ours, theirs=asked.theirs,
         branch=asked.branch, author=asked.author, message=asked.message,
     )  # fmt: skip
-    said = {"written": list(done.written), "left": dict(done.left or {}), "refs": dict(done.refs or {})}
+    said = {"written": list(done.written), "left": done.left, "refs": done.refs}
     return dict(utf8_safe_data(said))
 
 
