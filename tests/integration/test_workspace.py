@@ -286,3 +286,24 @@ def test_forks_have_changes_of_their_own_of_which_one_may_be_committed(project: 
         session.run("open('later', 'w').write('3')")
         session.rollback("begin")
         assert ("added", "later") not in told(session.sandbox.diff())
+
+
+def test_a_conflict_in_text_is_merged_where_git_has_the_base(project: Path) -> None:
+    """Both sides have the changes of both; where they are to the same lines, nothing is written."""
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    (project / "a.txt").write_text("".join(f"line {n}\n" for n in range(9)))
+    for words in (["init", "-q"], ["add", "a.txt"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], cwd=project, check=True)
+    base = (project / "a.txt").read_text()
+    with cloche.Sandbox(workspace=project) as sandbox:
+        sandbox.write_file("a.txt", base.replace("line 8", "inside"))
+        (project / "a.txt").write_text(base.replace("line 0", "outside"))
+        assert sandbox.commit(merge=["a.txt"]).written == ("a.txt",)
+        both = base.replace("line 0", "outside").replace("line 8", "inside")
+        assert ((project / "a.txt").read_text(), sandbox.read_file("a.txt")) == (both, both.encode())
+        sandbox.write_file("a.txt", both.replace("line 4", "inside"))
+        (project / "a.txt").write_text(both.replace("line 4", "outside"))
+        with pytest.raises(WorkspaceConflict, match="the same lines"):
+            sandbox.commit(merge=["a.txt"])
+        assert "line 4" not in (project / "a.txt").read_text()
+        assert "inside" in (project / "a.txt").read_text()

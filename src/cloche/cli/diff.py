@@ -53,6 +53,7 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
 @option("--dangerous", metavar="PATH", multiple=True, help="Write this dangerous change, too. Repeatable.")
 @option("--ours", metavar="PATH", multiple=True, help="Of a conflict, take the sandbox's version. Repeatable.")
 @option("--theirs", metavar="PATH", multiple=True, help="Of a conflict, keep the host's version. Repeatable.")
+@option("--merge", metavar="PATH", multiple=True, help="Of a conflict in a text file, take both. Repeatable.")
 @option("--branch", metavar="BRANCH", help="Make a commit on this new branch of git's, and write no file.")
 @option("--author", metavar="AUTHOR", help="Who has made that commit: NAME <EMAIL>.")
 @option("--message", metavar="TEXT", help="The message of that commit.")
@@ -65,6 +66,7 @@ def _commit(
     dangerous: tuple[str, ...],
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
+    merge: tuple[str, ...],
     branch: str | None,
     author: str | None,
     message: str | None,
@@ -73,8 +75,8 @@ def _commit(
 ) -> int:
     """Write what a sandbox has changed to its folder.
 
-    Nothing is written where the host has changed one of the files as well (--ours, --theirs), or where a change is
-    dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
+    Nothing is written where the host has changed one of the files as well (--ours, --theirs, --merge), or where a
+    change is dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
     """
     from cloche.sync import Sandbox
 
@@ -92,8 +94,8 @@ def _commit(
                 return 0
             wanted, chosen, dangerous = diff.id, answer.paths, (*dangerous, *answer.dangerous)
         done = sandbox.commit(
-            wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, branch=branch, author=author,
-            message=message,
+            wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, branch=branch,
+            author=author, message=message,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"written": done.written, "left": done.left, "refs": done.refs}))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceFailed
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
@@ -40,6 +40,7 @@ DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
 COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
+MOST_MERGED_BYTES = 16 << 20
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 TICK_S = 0.001
@@ -338,6 +339,7 @@ class HostFolderOperations(NameOperations):
         dangerous: bool | Collection[str] = (),
         ours: Collection[str] = (),
         theirs: Collection[str] = (),
+        merge: Collection[str] = (),
         branch: str | None = None,
         author: str | None = None,
         message: str | None = None,
@@ -348,7 +350,8 @@ class HostFolderOperations(NameOperations):
         since, that is an error. `paths` are those to be written, with all below them; others stay in the sandbox.
         Changes that are dangerous (`Diff.dangerous`) are written only where `dangerous` names their paths, or is true.
         Where the host has changed a file as well, `ours` has the paths that get the sandbox's version, `theirs` those
-        that keep the host's; else nothing is written.
+        that keep the host's, `merge` those of text files that get the changes of both to what git's HEAD has, in the
+        sandbox as well; else, and where both have changed the same lines, nothing is written.
 
         With `branch` the changes become a commit on a new branch of the folder's git repository, with an `author`
         ("NAME <EMAIL>") and a `message`, and no file is written. Commits that were made inside become references below
@@ -362,11 +365,14 @@ class HostFolderOperations(NameOperations):
         found = self._require_folder()
         wanted = diff.id if isinstance(diff, Diff) else diff
         async with self._snapshot(found) as snapshot:
-            return await asyncio.to_thread(
+            done = await asyncio.to_thread(
                 _commit, found, snapshot, wanted, _name_for(self._name),
-                Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs),
+                Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge),
                 BranchOptions(name=branch, author=author, message=message) if branch is not None else None,
             )  # fmt: skip
+        if merge and branch is None:
+            await self.discard([path for path in merge if path in done.written])
+        return done
 
     async def discard(self, paths: Collection[str] | None = None) -> tuple[str, ...]:
         """Give the sandbox the host's files back, and return the paths: of all that it changed, or of `paths`.
@@ -427,16 +433,17 @@ class Choice:
     dangerous: bool | Collection[str]
     ours: Collection[str]
     theirs: Collection[str]
+    merge: Collection[str] = ()
 
     def check(self, diff: Diff) -> tuple[Change, ...]:
         """Return the changes to be written. Raises InvalidRequest for one that needs a yes of its own."""
-        for name in ("paths", "ours", "theirs"):
+        for name in ("paths", "ours", "theirs", "merge"):
             if isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name}: give a list of paths, not one text")
         theirs = set(self.theirs)
         chosen = tuple(one for one in _selected(diff.changes, self.paths) if one.path not in theirs)
         known = {one.path for one in diff.changes}
-        unknown = sorted({*self.ours, *theirs} - known)
+        unknown = sorted({*self.ours, *theirs, *self.merge} - known)
         if unknown:
             raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
         if self.dangerous is not True:
@@ -536,13 +543,60 @@ def _commit(
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
         return Committed(refs={**refs, **made}, left=refused)
-    choose: dict[str, Literal["theirs", "ours"]] = {**dict.fromkeys(choice.ours, "ours")}
+    snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
+    choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
     done = commit(
         found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
     return replace(done, refs=refs, left={**done.left, **refused})
+
+
+def _merged(
+    found: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
+) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
+    if not merge:
+        return snapshot, changes
+    from cloche.workspace.git import base_of, merge_text
+
+    wanted, refused, done = set(merge), {}, []
+    entries = dict(snapshot.entries)
+    for one in changes:
+        entry = entries.get(os.fsencode(one.path))
+        if one.path not in wanted or not one.conflict or entry is None:
+            done.append(one)
+            continue
+        base, theirs = base_of(found.fd, one.path), _text_of(found.fd, one.path)
+        text = None
+        if base is not None and theirs is not None and one.kind == "file" and one.size <= MOST_MERGED_BYTES:
+            text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
+        if text is None:
+            refused[one.path] = "cannot be merged: " + (
+                "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
+            )
+            continue
+        entry, sha256 = snapshot.add(entry, text)
+        entries[entry.path] = entry
+        done.append(replace(one, size=len(text), sha256=sha256))
+    if refused:
+        told = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
+        raise WorkspaceConflict(f"nothing was written: {told}", paths=refused)
+    return replace(snapshot, entries=entries), tuple(done)
+
+
+def _text_of(folder: int, path: str) -> bytes | None:
+    """Return a file of the host's that is to be merged; None where it is none, or is too large."""
+    *above, name = path.split("/")
+    try:
+        with hostfs.descended(folder, above) as at:
+            fd, _ = hostfs.open_regular(name, at)
+            with open(fd, "rb") as file:
+                data = file.read(MOST_MERGED_BYTES + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MOST_MERGED_BYTES else None
 
 
 def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
