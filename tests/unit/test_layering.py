@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocking": BELOW_CONFIG | {"config"},
     "packages": BELOW_MECHANISM | {"config"},
     "packages/inside": set(),
+    "workspace": BELOW_MECHANISM | {"config"},
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},
     "sync": BELOW_SYNC,

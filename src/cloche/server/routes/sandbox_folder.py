@@ -65,7 +65,8 @@ async def commit(use: Running, asked: Commit) -> dict[str, Any]:
     await asyncio.to_thread(_check_writable, use)
     done = await use.sandbox.commit(
         asked.id, paths=asked.paths, dangerous=asked.dangerous, ours=asked.ours, theirs=asked.theirs,
-        merge=asked.merge,        branch=asked.branch, author=asked.author, message=asked.message,
+        merge=asked.merge,
+        branch=asked.branch, author=asked.author, message=asked.message,
     )  # fmt: skip
     said = {"written": list(done.written), "left": done.left, "refs": done.refs}
     return dict(utf8_safe_data(said))
