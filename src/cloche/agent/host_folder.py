@@ -52,6 +52,11 @@ class ShownDiffs:
         Raises InvalidRequest for a diff that was not shown.
         """
         diff = self.found(tool, read["id"])
+        if len(diff.dangerous) > MOST_ROWS:
+            raise InvalidRequest(
+                f"{tool.name}: more than {MOST_ROWS} changes are dangerous, which nobody would look at; "
+                "undo most of them"
+            )
         rows = _rows(diff.changes)
         patch = escape(diff.patch[:MOST_PATCH_CHARS])
         if diff.is_cut or len(diff.patch) > MOST_PATCH_CHARS:
@@ -71,7 +76,8 @@ def told(done: Committed) -> str:
 
 
 def _rows(changes: Sequence[Change]) -> list[str]:
-    rows = [_row(one) for one in changes[:MOST_ROWS]]
+    """Return a line for each change, the dangerous ones first, so that none of these is one of those cut off."""
+    rows = [_row(one) for one in sorted(changes, key=lambda one: not one.dangers)[:MOST_ROWS]]
     return rows if len(changes) <= MOST_ROWS else [*rows, f"and {len(changes) - MOST_ROWS} more"]
 
 

@@ -607,7 +607,8 @@ class Toolbox:
 
     async def _commit_changes(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         diff = self._diffs.found(tool, read["id"])
-        done = await (await self._opened()).commit(diff, dangerous=True)  # which the approver has seen
+        seen = [one.path for one in diff.dangerous]  # by the approver
+        done = await (await self._opened()).commit(diff, dangerous=seen)
         return Answer(text=told(done))
 
     async def _text(self, tool: Tool, path: str) -> str:

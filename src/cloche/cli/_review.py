@@ -25,10 +25,14 @@ FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide
 
 
 class Answer(NamedTuple):
-    """Hold which changes are to be written, and which dangerous ones were said yes to."""
+    """Hold which changes are to be written, which dangerous ones were said yes to, and which are not to be written.
+
+    A path stands for all that is below it, so what was said no to is to be named.
+    """
 
     paths: tuple[str, ...]
     dangerous: tuple[str, ...]
+    declined: tuple[str, ...] = ()
 
 
 def check_review(options: Mapping[str, Any], *, review: bool) -> None:
@@ -55,14 +59,23 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
     if len(diff.changes) > MOST_ROWS:
         console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
     if with_patch and diff.patch:
-        lines = diff.patch.splitlines()
+        lines = diff.patch.removesuffix("\n").split("\n")  # no other character ends a line of a file
         console.print()
         for line in lines[:MOST_LINES]:
-            console.print(Text(escape(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
+            console.print(Text(_cut(line), style=STYLES.get(line[:1], "")))
         if len(lines) > MOST_LINES or diff.is_cut:
             console.print("the diff goes on; cloche diff NAME --patch prints all that there is of it")
     for left in diff.left_out[:MOST_ROWS]:
-        console.print(f"left out: {escape_name(left.path)}: {escape(left.reason)}")
+        console.print(Text(f"left out: {escape_name(left.path)}: {escape(left.reason)}"))  # a name may look like markup
+    if len(diff.left_out) > MOST_ROWS:
+        console.print(f"and {len(diff.left_out) - MOST_ROWS} more are left out; --json has all")
+
+
+def _cut(line: str) -> str:
+    """Return a line of a diff escaped, and say where it goes on: what matters may stand behind many blanks."""
+    shown = escape(line[:MOST_LINE_CHARS])
+    over = len(line) - MOST_LINE_CHARS
+    return shown if over <= 0 else f"{shown} [and {over} more characters, which are not shown]"
 
 
 def _row(one: Change) -> str:
@@ -101,7 +114,9 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer |
                 continue
             dangerous.append(one.path)
         paths.append(one.path)
-    return Answer(tuple(paths), tuple(dangerous)) if paths else None
+    wanted = set(paths)
+    declined = tuple(one.path for one in diff.changes if one.path not in wanted)
+    return Answer(tuple(paths), tuple(dangerous), declined) if paths else None
 
 
 def _word(read: Callable[[str], str], question: str, words: str) -> str:
@@ -136,7 +151,7 @@ def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
     diff = sandbox.diff()
     answer = _settled(diff, sandbox.notes, review=review)
     if answer is not None:
-        tell_committed(sandbox.commit(diff, paths=answer.paths, dangerous=answer.dangerous))
+        tell_committed(sandbox.commit(diff, dangerous=answer.dangerous, theirs=answer.declined))
 
 
 async def settle_attached(sandbox: AsyncSandbox, *, review: bool) -> None:
@@ -144,7 +159,7 @@ async def settle_attached(sandbox: AsyncSandbox, *, review: bool) -> None:
     diff = await sandbox.diff()
     answer = _settled(diff, sandbox.notes, review=review)
     if answer is not None:
-        tell_committed(await sandbox.commit(diff, paths=answer.paths, dangerous=answer.dangerous))
+        tell_committed(await sandbox.commit(diff, dangerous=answer.dangerous, theirs=answer.declined))
 
 
 def _settled(diff: Diff, notes: Mapping[str, Any], *, review: bool) -> Answer | None:

@@ -6,6 +6,7 @@ import json
 import sys
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape
 
 from .app import root
 from .options import argument, flag, json_option, option
@@ -36,7 +37,8 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
     if as_json:
         print(json.dumps(diff.as_dict(), default=str))
     elif patch:
-        sys.stdout.buffer.write(diff.patch.encode("utf-8", "surrogateescape"))
+        text = escape(diff.patch) if sys.stdout.isatty() else diff.patch
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
     elif not diff.changes and not diff.left_out:
         print("nothing was changed")
@@ -92,7 +94,8 @@ def _commit(
             if answer is None:
                 say("nothing was written")
                 return 0
-            wanted, chosen, dangerous = diff.id, answer.paths, (*dangerous, *answer.dangerous)
+            wanted, chosen, dangerous = diff.id, None, (*dangerous, *answer.dangerous)
+            theirs = (*theirs, *(path for path in answer.declined if path not in ours))
         done = sandbox.commit(
             wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, branch=branch,
             author=author, message=message,

@@ -40,6 +40,14 @@ def _shell(
     if sandbox_debug:
         log_to_stderr()
     return run_command(
-        name, None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, user=user, env=env, file=file, options=options,
+        name,
+        None,
+        reads=True,
+        has_terminal=has_own_terminal(),
+        cwd=cwd,
+        user=user,
+        env=env,
+        file=file,
+        options=options,
         review=review,
     )

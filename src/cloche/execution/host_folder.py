@@ -12,19 +12,21 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cloche import hostfs
+from cloche.audit.log import Audit
 from cloche.config.state import state_file
 from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
+from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
 from cloche.keeper.attach import Kept
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from cloche.workspace.snapshot import Snapshot
 
 log = logging.getLogger("cloche.workspace")
+T = TypeVar("T")
 WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
@@ -220,9 +223,10 @@ class HostFolderOperations(NameOperations):
             return
         async with AsyncExitStack() as stack:
             if kept is not None:
-                found = await asyncio.to_thread(_open_again, kept)
+                found = await _opened(lambda: _open_again(kept))
             else:
-                found = await asyncio.to_thread(_open_new, cast("FolderOptions", self._folder_options))
+                options = cast("FolderOptions", self._folder_options)
+                found = await _opened(lambda: _open_new(options))
             stack.callback(found.close)
             opened = await self._enter(stack, found, is_kept=kept is not None)
             self._folder = found
@@ -277,7 +281,7 @@ class HostFolderOperations(NameOperations):
         if found.further:
             raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
         folder, limits = found.folder, self._prepared.limits
-        packed = await asyncio.to_thread(
+        packed = await _finished(
             lambda: pack(found.fd, paths_below(found.fd, hidden=folder.hidden), max_bytes=folder.disk_bytes)
         )
         with packed.file:
@@ -325,7 +329,7 @@ class HostFolderOperations(NameOperations):
         """
         found = self._require_folder()
         async with self._snapshot(found) as snapshot:
-            return await asyncio.to_thread(_compare, found, snapshot)
+            return await _finished(lambda: _compare(found, snapshot))
 
     async def changes(self) -> tuple[Change, ...]:
         """Return what the sandbox has changed, as data; see `diff`."""
@@ -365,13 +369,13 @@ class HostFolderOperations(NameOperations):
         found = self._require_folder()
         wanted = diff.id if isinstance(diff, Diff) else diff
         async with self._snapshot(found) as snapshot:
-            done = await asyncio.to_thread(
-                _commit, found, snapshot, wanted, _name_for(self._name),
-                Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge),
-                BranchOptions(name=branch, author=author, message=message) if branch is not None else None,
-            )  # fmt: skip
-        if merge and branch is None:
-            await self.discard([path for path in merge if path in done.written])
+            choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
+            onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
+            name = _name_for(self._name)
+            done = await _finished(lambda: _commit(found, snapshot, wanted, name, choice, onto, self.audit))
+        if merge and branch is None:  # the sandbox gets the host's side of it, too
+            still = {one.path for one in await self.changes()}
+            await self.discard([path for path in merge if path in still.intersection(done.written)])
         return done
 
     async def discard(self, paths: Collection[str] | None = None) -> tuple[str, ...]:
@@ -385,7 +389,7 @@ class HostFolderOperations(NameOperations):
         live = self._require_live("discard")
         changes = _selected((await self.diff()).changes, paths)
         back = [one.old_path or one.path for one in changes if one.what != "added"]
-        packed = await asyncio.to_thread(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
+        packed = await _finished(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
         with packed.file:
             for one in sorted(changes, key=lambda one: one.path, reverse=True):
                 if one.what != "removed" and (one.kind != "directory" or one.what == "added"):
@@ -413,8 +417,8 @@ class HostFolderOperations(NameOperations):
                 note_answer=said.update,
             )
             async for piece in stream:
-                await asyncio.to_thread(reader.feed, piece)
-            snapshot = await asyncio.to_thread(reader.finish, said)
+                await finish(asyncio.to_thread(reader.feed, piece))
+            snapshot = reader.finish(said)
         except ValueError as error:
             raise InvalidRequest(f"workspace: what the sandbox says of its changes makes no sense: {error}") from error
         finally:
@@ -521,6 +525,7 @@ def _commit(
     name: str,
     choice: Choice,
     branch: BranchOptions | None,
+    audit: Audit | None,
 ) -> Committed:
     from cloche.workspace.commit import commit
     from cloche.workspace.git import commit_to_branch
@@ -536,6 +541,11 @@ def _commit(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
+    if audit is not None:
+        audit.record(
+            "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
+            dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
+        )  # fmt: skip
     refs, refused = _fetched(found, snapshot, name)
     if branch is not None:
         made = commit_to_branch(
@@ -671,6 +681,29 @@ def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
         log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)
 
 
+async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
+    """Open in a thread; what that opens after nobody waits for it any more is closed."""
+    work = asyncio.ensure_future(asyncio.to_thread(opening))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_close_opened)
+        raise
+
+
+def _close_opened(work: asyncio.Future[OpenFolder]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().close()
+
+
+async def _finished(work: Callable[[], T]) -> T:
+    """Do in a thread what uses descriptors of ours; also who is cancelled waits for its end.
+
+    A thread cannot be cancelled, and a descriptor that is closed below it may be another folder's by its next call.
+    """
+    return await finish(asyncio.to_thread(work))
+
+
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(next, pieces, b""):
+    while piece := await finish(asyncio.to_thread(next, pieces, b"")):
         yield piece

@@ -345,6 +345,8 @@ class Process:
         self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
         self.shown = _shown(order)
         self.started_at = now()
+        # That of what all else stands still for goes on: the guest may have stopped it.
+        self._kind_of_clock = "bound" if order.get("pauses") else "clock"
         self.status: int | None = None
         self.cause = ""
         self.usage: dict[str, float] = {}
@@ -374,7 +376,7 @@ class Process:
             elif number not in INTO:
                 self.outgoing[number] = Outgoing(self, number, ours[number])
         if timeout_s is not None:
-            loop.call_at((self, "clock"), self.started_at + timeout_s, lambda: self.kill("timeout"))
+            loop.call_at((self, self._kind_of_clock), self.started_at + timeout_s, lambda: self.kill("timeout"))
 
     def _make_streams(self, order: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
         """Return the process's ends and ours, by the streams' numbers."""
@@ -501,7 +503,7 @@ class Process:
             return
         if self.status is None and not self.cause:
             self.cause = cause
-        self.loop.cancel((self, "clock"))
+        self.loop.cancel((self, self._kind_of_clock))
         self._kill_again(MOST_ROUNDS)
 
     def _kill_again(self, rounds: int) -> None:
@@ -530,7 +532,7 @@ class Process:
 
     def note_exit(self, status: int, usage: Any) -> None:
         """Take note of its end."""
-        self.loop.cancel((self, "clock"))
+        self.loop.cancel((self, self._kind_of_clock))
         self.error = self.forked.conclude()
         self.usage = {
             "wall_s": now() - self.started_at, "user_s": usage.ru_utime, "system_s": usage.ru_stime,

@@ -149,9 +149,14 @@ class Server:
         """Start an operation on files; with `pauses`, everything else stands still until it has ended."""
         process = self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True})
         if order.get("pauses"):
-            self.lifetime.pause()
-            os.kill(process.pid, SIGCONT)
             self.pausing.add(process)
+            self._stop_others()
+
+    def _stop_others(self) -> None:
+        """Have all stand still but the operations for which they do."""
+        self.lifetime.pause()
+        for one in self.pausing:
+            one.signal(SIGCONT, "process")
 
     def _attach(self, number: int, order: dict[str, Any]) -> None:
         process = self._found(order)
@@ -201,7 +206,7 @@ class Server:
 
     def _pause(self, number: int, _: dict[str, Any]) -> None:
         self.is_held = True
-        self.lifetime.pause()
+        self._stop_others()
         self.close(number)
 
     def _resume(self, number: int, _: dict[str, Any]) -> None:

@@ -200,9 +200,8 @@ class _Plan:
 
     def _stays_inside(self, path: str) -> str:
         """Return a name in a folder of the host that is not planned to go, empty where there is none."""
-        going = self.removes.keys() - self.left.keys()
         for name in sorted(self.tree.names_in(path)):
-            if f"{path}/{name}" not in going:
+            if (inside := f"{path}/{name}") not in self.removes or inside in self.left:
                 return name
         return ""
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut
-from .dangers import dangers_of
+from .dangers import dangers_of, may_steer_git
 from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
 from .patch import make_patch
 from .snapshot import Entry, Snapshot
@@ -86,11 +86,26 @@ def make_diff(
     found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known)
     with Tree(folder) as tree:
         patch = make_patch(found.changes, snapshot, tree)
+        beside_head = {change.path for change in found.changes if _is_beside_head(change.path, snapshot, tree)}
     changes = tuple(
-        replace(change, dangers=dangers_of(change), is_text=patch.is_text.get(change.path, change.is_text))
+        replace(
+            change,
+            dangers=dangers_of(change, is_beside_head=change.path in beside_head),
+            is_text=patch.is_text.get(change.path, change.is_text),
+        )
         for change in found.changes
     )
     return Diff(id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut)
+
+
+def _is_beside_head(path: str, snapshot: Snapshot, tree: Tree) -> bool:
+    if not may_steer_git(path):
+        return False
+    head = b"/".join((*os.fsencode(path).split(b"/")[:-1], b"HEAD"))
+    try:
+        return head in snapshot.entries or tree.look(head) is not None
+    except OSError:
+        return True
 
 
 def identify(changes: Iterable[Change]) -> str:
@@ -133,7 +148,7 @@ class _Comparing:
 
     def run(self) -> Comparison:
         """Compare all."""
-        paths = sorted(self.snapshot.entries, key=lambda path: path.split(b"/"))
+        paths = sorted(self.snapshot.entries, key=_place)
         twins = self._find_twins(paths)
         for path in paths:
             if self._is_blocked(path):
@@ -430,8 +445,13 @@ class _Comparing:
         )
 
 
-def _in_order(item: tuple[bytes, object]) -> list[bytes]:
-    return item[0].split(b"/")
+def _in_order(item: tuple[bytes, object]) -> bytes:
+    return _place(item[0])
+
+
+def _place(path: bytes) -> bytes:
+    """Return what a path is sorted by: name by name, since none has a NUL; lists of names would take far more."""
+    return path.replace(b"/", b"\0")
 
 
 def find_twins(names: Collection[bytes], on_host: Collection[bytes]) -> set[bytes]:

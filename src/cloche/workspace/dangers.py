@@ -2,7 +2,7 @@
 
 One table says which names; beside it are executables and links, which no name tells. It is compared without regard to
 letters' case, at any depth: what a tool reads at the top of a project it reads at the top of the next one, too. Whether
-a link leads out through another link is not looked at.
+a link leads out through another link is not looked at, but one that goes up behind a name is named.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ CLOCHE = "it steers Cloche"
 EXECUTABLE = "it becomes executable"
 LEAVES = "the link leads out of the folder"
 INTO_GIT = "the link leads into git's own folder"
+WINDS = "the link goes up behind a name, where another link may lead it out of the folder"
+WRITABLE = "every user of the host may write to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ TABLE: tuple[Row, ...] = (
     *_rows("name", GIT, ".gitattributes .gitmodules .gitconfig .lfsconfig", guards=True),
     *_rows("folder", GIT, ".git .githooks .husky .hooks", guards=True),
     *_rows("path", GIT, ".config/git/config"),
+    # Any folder with these and `objects` and `refs` in it is a repository to git, which runs what its `config` names.
+    *_rows("name", GIT, "head"),
     *_rows("name", CI,
            ".gitlab-ci.yml .gitlab-ci.yaml jenkinsfile azure-pipelines.yml azure-pipelines.yaml .travis.yml"
            " appveyor.yml .appveyor.yml .drone.yml .cirrus.yml bitbucket-pipelines.yml cloudbuild.yaml cloudbuild.yml"
@@ -111,6 +115,7 @@ TABLE: tuple[Row, ...] = (
     *_rows("prefix", CLOCHE, ".cloche", guards=True),
     *_rows("name", CLOCHE, "cloche.yaml cloche.yml cloche.toml", guards=True),
 )  # fmt: skip
+_BESIDE_HEAD = frozenset({"config", "config.worktree", "commondir"})
 _BY_NAME: dict[str, list[Row]] = defaultdict(list)
 for _row in TABLE:
     if _row.form not in ("prefix", "suffix"):
@@ -120,15 +125,25 @@ _PREFIXES = tuple(row.pattern for row in _AFFIXED if row.form == "prefix")
 _SUFFIXES = tuple(row.pattern for row in _AFFIXED if row.form == "suffix")
 
 
-def dangers_of(change: Change) -> tuple[str, ...]:
-    """Return the reasons why a change needs a yes of its own; none where it does not."""
-    reasons: dict[str, None] = {}
+def may_steer_git(path: str) -> bool:
+    """Tell whether a file is git's own where the folder that it is in is a repository, as any with a `HEAD` may be."""
+    return path.rpartition("/")[2].casefold() in _BESIDE_HEAD
+
+
+def dangers_of(change: Change, *, is_beside_head: bool = False) -> tuple[str, ...]:
+    """Return the reasons why a change needs a yes of its own; none where it does not.
+
+    `is_beside_head` says that the folder which it is in has a `HEAD`, on the host or in the sandbox.
+    """
+    reasons: dict[str, None] = {GIT: None} if is_beside_head and may_steer_git(change.path) else {}
     for path, is_removed in _touched(change):
         for row in _rows_for(path):
             if (row.guards or not is_removed) and matches(row, path):
                 reasons[row.reason] = None
     if _becomes_executable(change):
         reasons[EXECUTABLE] = None
+    if _becomes_writable(change):
+        reasons[WRITABLE] = None
     if change.kind == "link" and change.what != "removed":
         reasons.update(dict.fromkeys(_dangers_of_link(change.path, change.target)))
     return tuple(reasons)
@@ -181,16 +196,27 @@ def _becomes_executable(change: Change) -> bool:
     return bool(change.mode & 0o111 & ~was)
 
 
+def _becomes_writable(change: Change) -> bool:
+    if change.kind == "link" or change.what == "removed":
+        return False
+    was = change.old_mode if change.what != "added" and not change.old_kind else 0
+    return bool(change.mode & 0o002 & ~was)
+
+
 def _dangers_of_link(path: str, target: str) -> list[str]:
     """Return what is wrong with where a link leads, by its own words alone."""
     if target.startswith("/"):
         return [LEAVES]
     here = path.split("/")[:-1]
+    is_behind_name = winds = False
     for name in target.split("/"):
         if name == "..":
             if not here:
                 return [LEAVES]
             here.pop()
+            winds = winds or is_behind_name
         elif name not in ("", "."):
             here.append(name)
-    return [INTO_GIT] if any(name.casefold().rstrip(". ") == ".git" for name in here) else []
+            is_behind_name = True
+    into_git = any(name.casefold().rstrip(". ") == ".git" for name in here)
+    return [reason for reason, holds in ((INTO_GIT, into_git), (WINDS, winds)) if holds]

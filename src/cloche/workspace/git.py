@@ -50,7 +50,7 @@ _SETTINGS = (
     "gc.auto=0", "maintenance.auto=false", "fetch.fsckObjects=true", "transfer.fsckObjects=true", "fetch.unpackLimit=1",
     "fetch.fsck.hasDotgit=error", "transfer.unpackLimit=1", "fetch.writeCommitGraph=false",
     "fetch.recurseSubmodules=false", "submodule.recurse=false", "credential.helper=", "protocol.allow=never",
-    "protocol.file.allow=always",
+    "protocol.file.allow=always", "safe.bareRepository=explicit",
     "pack.threads=1", "pack.windowMemory=64m", "commit.gpgSign=false", "advice.detachedHead=false",
 )  # fmt: skip
 _FETCH = (

@@ -47,7 +47,7 @@ class Discard(WireModel):
 @router.get("/{sandbox_id}/diff", responses=RESPONSES)
 async def diff(use: Reading) -> dict[str, Any]:
     """Compare its folder with the host's: changes, diffs of text files, and the id by which they can be committed."""
-    return _as_wire(await use.sandbox.diff())
+    return await asyncio.to_thread(_as_wire, await use.sandbox.diff())  # there may be a million changes
 
 
 def _as_wire(found: Diff) -> dict[str, Any]:
