@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -317,7 +319,7 @@ def test_what_root_fetches_is_the_owners(tmp_path: Path, host: Path, guest: Path
     """Git runs as the owner of the repository, so that all that it writes is the owner's."""
     committed(guest)
     tmp_path.chmod(0o755)
-    for above in (tmp_path.parent, tmp_path.parent.parent):
+    for above in takewhile(lambda one: one != Path(tempfile.gettempdir()), tmp_path.parents):
         above.chmod(0o755)
     for above, folders, files in os.walk(host):
         for name in (".", *folders, *files):
