@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from cloche import hostfs
 from cloche.audit.log import Audit
 from cloche.config.state import state_file
-from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
+from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder, SupportsChanges, SupportsHostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
 from cloche.core.loops import finish
-from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
+from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
 from .naming import NameOperations
@@ -212,6 +212,7 @@ class HostFolderOperations(NameOperations):
     _kept: Kept | None
     _folder_options: FolderOptions | None
     _folder: OpenFolder | None
+    _stack: AsyncExitStack
 
     @asynccontextmanager
     async def _opening_with_folder(self) -> AsyncIterator[OpenSandbox]:
@@ -263,7 +264,7 @@ class HostFolderOperations(NameOperations):
     def _why_no_view(self) -> str:
         backend = self._prepared.backend
         if isinstance(backend, SupportsHostFolder):
-            return backend.why_no_view(self.policy)
+            return backend.why_no_view(self.policy.level)
         return f"backend {backend.name!r} gives copies of a folder"
 
     async def _enter_copy(self, stack: AsyncExitStack, found: OpenFolder, why: str) -> OpenSandbox:
@@ -306,14 +307,16 @@ class HostFolderOperations(NameOperations):
             )
         return cast("OpenLiveSandbox", opened)
 
-    def _folder_beside(self) -> OpenFolder | None:
-        """Return the folder for a sandbox beside this one, which has a copy of all that is in the view."""
-        found = self._folder
+    def _share_folder_of(self, other: HostFolderOperations) -> None:
+        """Have the folder of another sandbox, beside which this one has a copy of all that is in its view."""
+        found, self._folder = other._folder, None
         if found is None:
-            return None
+            return
         folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
         notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
-        return OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
+        self._folder = OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
+        self._stack.callback(self._folder.close)
+        self._note(self._folder)
 
     def _require_folder(self) -> OpenFolder:
         self._require_open()

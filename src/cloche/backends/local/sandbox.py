@@ -124,7 +124,7 @@ class LocalOpenSandbox:
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[bytes]:
-        """Yield what is in its workspace, which is `root`; see core.protocols.SupportsChanges."""
+        """Yield what is in its workspace, which is `root`; see core.changes.SupportsChanges."""
         import tempfile
 
         from cloche.init.names import pack_text
