@@ -28,6 +28,8 @@ import cloche
 from cloche.cli._review import ask, show_diff
 from cloche.core.changes import Diff
 from cloche.core.errors import ClocheError, InvalidRequest, WorkspaceConflict
+from cloche.workspace.host_files import Tree
+from cloche.workspace.renames import sync_file_system
 from cloche.workspace.snapshot import SnapshotReader
 from tests.harness.changes import read_stream
 from tests.harness.escape.attempts import IS_ROOT
@@ -627,6 +629,7 @@ def test_a_guest_that_is_after_the_walker_costs_no_more_than_that_diff(
                         continue
             async with asyncio.timeout(20):
                 await process.kill()
+                await process.wait()
                 assert (await sandbox.run("print('alive')")).stdout == "alive\n"
 
     asyncio.run(scene())
@@ -672,28 +675,65 @@ def test_diffs_at_once_pauses_and_cancelled_callers_leave_nobody_standing(host: 
     asyncio.run(scene())
 
 
-def test_a_commit_that_nobody_waits_for_writes_to_no_other_folder(host: Path, tmp_path: Path) -> None:
+def test_a_commit_that_nobody_waits_for_writes_to_no_other_folder(
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its descriptors stay open until it has ended, and so it is done or not when its caller goes on."""
     (other := tmp_path / "other").mkdir()
 
+    is_staged = threading.Event()
+
+    def sync_slowly(fd: int) -> None:
+        is_staged.set()
+        time.sleep(2)
+        sync_file_system(fd)
+
+    monkeypatch.setattr("cloche.workspace.commit.sync_file_system", sync_slowly)
+
     async def scene() -> None:
         async with cloche.AsyncSandbox(workspace=host, timeout=120) as sandbox:
-            assert (await sandbox.run(many(3000))).ok
+            assert (await sandbox.run(many(30))).ok
             committing = asyncio.create_task(sandbox.commit())
-            while not any(name.startswith(".cloche-") for name in os.listdir(host)):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await asyncio.to_thread(is_staged.wait)
             committing.cancel()
             await asyncio.wait([committing])
             assert committing.cancelled()
+        held = [os.open(other, os.O_RDONLY | os.O_DIRECTORY) for _ in range(20)]  # which have the numbers that are free
+        await asyncio.sleep(2.5)
+        for fd in held:
+            os.close(fd)
 
     asyncio.run(scene())
-    held = [os.open(other, os.O_RDONLY | os.O_DIRECTORY) for _ in range(20)]
-    time.sleep(0.5)
-    for fd in held:
-        os.close(fd)
     assert os.listdir(other) == []
     assert not [name for name in os.listdir(host) if name.startswith(".cloche-")]
-    assert len([name for name in os.listdir(host) if name.startswith("f")]) in (1, 3001)
+    assert len([name for name in os.listdir(host) if name.startswith("f")]) in (1, 31)
+
+
+def test_a_diff_that_nobody_waits_for_ends(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is to compare: it looks now and then whether anybody waits."""
+    looked = []
+    has_begun = threading.Event()
+    look = Tree.look
+
+    def look_slowly(self: Tree, path: bytes) -> os.stat_result | None:
+        looked.append(path)
+        has_begun.set()
+        time.sleep(0.05)
+        return look(self, path)
+
+    monkeypatch.setattr(Tree, "look", look_slowly)
+
+    async def scene() -> None:
+        async with cloche.AsyncSandbox(workspace=host, timeout=120) as sandbox:
+            assert (await sandbox.run(many(2000))).ok
+            looking = asyncio.create_task(sandbox.diff())
+            await asyncio.to_thread(has_begun.wait)
+            looking.cancel()
+            await asyncio.wait([looking], timeout=20)
+            assert looking.cancelled()
+
+    asyncio.run(scene())
+    assert len(looked) < 500
 
 
 def test_two_who_commit_at_once_write_one_of_both(host: Path) -> None:

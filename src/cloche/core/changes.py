@@ -140,7 +140,10 @@ class SupportsHostFolder(Protocol):
     """Be a backend whose sandboxes that live can be shown a folder of the host copy-on-write (`policy.host_folder`)."""
 
     def why_no_view(self, level: Level | None) -> str:
-        """Say why this host gives none at a level, None for its strongest; empty where it may. Opening raises StartFailed where the kernel refuses it."""
+        """Say why this host gives none at a level, None for its strongest; empty where it may.
+
+        Opening raises StartFailed where the kernel refuses it.
+        """
         ...
 
 

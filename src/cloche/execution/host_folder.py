@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -332,7 +332,7 @@ class HostFolderOperations(NameOperations):
         """
         found = self._require_folder()
         async with self._snapshot(found) as snapshot:
-            return await _finished(lambda: _compare(found, snapshot))
+            return await _stoppable(lambda check: _compare(found, snapshot, check))
 
     async def changes(self) -> tuple[Change, ...]:
         """Return what the sandbox has changed, as data; see `diff`."""
@@ -375,7 +375,9 @@ class HostFolderOperations(NameOperations):
             choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
             name = _name_for(self._name)
-            done = await _finished(lambda: _commit(found, snapshot, wanted, name, choice, onto, self.audit))
+            done = await _stoppable(
+                lambda check: _commit(found, snapshot, wanted, name, choice, onto, self.audit, check)
+            )
         if merge and branch is None:  # the sandbox gets the host's side of it, too
             still = {one.path for one in await self.changes()}
             await self.discard([path for path in merge if path in still.intersection(done.written)])
@@ -509,7 +511,7 @@ def _name_for(name: str | None) -> str:
     return name if name is not None else f"sandbox-{os.urandom(4).hex()}"
 
 
-def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
+def _compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
     from cloche.workspace.compare import make_diff
 
     folder = found.folder
@@ -517,7 +519,7 @@ def _compare(found: OpenFolder, snapshot: Snapshot) -> Diff:
     snapshot = replace(snapshot, entries=entries)
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=_read_known(found),
+        known=_read_known(found), check=check,
     )  # fmt: skip
 
 
@@ -529,12 +531,14 @@ def _commit(
     choice: Choice,
     branch: BranchOptions | None,
     audit: Audit | None,
+    check: Callable[[], None],
 ) -> Committed:
     from cloche.workspace.commit import commit
     from cloche.workspace.git import commit_to_branch
 
     compared_ns = _after_now()
-    diff = _compare(found, snapshot)
+    diff = _compare(found, snapshot, check)
+    check()  # from here on it is done to its end
     if snapshot.is_partial:
         raise InvalidRequest(
             "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
@@ -705,6 +709,28 @@ async def _finished(work: Callable[[], T]) -> T:
     A thread cannot be cancelled, and a descriptor that is closed below it may be another folder's by its next call.
     """
     return await finish(asyncio.to_thread(work))
+
+
+async def _stoppable(work: Callable[[Callable[[], None]], T]) -> T:
+    """Do likewise what calls a function now and then, by which it is ended where nobody waits for it any more."""
+    is_over = False
+
+    def check() -> None:
+        if is_over:
+            raise _NobodyWaits
+
+    doing = asyncio.ensure_future(asyncio.to_thread(work, check))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        is_over = True
+        with suppress(Exception):  # also what it fails with is nobody's
+            await finish(doing)
+        raise
+
+
+class _NobodyWaits(Exception):
+    """End a work in a thread."""
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -392,7 +392,7 @@ class AsyncSandbox(
     (`workspace_at` chooses another), and /workspace is a link to it. What it writes goes to a layer of its own of
     `workspace_disk` bytes (2 GiB): `diff` shows it, `commit` writes it to the folder, `discard` takes it back. Key
     files and the like are hidden, and what the patterns of `workspace_hide` say. Folders of `workspace_read` cannot be
-    written to. Where there is no view, there is a copy: `meta["workspace"]` says which.
+    written to. Where there is no view there is a copy, see `meta["workspace"]`.
     """
 
     def __init__(

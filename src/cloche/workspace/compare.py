@@ -17,7 +17,7 @@ import hashlib
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,13 +63,15 @@ def compare(
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
     known: Mapping[str, tuple[int, int]] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
 
     What has changed on the host at `opened_ns` or later is a conflict, unless it is `known`: by path, the inode and the
-    change time (ns) of what was committed there. Whoever gives a time takes a tick of the clock off.
+    change time (ns) of what was committed there. Whoever gives a time takes a tick of the clock off. What `check`
+    raises ends it.
     """
-    with Tree(folder) as tree:
+    with Tree(folder, check) as tree:
         comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, known or {})
         return comparing.run()
 
@@ -81,10 +83,11 @@ def make_diff(
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
     known: Mapping[str, tuple[int, int]] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Diff:
     """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it."""
-    found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known)
-    with Tree(folder) as tree:
+    found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known, check=check)
+    with Tree(folder, check) as tree:
         patch = make_patch(found.changes, snapshot, tree)
         beside_head = {change.path for change in found.changes if _is_beside_head(change.path, snapshot, tree)}
     changes = tuple(

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .. import hostfs
 
@@ -16,13 +16,19 @@ PROBED_NAMES = 256  # of a folder, until one is found by which its kind can be t
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
+def _nothing() -> None:
+    """Let it go on."""
+
+
 class Tree:
     """Look at files below an open folder. The folders down to the last path stay open, so go through them in order.
 
     What is on another file system raises OSError (EXDEV), as does what is too deep (ENAMETOOLONG) or may not be read.
+    `check` is called before each look and each piece that is read: what it raises ends a work that nobody waits for.
     """
 
-    def __init__(self, folder: int):
+    def __init__(self, folder: int, check: Callable[[], None] = _nothing):
+        self._check = check
         self._open: list[tuple[bytes, int]] = [(b"", os.dup(folder))]
         self._device = os.fstat(folder).st_dev
 
@@ -38,6 +44,7 @@ class Tree:
 
     def folder(self, names: Sequence[bytes]) -> int | None:
         """Return the descriptor of a folder, which is not the caller's to close; None where no folder is there."""
+        self._check()
         if len(names) > MOST_DEPTH:
             raise OSError(errno.ENAMETOOLONG, "too deep")
         depth = 0
@@ -84,6 +91,7 @@ class Tree:
         fd, _ = hostfs.open_regular(os.fsdecode(name), self._folder(above))
         try:
             while piece := os.read(fd, PIECE_BYTES):
+                self._check()
                 yield piece
         finally:
             os.close(fd)

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from cloche.core.changes import Change
-from cloche.workspace.dangers import AGENT, CLOCHE, EXECUTABLE, GIT, INTO_GIT, LEAVES, TABLE, Row, dangers_of
+from cloche.workspace.dangers import (
+    AGENT,
+    CLOCHE,
+    EXECUTABLE,
+    GIT,
+    INTO_GIT,
+    LEAVES,
+    TABLE,
+    WINDS,
+    WRITABLE,
+    Row,
+    dangers_of,
+)
 
 
 def change(path: str, what: Any = "added", kind: Any = "file", **more: Any) -> Change:
@@ -70,13 +82,30 @@ def test_what_becomes_executable_is_told() -> None:
         ("a", "/etc", (LEAVES,)), ("a", "..", (LEAVES,)), ("d/a", "../../x", (LEAVES,)), ("d/a", "../b/../../d/x",
         (LEAVES,)),
         ("a", "../here/a", (LEAVES,)), ("a", ".GIT/hooks/x", (INTO_GIT,)), ("d/e/a", "../../.git", (INTO_GIT,)),
-        ("d/a", "../x", ()), ("a", "b/../c", ()), ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
+        ("d/a", "../x", ()), ("a", "b/../c", (WINDS,)), ("a", "d/l/../../etc", (WINDS,)),
+        ("a", "..b", ()), ("a", "./b//c", ()), (".vscode", "x", None),
     ],
 )  # fmt: skip
 def test_links_that_lead_out_are_told(path: str, target: str, reasons: tuple[str, ...] | None) -> None:
     """An absolute one, one above the top, and one into git's folder are; a link in place of a folder counts as it."""
     found = dangers_of(change(path, kind="link", target=target))
     assert found == reasons if reasons is not None else found
+
+
+def test_what_others_may_write_to_is_told() -> None:
+    """Be it new or let go of, a file or a folder; what they could write to before is nothing new."""
+    assert dangers_of(change("a", mode=0o666)) == (WRITABLE,)
+    assert dangers_of(change("a", kind="directory", mode=0o777)) == (WRITABLE,)
+    assert dangers_of(change("a", "mode", mode=0o602, old_mode=0o600)) == (WRITABLE,)
+    assert dangers_of(change("a", "modified", mode=0o666, old_mode=0o666)) == ()
+    assert dangers_of(change("a", mode=0o664)) == ()
+
+
+def test_what_makes_a_folder_a_repository_is_told() -> None:
+    """A `HEAD` is by itself, a `config` where there is one beside it."""
+    assert dangers_of(change("d/HEAD")) == (GIT,)
+    assert dangers_of(change("d/config"), is_beside_head=True) == (GIT,)
+    assert dangers_of(change("d/config")) == dangers_of(change("d/other"), is_beside_head=True) == ()
 
 
 def test_both_names_of_a_moved_file_count() -> None:
