@@ -388,7 +388,7 @@ class AsyncSandbox(
     end of time: `keep` without a client, counted from the last one's end; `lifetime` in all (24 h); `idle` with no
     process and no call. Backend `local` alone has names.
 
-    With `workspace`, the path of a folder of this machine, it works in a view of that, at its own path (or another one,
+    With `workspace`, the path of a folder of this machine, it works in a view of that, at its own path (or another,
     `workspace_at`; /workspace is a link to it). What it writes goes to a layer of `workspace_disk` bytes (2 GiB): `diff`
     shows it, `commit` writes it to the folder, `discard` takes it back. Key files are hidden, and what the patterns of
     `workspace_hide` say. Folders of `workspace_read` cannot be written to. `meta["workspace"]` says if it is a copy.
