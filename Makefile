@@ -35,7 +35,7 @@ test: setup-system check ## all tests but soak; from root, as an ordinary user t
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
 	@scripts/check.sh $(CHECKED)
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, signals, other-python or frameworks
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, signals, other-python or frameworks
 	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn

@@ -11,7 +11,9 @@ import cloche
 from cloche.autofix.endpoint import Endpoint
 from cloche.autofix.loop import AutoFix
 from cloche.config.options import SandboxOptions
+from cloche.core.changes import Change, Committed, Diff, LeftOut
 from cloche.core.enforcement import Enforcement, Measure
+from cloche.core.errors import WorkspaceConflict, WorkspaceFailed
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.core.processes import FileChange, FileInfo, ListeningPort, ProcessInfo, Transfer
 from cloche.core.protocols import OpenStream
@@ -48,7 +50,7 @@ PARTS = (
     SandboxOptions, Process, AsyncProcess, ByteStream, OpenStream, ProcessInfo, FileInfo, Transfer, ListeningPort,
     FileChange, Watch, AsyncWatch, Connection, AsyncConnection, Forward, AsyncForward, Session, AsyncSession,
     HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk, Displayed, Ended, AutoFix,
-    Endpoint, FixReport, FixRound,
+    Endpoint, FixReport, FixRound, Diff, Change, LeftOut, Committed, WorkspaceConflict, WorkspaceFailed,
 )  # fmt: skip
 
 

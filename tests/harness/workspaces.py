@@ -11,9 +11,10 @@ from typing import Any
 
 from cloche.core.changes import Change, Committed
 from cloche.workspace.commit import commit
-from cloche.workspace.snapshot import Entry, Snapshot
+from cloche.workspace.snapshot import Entry, EntryKind, Snapshot
 
 Wanted = tuple[Change, bytes]
+Tree = dict[str, tuple[int, int, int, bytes]]  # by path: mode, owner, group, content or target
 
 
 def file(path: str, data: bytes = b"new\n", what: str = "added", mode: int = 0o644, **more: Any) -> Wanted:
@@ -69,7 +70,32 @@ def write(host: Path, state: Path, wanted: Iterable[Wanted], **more: Any) -> Com
         snapshot.close()
 
 
-def content_of(host: Path) -> dict[str, tuple[int, int, int, bytes]]:
+def snapshot_between(old: Tree, new: Tree) -> Snapshot:
+    """Return how one folder differs from another as overlayfs keeps it: one whiteout for a folder that is gone."""
+    contents, at, entries = os.memfd_create("contents"), 0, {}
+    wanted = {name for name in new if old.get(name) != new[name]}
+    for name in old.keys() - new.keys():
+        above = os.path.dirname(name)
+        if not above or (above in new and stat.S_ISDIR(new[above][0])):
+            entries[os.fsencode(name)] = Entry(path=os.fsencode(name), kind="removed")
+            wanted |= {above} - {""}
+    for name in list(wanted):
+        while name := os.path.dirname(name):
+            wanted.add(name)
+    for name in wanted:
+        mode, _, _, data = new[name]
+        kind: EntryKind = "link" if stat.S_ISLNK(mode) else "directory" if stat.S_ISDIR(mode) else "file"
+        entries[os.fsencode(name)] = Entry(
+            path=os.fsencode(name), kind=kind, mode=mode & 0o777, size=len(data) if kind == "file" else 0, offset=at,
+            sha256=hashlib.sha256(data).hexdigest() if kind == "file" else "",
+            target=data if kind == "link" else b"",
+            is_opaque=kind == "directory" and name in old and not stat.S_ISDIR(old[name][0]),
+        )  # fmt: skip
+        at += os.write(contents, data) if kind == "file" else 0
+    return Snapshot(entries=dict(sorted(entries.items(), key=lambda item: item[0].split(b"/"))), contents=contents)
+
+
+def content_of(host: Path) -> Tree:
     """Return everything below a folder: mode, owner and content by path."""
     found = {}
     for above, folders, files in os.walk(host):

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cloche
-from cloche.core.errors import SandboxFileRefused
+from cloche.core.errors import SandboxFileRefused, WorkspaceConflict
 from cloche.sync import Process, Sandbox
 from tests.harness.containers import Daemon
 
@@ -141,6 +143,35 @@ def check_files(sandbox: Sandbox) -> None:
         sandbox.write_file("/usr/f", b"")
 
 
+def check_folder_of_the_host(folder: Path, **options: Any) -> None:
+    """A copy of it is the workspace: a scripted agent edits and tests it, and what is committed is what was shown."""
+    folder = folder / "project"
+    folder.mkdir()
+    for path, text in {"b.py": "def f():\n    return 1\n", "old": "old\n", ".env": "KEY=1\n", "sub/x": "x"}.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    with Sandbox(workspace=folder, **options) as sandbox:
+        tests = "print(__import__('b').f())"
+        edits = f'echo "def f(): return 2" > b.py; mv old new; rm -r sub; echo "{tests}" > t.py; ls -A; python3 t.py'
+        result = sandbox.exec(["sh", "-c", edits], env={"PYTHONDONTWRITEBYTECODE": "1"})
+        assert result.stdout.split() == ["b.py", "new", "t.py", "2"], result.stderr
+        assert result.meta["workspace"]["how"] == "copy"
+        diff = sandbox.diff()
+        told = {(one.what, one.path) for one in diff.changes}
+        assert told == {
+            ("modified", "b.py"), ("renamed", "new"), ("removed", "sub"), ("removed", "sub/x"), ("added", "t.py")
+        }  # fmt: skip
+        (folder / "b.py").write_text("the host's\n")
+        with pytest.raises(WorkspaceConflict, match=r"b\.py"):
+            sandbox.commit()
+        sandbox.discard(["b.py", "t.py"])
+        assert sandbox.read_file("b.py") == b"the host's\n"
+        assert set(sandbox.commit().written) == {"new", "sub", "sub/x"}
+        assert sandbox.diff().changes == ()
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == {"b.py": "the host's\n", "new": "old\n", ".env": "KEY=1\n"}
+
+
 def assert_answers(process: Process) -> None:
     """Fail unless a `cat` still does what it is for; it ends with that."""
     process.write("there\n")
@@ -191,6 +222,11 @@ def test_a_sandbox_may_have_several_users(docker: Daemon) -> None:
         with pytest.raises(cloche.InvalidRequest, match="user nobody-knows"):
             sandbox.exec(["true"], user="nobody-knows")
         assert sandbox.run("1").enforcement.controls["identity"].state == "partial"
+
+
+def test_a_folder_of_the_host_is_copied_and_committed(docker: Daemon, tmp_path: Path) -> None:
+    """No folder of the host is mounted for that."""
+    check_folder_of_the_host(tmp_path, backend="docker", image=docker.image("cloche-test:python"), level="jail")
 
 
 def test_a_container_that_is_gone_is_said_to_be(sandbox: Sandbox, docker: Daemon) -> None:

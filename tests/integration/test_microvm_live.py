@@ -69,6 +69,12 @@ def test_files_and_interpreters_live_beside_commands(sandbox: Sandbox) -> None:
     docker.check_sessions(sandbox)
 
 
+@pytest.mark.soak
+def test_a_folder_of_the_host_is_copied_and_committed(image: Path, tmp_path: Path) -> None:
+    """As in a container of docker's."""
+    docker.check_folder_of_the_host(tmp_path, **SMALL)
+
+
 def test_what_it_has_not_is_refused(image: Path) -> None:
     """Several users and names, before anything boots."""
     before = monitors()

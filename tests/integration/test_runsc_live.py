@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,12 @@ def test_each_command_ends_with_its_tree(sandbox: Sandbox) -> None:
     """Its kernel hands marks on as Linux does, and says how much memory is used."""
     docker.check_ends_with_its_tree(sandbox)
     docker.check_memory(sandbox)
+
+
+@pytest.mark.timeout(120)
+def test_a_folder_of_the_host_is_copied_and_committed(gvisor_alone: None, tmp_path: Path) -> None:
+    """As in a container of docker's."""
+    docker.check_folder_of_the_host(tmp_path, backend="gvisor")
 
 
 def test_who_kills_the_first_process_ends_the_sandbox(sandbox: Sandbox) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import stat
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.workspace.git import base_of, commit_to_branch, fetch_commits, merge_text
-from cloche.workspace.snapshot import Entry, Snapshot
-from tests.harness.workspaces import Wanted, content_of, file, folder, link, removed, snapshot_of
+from tests.harness.workspaces import (
+    Wanted,
+    content_of,
+    file,
+    folder,
+    link,
+    removed,
+    snapshot_between,
+    snapshot_of,
+)
 
 pytestmark = pytest.mark.both_users
 ENVIRONMENT = {
@@ -59,31 +67,9 @@ def guest(tmp_path: Path, host: Path) -> Path:
     return tmp_path / "guest"
 
 
-def snapshot_between(host: Path, guest: Path) -> Snapshot:
-    """Return what is different in the guest's folder, as an overlay has it."""
-    old, new = content_of(host), content_of(guest)
-    contents, at, entries = os.memfd_create("contents"), 0, {}
-    for name, (mode, _, _, data) in new.items():
-        if old.get(name) == new[name]:
-            continue
-        path = os.fsencode(name)
-        kind = "link" if stat.S_ISLNK(mode) else "directory" if stat.S_ISDIR(mode) else "file"
-        is_file = kind == "file"
-        entries[path] = Entry(
-            path=path, kind=kind, mode=mode & 0o777, size=len(data) if is_file else 0, offset=at,
-            sha256=hashlib.sha256(data).hexdigest(), target=b"" if is_file else data,
-        )  # fmt: skip
-        if is_file:
-            os.write(contents, data)
-            at += len(data)
-    for name in old.keys() - new.keys():
-        entries[os.fsencode(name)] = Entry(path=os.fsencode(name), kind="removed")
-    return Snapshot(entries=entries, contents=contents)
-
-
 def fetched(host: Path, guest: Path, name: str = "box") -> dict[str, str]:
     """Bring the guest's commits to the host."""
-    snapshot = snapshot_between(host, guest)
+    snapshot = snapshot_between(content_of(host), content_of(guest))
     at = os.open(host, os.O_RDONLY)
     try:
         return dict(fetch_commits(at, snapshot, name))
@@ -333,7 +319,7 @@ def test_what_root_fetches_is_the_owners(tmp_path: Path, host: Path, guest: Path
     """Git runs as the owner of the repository, so that all that it writes is the owner's."""
     committed(guest)
     tmp_path.chmod(0o755)
-    for above in (tmp_path.parent, tmp_path.parent.parent):
+    for above in takewhile(lambda one: one != Path(tempfile.gettempdir()), tmp_path.parents):
         above.chmod(0o755)
     for above, folders, files in os.walk(host):
         for name in (".", *folders, *files):

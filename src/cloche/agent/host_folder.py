@@ -7,7 +7,7 @@ a yes is for exactly these changes, the dangerous ones among them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.changes import Change, Committed, Diff
 from cloche.core.errors import InvalidRequest
@@ -15,7 +15,10 @@ from cloche.core.escape import escape, escape_name
 
 from .answers import MOST_CHARS, clip
 from .approval import ApprovalRequest, Risk
-from .catalog import Tool
+from .catalog import FOLDER_TOOLS, Tool, ToolAction
+
+if TYPE_CHECKING:
+    from cloche.execution.sandbox import AsyncSandbox
 
 MOST_SHOWN = 8  # diffs that a model may still commit
 MOST_ROWS = 500
@@ -24,14 +27,26 @@ MOST_PATCH_CHARS = 200_000  # that an approver is shown
 
 
 class ShownDiffs:
-    """Remember the diffs that a model was shown last, by their ids."""
+    """Remember the diffs that a model was shown last, by their ids; `folder` is empty where there is none."""
 
     def __init__(self, folder: str):
         self.folder = folder
         self._shown: dict[str, Diff] = {}
 
-    def note(self, diff: Diff) -> str:
-        """Take note of a diff, and return what the model is told of it."""
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Return the tools that work on the folder."""
+        return tuple(FOLDER_TOOLS.values()) if self.folder else ()
+
+    async def act(self, sandbox: AsyncSandbox, tool: Tool, read: Mapping[str, Any]) -> str:
+        """Show the changes, or commit a diff that was approved, and return what the model is told."""
+        if tool.action is ToolAction.DIFF:
+            return self._note(await sandbox.diff())
+        diff = self._found(tool, read["id"])
+        seen = [one.path for one in diff.dangerous]  # by the approver
+        return _told(await sandbox.commit(diff, dangerous=seen))
+
+    def _note(self, diff: Diff) -> str:
         self._shown.pop(diff.id, None)
         if len(diff.changes) <= MOST_CHANGES:
             self._shown[diff.id] = diff
@@ -45,8 +60,7 @@ class ShownDiffs:
         text = "\n".join([head, *_rows(diff.changes), *(_left_out(diff)), "", escape(diff.patch)])
         return clip(text, where="the folder") if len(text) > MOST_CHARS else text
 
-    def found(self, tool: Tool, wanted: str) -> Diff:
-        """Return a diff that was shown. Raises InvalidRequest."""
+    def _found(self, tool: Tool, wanted: str) -> Diff:
         if wanted not in self._shown:
             raise InvalidRequest(f"{tool.name}: no diff with id {wanted!r} was shown; call show_changes first")
         return self._shown[wanted]
@@ -56,7 +70,7 @@ class ShownDiffs:
 
         Raises InvalidRequest for a diff that was not shown.
         """
-        diff = self.found(tool, read["id"])
+        diff = self._found(tool, read["id"])
         if len(diff.dangerous) > MOST_ROWS:
             raise InvalidRequest(
                 f"{tool.name}: more than {MOST_ROWS} changes are dangerous, which nobody would look at; "
@@ -72,11 +86,10 @@ class ShownDiffs:
         )  # fmt: skip
 
 
-def told(done: Committed) -> str:
-    """Return what a model is told of a commit."""
+def _told(done: Committed) -> str:
     lines = [f"Wrote {len(done.written)} paths to the host's folder."]
-    lines += [f"not written: {escape_name(path)}: {why}" for path, why in (done.left or {}).items()]
-    lines += [f"{escape_name(name)} is {commit}" for name, commit in (done.refs or {}).items()]
+    lines += [f"not written: {escape_name(path)}: {why}" for path, why in done.left.items()]
+    lines += [f"{escape_name(name)} is {commit}" for name, commit in done.refs.items()]
     return clip("\n".join(lines))
 
 

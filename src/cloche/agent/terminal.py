@@ -49,7 +49,25 @@ def describe_rules(request: ApprovalRequest) -> str:
         parts.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     if isinstance(interpreter := request.rules.get("interpreter"), str):
         parts.append(f"an interpreter that {interpreter}")
+    if isinstance(folder := request.rules.get("writes_to"), str):
+        parts.append(f"writes to {folder}")
     return ", ".join(parts)
+
+
+def changes_told(request: ApprovalRequest) -> list[str]:
+    """Return a line for each change to a folder of the host, those that are dangerous with the reasons."""
+    told = request.rules.get("changes")
+    return [str(row) for row in told] if isinstance(told, list | tuple) else []
+
+
+def what_changes_are(request: ApprovalRequest) -> str:
+    """Say what the diff of a request is of."""
+    return "what is written" if "writes_to" in request.rules else "since the last call"
+
+
+def where_it_runs(request: ApprovalRequest) -> str:
+    """Return what a call acts on, in words."""
+    return str(request.rules.get("runs_on", request.rules.get("writes_to")))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -110,7 +128,7 @@ class AskTerminal:
 
         console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        where = escape(str(request.rules.get("runs_on")))
+        where = escape(where_it_runs(request))
         console.print(f"{asks} {escape(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
         show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
@@ -134,8 +152,10 @@ def show_request(request: ApprovalRequest, console: Console) -> None:
             console.print(f"{escape(name)}: {escape(str(value))}", markup=False, highlight=False)
     if rules := describe_rules(request):
         console.print(f"rules: {escape(rules)}", markup=False, highlight=False)
+    for row in changes_told(request):
+        console.print(escape(row), markup=False, highlight=False)
     if request.changes:
-        console.print("since the last call:", style="bold", markup=False)
+        console.print(f"{what_changes_are(request)}:", style="bold", markup=False)
         console.print(Syntax(escape(request.changes), "diff", word_wrap=True))
 
 

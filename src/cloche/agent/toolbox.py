@@ -45,7 +45,6 @@ from cloche.execution.sandbox import AsyncSandbox
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (
-    FOLDER_TOOLS,
     Tool,
     ToolAction,
     describe_on_host,
@@ -63,7 +62,7 @@ from .catalog import (
     with_tier,
 )
 from .host import Roots, run_on_host
-from .host_folder import ShownDiffs, told
+from .host_folder import ShownDiffs
 from .interpreters import Interpreters, Room, Share
 
 _CODE = ("code", "command")  # the arguments of tools that are run
@@ -112,16 +111,12 @@ def audit_failure_text(error: AuditFailed) -> str:
 def traced_call(tool: Tool, call: str) -> Iterator[Callable[[str], None]]:
     """Trace a call where spans are collected; yields a function that records the kind of its error."""
     if not is_traced():
-        yield _ignore
+        yield lambda _: None
         return
     from cloche.audit.telemetry import tool_span
 
     with tool_span(tool.name, tool.description, call) as failed:
         yield failed
-
-
-def _ignore(error: str) -> None:
-    pass
 
 
 class Toolbox:
@@ -132,8 +127,8 @@ class Toolbox:
     configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs. With
     `interpreters` these go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
     `room.share_of(owner)` in a `Room` that several share. `live` and `collect` are those of `AsyncSandbox` and its
-    `run`: results have all files that changed, unless other patterns are given. So are `workspace` and what belongs to
-    it: then there are the tools show_changes and commit_changes, whose approver is shown the diff.
+    `run`: results have all files that changed, unless other patterns are given. With `workspace`, as there, there are
+    the tools show_changes and commit_changes, whose approver is shown the diff.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -157,9 +152,8 @@ class Toolbox:
         self._gate = Gate(approve, patience_s=patience_s, on_event=self._on_approval_event)
         self._on_event = on_event
         self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
-        make = partial(
-            AsyncSandbox, live=live, workspace=workspace, workspace_disk=workspace_disk, workspace_hide=workspace_hide
-        )
+        given: dict[str, Any] = {"live": live, "workspace_disk": workspace_disk, "workspace_hide": workspace_hide}
+        make = partial(AsyncSandbox, workspace=workspace, **given)
         self._sandbox = make(**with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
@@ -177,9 +171,8 @@ class Toolbox:
         if self.policy.network in ("allowlist", "open"):
             hosts = self.policy.network_allow
             self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
-        self._shown = None if workspace is None else ShownDiffs(os.path.abspath(workspace))
-        if self._shown is not None:
-            self.tools += tuple(FOLDER_TOOLS.values())
+        self._diffs = ShownDiffs("" if workspace is None else os.path.abspath(workspace))
+        self.tools += self._diffs.tools
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))
@@ -300,12 +293,6 @@ class Toolbox:
             return self._diffs.request(tool, read)
         # A copy, so that an approver cannot change what will run.
         return ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
-
-    @property
-    def _diffs(self) -> ShownDiffs:
-        if self._shown is None:
-            raise InvalidRequest("this toolbox has no folder of the host; give it one: workspace=PATH")
-        return self._shown
 
     def _risk(self, tool: Tool) -> Risk:
         return risk_of(tool, is_on_host=self._is_on_host)
@@ -475,7 +462,7 @@ class Toolbox:
             "runs_on": self._sandbox.backend,
             "policy": policy,
             "limits": limits,
-            **({"workspace": self._shown.folder} if self._shown is not None else {}),
+            **({"workspace": self._diffs.folder} if self._diffs.folder else {}),
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }
 
@@ -601,15 +588,8 @@ class Toolbox:
             await self._put(tool, path, text.replace(old, read["new"]))
         return Answer(text=f"Replaced one passage of {path}.")
 
-    async def _show_changes(self, _: Tool, __: Mapping[str, Any]) -> Answer:
-        diff = await (await self._opened()).diff()
-        return Answer(text=self._diffs.note(diff))
-
-    async def _commit_changes(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
-        diff = self._diffs.found(tool, read["id"])
-        seen = [one.path for one in diff.dangerous]  # by the approver
-        done = await (await self._opened()).commit(diff, dangerous=seen)
-        return Answer(text=told(done))
+    async def _show_or_commit(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        return Answer(text=await self._diffs.act(await self._opened(), tool, read))
 
     async def _text(self, tool: Tool, path: str) -> str:
         if self._roots.has(path):
@@ -663,6 +643,6 @@ _ACTIONS: Mapping[ToolAction, Callable[[Toolbox, Tool, Mapping[str, Any]], Await
     ToolAction.LIST: Toolbox._list_files,
     ToolAction.WRITE: Toolbox._write_file,
     ToolAction.EDIT: Toolbox._edit_file,
-    ToolAction.DIFF: Toolbox._show_changes,
-    ToolAction.COMMIT: Toolbox._commit_changes,
+    ToolAction.DIFF: Toolbox._show_or_commit,
+    ToolAction.COMMIT: Toolbox._show_or_commit,
 }

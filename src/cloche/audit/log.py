@@ -37,6 +37,7 @@ KINDS: Mapping[str, str] = {
     "execution": "how that ended, what was enforced, which limits held",
     "approval": "a call of a tool was approved: by whom",
     "denial": "a call was not approved, or the rules refused it: by whom, and why",
+    "commit": "changes of a sandbox are about to be written to a folder of the host: which diff, how many paths",
     "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",
     "fallback": "something else runs it than what was asked for: what, and why",

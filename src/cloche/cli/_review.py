@@ -131,9 +131,9 @@ def _word(read: Callable[[str], str], question: str, words: str) -> str:
 def tell_committed(done: Committed) -> None:
     """Say what was written, and what was not."""
     say(f"wrote {len(done.written)} {'path' if len(done.written) == 1 else 'paths'}")
-    for path, why in (done.left or {}).items():
+    for path, why in done.left.items():
         say(f"not written: {escape_name(path)}: {why}")
-    for ref, commit in (done.refs or {}).items():
+    for ref, commit in done.refs.items():
         say(f"{escape_name(ref)} is {commit}")
 
 

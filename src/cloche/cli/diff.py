@@ -55,6 +55,7 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
 @option("--dangerous", metavar="PATH", multiple=True, help="Write this dangerous change, too. Repeatable.")
 @option("--ours", metavar="PATH", multiple=True, help="Of a conflict, take the sandbox's version. Repeatable.")
 @option("--theirs", metavar="PATH", multiple=True, help="Of a conflict, keep the host's version. Repeatable.")
+@option("--merge", metavar="PATH", multiple=True, help="Of a conflict in a text file, take both. Repeatable.")
 @option("--branch", metavar="BRANCH", help="Make a commit on this new branch of git's, and write no file.")
 @option("--author", metavar="AUTHOR", help="Who has made that commit: NAME <EMAIL>.")
 @option("--message", metavar="TEXT", help="The message of that commit.")
@@ -67,6 +68,7 @@ def _commit(
     dangerous: tuple[str, ...],
     ours: tuple[str, ...],
     theirs: tuple[str, ...],
+    merge: tuple[str, ...],
     branch: str | None,
     author: str | None,
     message: str | None,
@@ -75,8 +77,8 @@ def _commit(
 ) -> int:
     """Write what a sandbox has changed to its folder.
 
-    Nothing is written where the host has changed one of the files as well (--ours, --theirs), or where a change is
-    dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
+    Nothing is written where the host has changed one of the files as well (--ours, --theirs, --merge), or where a
+    change is dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
     """
     from cloche.sync import Sandbox
 
@@ -95,11 +97,11 @@ def _commit(
             wanted, chosen, dangerous = diff.id, None, (*dangerous, *answer.dangerous)
             theirs = (*theirs, *(path for path in answer.declined if path not in ours))
         done = sandbox.commit(
-            wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, branch=branch, author=author,
-            message=message,
+            wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, branch=branch,
+            author=author, message=message,
         )  # fmt: skip
     if as_json:
-        print(json.dumps({"written": done.written, "left": dict(done.left or {}), "refs": dict(done.refs or {})}))
+        print(json.dumps({"written": done.written, "left": done.left, "refs": done.refs}))
     else:
         tell_committed(done)
     return 0
@@ -110,7 +112,10 @@ def _commit(
 @_paths
 @json_option()
 def _discard(name: str, paths: tuple[str, ...], as_json: bool) -> int:
-    """Give a sandbox its folder's files back, as the host has them now."""
+    """Give a sandbox its folder's files back.
+
+    It gets them as the host has them now. Without a PATH that is all of them.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:

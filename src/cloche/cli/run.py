@@ -132,22 +132,15 @@ def _run(
         "out": out,
         "spill": spill,
     }
-    if folder is not None:
-        return _run_in_folder(source.code, wanted, {**rules, **folder}, review=review, as_json=as_json)
-    start = partial(run, source.code, **wanted, warm=False, **rules)
-    if fix:
-        start = partial(_run_fixing, start, max_fix=max_fix, save_fix=save_fix, config=options.get("config"))
-    return run_and_report(start, as_json=as_json, debug=sandbox_debug)
-
-
-def _run_in_folder(
-    code: str, wanted: Mapping[str, Any], settings: Mapping[str, Any], *, review: bool, as_json: bool
-) -> int:
-    """Run a program in a view of a folder, then ask what is written, or say that nothing is."""
+    fixes = partial(_run_fixing, max_fix=max_fix, save_fix=save_fix, config=options.get("config")) if fix else None
+    if folder is None:
+        start = partial(run, source.code, **wanted, warm=False, **rules)
+        return run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
     from cloche.sync import Sandbox
 
-    with Sandbox(**settings) as sandbox:
-        exit_code = run_and_report(partial(sandbox.run, code, **wanted), as_json=as_json, debug=False)
+    with Sandbox(**rules, **folder) as sandbox:
+        start = partial(sandbox.run, source.code, **wanted)
+        exit_code = run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
         settle_changes(sandbox, review=review)
     return exit_code
 

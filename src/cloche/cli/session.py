@@ -23,8 +23,18 @@ from typing import TYPE_CHECKING, Any, Self
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 
+from ._review import check_review, settle_changes, without_folder
 from .app import root
-from .options import debug_option, json_option, no_sandbox_option, option, program_options, sandbox_options
+from .options import (
+    debug_option,
+    flag,
+    folder_options,
+    json_option,
+    no_sandbox_option,
+    option,
+    program_options,
+    sandbox_options,
+)
 from .output import exit_code_of, log_to_stderr, say, showing_progress
 from .run import read_code, read_files, read_pairs, say_fallback, with_backend
 
@@ -49,6 +59,8 @@ _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 @option("--language", metavar="NAME", default="python", help="python, javascript or bash.")
 @option("--idle-timeout", metavar="TIME", help="End it when it was not used for so long, for example 30m.")
 @sandbox_options()
+@folder_options()
+@flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()
 @option("--out", metavar="DIR", help="Copy files that cells make, and images and HTML, to DIR.")
 @json_option("Print one JSON object per cell that is piped in.")
@@ -61,6 +73,7 @@ def _session(
     file: tuple[str, ...],
     out: str | None,
     as_json: bool,
+    review: bool,
     no_sandbox: bool,
     sandbox_debug: bool,
     options: SandboxOptions,
@@ -82,17 +95,25 @@ def _session(
     from .cells import CellPrinter
 
     cells = () if is_prompt else split_cells(read_code())
-    rules: SandboxOptions = {"warm": False, **with_backend(options, no_sandbox=no_sandbox)}
+    check_review(options, review=review)
+    rules, folder = without_folder(with_backend(options, no_sandbox=no_sandbox))
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
         with showing_progress():
-            # Nothing else works in it, so it need not live: then each session has checkpoints and forks.
-            sandbox = stack.enter_context(Sandbox(env=variables, files=files, live=False, **rules))
+            # Nothing else works in it, so it need not live: then each session has checkpoints and forks. One in a view
+            # of a folder does.
+            settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": False})}
+            sandbox = stack.enter_context(Sandbox(env=variables, files=files, **settings))
             say_fallback(sandbox.notes)
             session = sandbox.session(language, idle_timeout=idle_timeout)
-        if not is_prompt:
-            return run_cells(session, cells, out=out, as_json=as_json)
-        return Prompt(session, CellPrinter(out), out=out).converse()
+        if is_prompt:
+            exit_code = Prompt(session, CellPrinter(out), out=out).converse()
+        else:
+            exit_code = run_cells(session, cells, out=out, as_json=as_json)
+        if folder is not None:
+            session.close()
+            settle_changes(sandbox, review=review)
+    return exit_code
 
 
 def split_cells(text: str) -> list[str]:

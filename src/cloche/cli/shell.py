@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .app import root
 from .exec import USER_HELP, has_own_terminal, run_command
-from .options import argument, debug_option, folder_options, option, program_options, sandbox_options
+from .options import argument, debug_option, flag, folder_options, option, program_options, sandbox_options
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @folder_options()
+@flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()
 @debug_option()
 def _shell(
@@ -27,6 +28,7 @@ def _shell(
     user: str | None,
     env: tuple[str, ...],
     file: tuple[str, ...],
+    review: bool,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -38,5 +40,14 @@ def _shell(
     if sandbox_debug:
         log_to_stderr()
     return run_command(
-        name, None, reads=True, has_terminal=has_own_terminal(), cwd=cwd, user=user, env=env, file=file, options=options
+        name,
+        None,
+        reads=True,
+        has_terminal=has_own_terminal(),
+        cwd=cwd,
+        user=user,
+        env=env,
+        file=file,
+        options=options,
+        review=review,
     )

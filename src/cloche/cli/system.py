@@ -102,19 +102,21 @@ def _backends(as_json: bool) -> int:
 def _gc(as_json: bool) -> int:
     """Remove what dead processes left behind.
 
-    Containers, workspaces, their folders and control groups; sandboxes at providers whose key is configured.
+    Containers, workspaces, their folders and control groups; sandboxes at providers whose key is configured. A
+    commit to a folder of the host that was interrupted is undone, or completed.
     """
     from cloche.config.settings import load_settings
     from cloche.execution.accounts import accounts_of
+    from cloche.execution.host_folder import recovered
     from cloche.execution.registry import collect_garbage
 
-    found = collect_garbage(accounts_of(load_settings()))
+    found = {**collect_garbage(accounts_of(load_settings())), **({"workspace": told} if (told := recovered()) else {})}
     if as_json:
         print(json.dumps({backend: list(lines) for backend, lines in found.items()}, indent=2))
         return 0
     for backend, lines in found.items():
         for line in lines:
-            print(escape(f"{backend}: removed {line}"))
+            print(escape(f"{backend}: {line}" if backend == "workspace" else f"{backend}: removed {line}"))
     if not any(found.values()):
         print("nothing to remove")
     return 0

@@ -6,9 +6,12 @@ by `core.escape`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from .enforcement import Level
 
 # Where a jail shows, read-only, what the sandbox has changed in its view of a folder, as overlayfs keeps it.
 CHANGES = "/.cloche-changes"
@@ -128,5 +131,38 @@ class Committed:
     """
 
     written: tuple[str, ...] = ()
-    left: Mapping[str, str] | None = None
-    refs: Mapping[str, str] | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+    refs: Mapping[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class SupportsHostFolder(Protocol):
+    """Be a backend whose sandboxes that live can be shown a folder of the host copy-on-write (`policy.host_folder`)."""
+
+    def why_no_view(self, level: Level | None) -> str:
+        """Say why this host gives none at a level, None for its strongest; empty where it may.
+
+        Opening raises StartFailed where the kernel refuses it.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsChanges(Protocol):
+    """Tell what was changed in a folder of a sandbox that lives."""
+
+    def changes_stream(
+        self,
+        root: str,
+        *,
+        since: int | None,
+        max_bytes: int,
+        max_entries: int,
+        skip: Sequence[str] = (),
+        note_answer: Callable[[Mapping[str, Any]], None],
+    ) -> AsyncIterator[bytes]:
+        """Yield what `cloche.workspace.snapshot` reads; at last `note_answer` gets what the sandbox says of it.
+
+        With `since`, in ns of its own clock, it is of a copy, else of a view. All processes stand still meanwhile.
+        """
+        ...

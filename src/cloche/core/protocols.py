@@ -513,36 +513,6 @@ class SupportsFileStreams(Protocol):
 
 
 @runtime_checkable
-class SupportsHostFolder(Protocol):
-    """Be a backend whose sandboxes that live can be shown a folder of the host copy-on-write (`policy.host_folder`)."""
-
-    def why_no_view(self, policy: Policy) -> str:
-        """Say why this host gives none; empty where it may. Opening raises StartFailed where the kernel refuses it."""
-        ...
-
-
-@runtime_checkable
-class SupportsChanges(Protocol):
-    """Tell what was changed in a folder of a sandbox that lives."""
-
-    def changes_stream(
-        self,
-        root: str,
-        *,
-        since: int | None,
-        max_bytes: int,
-        max_entries: int,
-        skip: Sequence[str] = (),
-        note_answer: Callable[[Mapping[str, Any]], None],
-    ) -> AsyncIterator[bytes]:
-        """Yield what `cloche.workspace.snapshot` reads; at last `note_answer` gets what the sandbox says of it.
-
-        With `since`, in ns of its own clock, it is of a copy, else of a view. All processes stand still meanwhile.
-        """
-        ...
-
-
-@runtime_checkable
 class SupportsWatch(Protocol):
     """Tell of changes to files."""
 

@@ -19,14 +19,15 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cloche import hostfs
+from cloche.audit.log import Audit
 from cloche.config.state import state_file
-from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder, SupportsChanges, SupportsHostFolder
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 from cloche.core.languages import is_program_file
 from cloche.core.limits import parse_size
 from cloche.core.loops import finish
-from cloche.core.protocols import OpenLiveSandbox, OpenSandbox, SupportsChanges, SupportsHostFolder
+from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
 from .naming import NameOperations
@@ -41,6 +42,8 @@ WORKSPACE = "/workspace"
 DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
+COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
+MOST_MERGED_BYTES = 16 << 20
 MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 TICK_S = 0.001
@@ -96,6 +99,7 @@ class OpenFolder:
     fd: int
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
+    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
 
     def add(self, further: OpenFolder) -> None:
         """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
@@ -208,6 +212,7 @@ class HostFolderOperations(NameOperations):
     _kept: Kept | None
     _folder_options: FolderOptions | None
     _folder: OpenFolder | None
+    _stack: AsyncExitStack
 
     @asynccontextmanager
     async def _opening_with_folder(self) -> AsyncIterator[OpenSandbox]:
@@ -259,7 +264,7 @@ class HostFolderOperations(NameOperations):
     def _why_no_view(self) -> str:
         backend = self._prepared.backend
         if isinstance(backend, SupportsHostFolder):
-            return backend.why_no_view(self.policy)
+            return backend.why_no_view(self.policy.level)
         return f"backend {backend.name!r} gives copies of a folder"
 
     async def _enter_copy(self, stack: AsyncExitStack, found: OpenFolder, why: str) -> OpenSandbox:
@@ -295,12 +300,23 @@ class HostFolderOperations(NameOperations):
         return opened
 
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
-        if not self._is_live or not isinstance(opened, SupportsChanges):
+        if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
                 f"workspace: backend {self.backend!r} has no sandboxes here that tell what was changed in a folder.",
                 remedy='Use "local", "docker", "gvisor" or "microvm".',
             )
         return cast("OpenLiveSandbox", opened)
+
+    def _share_folder_of(self, other: HostFolderOperations) -> None:
+        """Have the folder of another sandbox, beside which this one has a copy of all that is in its view."""
+        found, self._folder = other._folder, None
+        if found is None:
+            return
+        folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
+        notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
+        self._folder = OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
+        self._stack.callback(self._folder.close)
+        self._note(self._folder)
 
     def _require_folder(self) -> OpenFolder:
         self._require_open()
@@ -330,6 +346,7 @@ class HostFolderOperations(NameOperations):
         dangerous: bool | Collection[str] = (),
         ours: Collection[str] = (),
         theirs: Collection[str] = (),
+        merge: Collection[str] = (),
         branch: str | None = None,
         author: str | None = None,
         message: str | None = None,
@@ -340,7 +357,8 @@ class HostFolderOperations(NameOperations):
         since, that is an error. `paths` are those to be written, with all below them; others stay in the sandbox.
         Changes that are dangerous (`Diff.dangerous`) are written only where `dangerous` names their paths, or is true.
         Where the host has changed a file as well, `ours` has the paths that get the sandbox's version, `theirs` those
-        that keep the host's; else nothing is written.
+        that keep the host's, `merge` those of text files that get the changes of both to what git's HEAD has, in the
+        sandbox as well; else, and where both have changed the same lines, nothing is written.
 
         With `branch` the changes become a commit on a new branch of the folder's git repository, with an `author`
         ("NAME <EMAIL>") and a `message`, and no file is written. Commits that were made inside become references below
@@ -354,11 +372,16 @@ class HostFolderOperations(NameOperations):
         found = self._require_folder()
         wanted = diff.id if isinstance(diff, Diff) else diff
         async with self._snapshot(found) as snapshot:
-            choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs)
+            choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
-            return await _stoppable(
-                lambda check: _commit(found, snapshot, wanted, _name_for(self._name), choice, onto, check)
+            name = _name_for(self._name)
+            done = await _stoppable(
+                lambda check: _commit(found, snapshot, wanted, name, choice, onto, self.audit, check)
             )
+        if merge and branch is None:  # the sandbox gets the host's side of it, too
+            still = {one.path for one in await self.changes()}
+            await self.discard([path for path in merge if path in still.intersection(done.written)])
+        return done
 
     async def discard(self, paths: Collection[str] | None = None) -> tuple[str, ...]:
         """Give the sandbox the host's files back, and return the paths: of all that it changed, or of `paths`.
@@ -384,7 +407,7 @@ class HostFolderOperations(NameOperations):
     async def _snapshot(self, found: OpenFolder) -> AsyncIterator[Snapshot]:
         from cloche.workspace.snapshot import SnapshotReader
 
-        live = self._checked(self._require_live("diff"))
+        live = self._checked(self._require_open())
         folder = found.folder
         said: dict[str, Any] = {}
         reader = SnapshotReader(
@@ -419,16 +442,17 @@ class Choice:
     dangerous: bool | Collection[str]
     ours: Collection[str]
     theirs: Collection[str]
+    merge: Collection[str] = ()
 
     def check(self, diff: Diff) -> tuple[Change, ...]:
         """Return the changes to be written. Raises InvalidRequest for one that needs a yes of its own."""
-        for name in ("paths", "ours", "theirs"):
+        for name in ("paths", "ours", "theirs", "merge"):
             if isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name}: give a list of paths, not one text")
         theirs = set(self.theirs)
         chosen = tuple(one for one in _selected(diff.changes, self.paths) if one.path not in theirs)
         known = {one.path for one in diff.changes}
-        unknown = sorted({*self.ours, *theirs} - known)
+        unknown = sorted({*self.ours, *theirs, *self.merge} - known)
         if unknown:
             raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
         if self.dangerous is not True:
@@ -495,7 +519,7 @@ def _compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -
     snapshot = replace(snapshot, entries=entries)
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=_read_known(folder), check=check,
+        known=_read_known(found), check=check,
     )  # fmt: skip
 
 
@@ -506,10 +530,11 @@ def _commit(
     name: str,
     choice: Choice,
     branch: BranchOptions | None,
+    audit: Audit | None,
     check: Callable[[], None],
 ) -> Committed:
     from cloche.workspace.commit import commit
-    from cloche.workspace.git import commit_to_branch, fetch_commits
+    from cloche.workspace.git import commit_to_branch
 
     compared_ns = _after_now()
     diff = _compare(found, snapshot, check)
@@ -523,33 +548,115 @@ def _commit(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
-    refs = fetch_commits(found.fd, snapshot, name)
+    if audit is not None:
+        audit.record(
+            "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
+            dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
+        )  # fmt: skip
+    refs, refused = _fetched(found, snapshot, name)
     if branch is not None:
         made = commit_to_branch(
             found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        return Committed(refs={**refs, **made})
-    choose: dict[str, Literal["theirs", "ours"]] = {**dict.fromkeys(choice.ours, "ours")}
+        return Committed(refs={**refs, **made}, left=refused)
+    snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
+    choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
     done = commit(
         found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
-    return replace(done, refs=refs)
+    return replace(done, refs=refs, left={**done.left, **refused})
+
+
+def _merged(
+    found: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
+) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
+    if not merge:
+        return snapshot, changes
+    from cloche.workspace.git import base_of, merge_text
+
+    wanted, refused, done = set(merge), {}, []
+    entries = dict(snapshot.entries)
+    for one in changes:
+        entry = entries.get(os.fsencode(one.path))
+        if one.path not in wanted or not one.conflict or entry is None:
+            done.append(one)
+            continue
+        base, theirs = base_of(found.fd, one.path), _text_of(found.fd, one.path)
+        text = None
+        if base is not None and theirs is not None and one.kind == "file" and one.size <= MOST_MERGED_BYTES:
+            text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
+        if text is None:
+            refused[one.path] = "cannot be merged: " + (
+                "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
+            )
+            continue
+        entry, sha256 = snapshot.add(entry, text)
+        entries[entry.path] = entry
+        done.append(replace(one, size=len(text), sha256=sha256))
+    if refused:
+        told = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
+        raise WorkspaceConflict(f"nothing was written: {told}", paths=refused)
+    return replace(snapshot, entries=entries), tuple(done)
+
+
+def _text_of(folder: int, path: str) -> bytes | None:
+    """Return a file of the host's that is to be merged; None where it is none, or is too large."""
+    *above, name = path.split("/")
+    try:
+        with hostfs.descended(folder, above) as at:
+            fd, _ = hostfs.open_regular(name, at)
+            with open(fd, "rb") as file:
+                data = file.read(MOST_MERGED_BYTES + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MOST_MERGED_BYTES else None
+
+
+def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
+    from cloche.workspace.git import fetch_commits
+
+    if b".git" not in snapshot.entries:
+        return {}, {}
+    try:
+        return fetch_commits(found.fd, snapshot, name), {}
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
+        return {}, {".git": f"commits that were made inside are not fetched: {error}"}
+
+
+def recovered() -> list[str]:
+    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
+
+    What was noted of sandboxes that have long ended is removed.
+    """
+    from cloche.workspace.recover import recover_all
+
+    state = state_file("workspaces")
+    if state is None or not os.path.isdir(state):
+        return []
+    for entry in os.scandir(state):
+        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
+            os.unlink(entry.path)
+    return recover_all(state)
 
 
 # What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
 
 
 def _known_file(folder: HostFolder) -> str:
-    return os.path.join(_state(), f"committed-{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+    return os.path.join(_state(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
-def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
+def _read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
     """Return, by path, inode and change time of what this sandbox has committed."""
+    if found.known is not None:
+        return found.known
     try:
-        with open(_known_file(folder), "rb") as file:
+        with open(_known_file(found.folder), "rb") as file:
             return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
     except FileNotFoundError:
         return {}
@@ -559,7 +666,7 @@ def _read_known(folder: HostFolder) -> dict[str, tuple[int, int]]:
 
 
 def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
-    known = _read_known(found.folder)
+    known = _read_known(found)
     for path in written:
         *above, name = path.split("/")
         try:
@@ -568,6 +675,8 @@ def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
         except OSError:
             state = None
         known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    if found.known is not None:
+        return
     try:
         folder, name = os.path.split(_known_file(found.folder))
         at = hostfs.open_folder(folder)

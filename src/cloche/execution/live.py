@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cloche.audit.log import Audit
+from cloche.audit.recording import refusals
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -20,9 +21,14 @@ from cloche.core.protocols import (
     SupportsLive,
     SupportsSessionNames,
 )
+from cloche.core.screen import Finding, apply_screen
 
 from .accounts import account_of
 from .prepare import Prepared
+from .run import check_fixer
+
+if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
 
 log = logging.getLogger("cloche.live")
 MOST_AT_ONCE, PLACES_LEFT = 256, 8  # runs and commands in one sandbox; processes that its limit leaves beside them
@@ -92,6 +98,17 @@ class LiveOperations:
     def audit(self) -> Audit | None:
         """Return the log in which runs are recorded, None where that is off."""
         return self._prepared.audit
+
+    def screened(self, code: str, language: str) -> Sequence[Finding]:
+        """Return what the screen finds in a session's cell. Raises PolicyDenied."""
+        if self.policy.screen == "off":
+            return ()
+        with refusals(self._prepared.settings, language=language, code=code):
+            return apply_screen(self.policy.screen, language, code)
+
+    def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
+        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
+        return check_fixer(autofix, self._prepared, code)
 
     def _require_open(self) -> OpenSandbox:
         if self._opened is None:

@@ -34,13 +34,12 @@ from cloche.core.protocols import (
 )
 from cloche.core.request import read_patterns
 from cloche.core.result import Result
-from cloche.core.screen import Finding, apply_screen
 from cloche.keeper.attach import Kept, find_kept
 
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
-from .host_folder import HostFolderOperations, read_folder_options
+from .host_folder import HostFolderOperations, OpenFolder, read_folder_options
 from .inputs import Files, gather_files, read_env
 from .installing import PackageOperations
 from .live import most_at_once
@@ -53,7 +52,6 @@ from .processes import ProcessOperations
 from .run import (
     OnOutput,
     PreparedRequest,
-    check_fixer,
     check_language,
     copy_out,
     make_sink,
@@ -390,12 +388,10 @@ class AsyncSandbox(
     end of time: `keep` without a client, counted from the last one's end; `lifetime` in all (24 h); `idle` with no
     process and no call. Backend `local` alone has names.
 
-    With `workspace`, the path of a folder of this machine, it works in a view of that folder, at the folder's own path
-    (`workspace_at` chooses another), and /workspace is a link to it. What it writes goes to a layer of its own of
-    `workspace_disk` bytes (2 GiB): `diff` shows it, `commit` writes it to the folder, `discard` takes it back. Key
-    files and the like are hidden, and so is what the patterns of `workspace_hide` say. Folders of
-    `workspace_read` are at their own paths, too, and cannot be written to. Where there is no view, there
-    is a copy at /workspace: `meta["workspace"]` of each result says which, and what is hidden.
+    With `workspace`, the path of a folder of this machine, it works in a view of that, at its own path (or another,
+    `workspace_at`; /workspace is a link to it). What it writes goes to a layer of `workspace_disk` bytes (2 GiB): `diff`
+    shows it, `commit` writes it to the folder, `discard` takes it back. Key files are hidden, and what the patterns of
+    `workspace_hide` say. Folders of `workspace_read` cannot be written to. `meta["workspace"]` says if it is a copy.
     """
 
     def __init__(
@@ -419,7 +415,7 @@ class AsyncSandbox(
         self._folder_options = read_folder_options(
             workspace, at=workspace_at, disk=workspace_disk, hide=workspace_hide, read=workspace_read
         )
-        self._folder = None
+        self._folder: OpenFolder | None = None
         self._terms = read_terms(name, keep, lifetime, idle)
         self._kept: Kept | None = None  # what it is, where it was there before
         self._env = read_env(env)
@@ -615,18 +611,12 @@ class AsyncSandbox(
         sandbox.__dict__.update(self.__dict__)
         sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
-        sandbox._connections, sandbox._folder = weakref.WeakSet(), None
+        sandbox._connections = weakref.WeakSet()
+        sandbox._share_folder_of(self)
         closing = getattr(opened, "close", None)
         if closing is not None:
             sandbox._stack.push_async_callback(closing)
         return sandbox
-
-    def screened(self, code: str, language: str) -> Sequence[Finding]:
-        """Return what the screen finds in a session's cell. Raises PolicyDenied."""
-        if self.policy.screen == "off":
-            return ()
-        with refusals(self._prepared.settings, language=language, code=code):
-            return apply_screen(self.policy.screen, language, code)
 
     def run_cell(
         self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
@@ -651,10 +641,6 @@ class AsyncSandbox(
         sandbox._stack.push_async_callback(copy.close)
         self._stack.push_async_exit(sandbox)  # with all that was opened or forked in it
         return copy
-
-    def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
-        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
-        return check_fixer(autofix, self._prepared, code)
 
     def timeout_s(self, timeout: float | str | None) -> float:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""

@@ -44,12 +44,17 @@ def changes(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
     What has one of the `names` is said, and not looked into. The answer counts rows and what was cut.
     """
-    sending = _Sending(order)
     top = os.open(path, FOLDER)
     try:
-        sending.send(top)
+        return walk(top, order, CONTENT_OUT)
     finally:
         os.close(top)
+
+
+def walk(top: int, order: dict[str, Any], into: int) -> dict[str, Any]:
+    """Write the frames of what is below an open folder to a descriptor, and return the answer."""
+    sending = _Sending(order, into)
+    sending.send(top)
     sending.flush()
     return {
         "count": sending.count, "too_many": sending.is_cut, "too_large": sending.too_large, "skipped": sending.skipped,
@@ -73,7 +78,8 @@ class _Folder:
 class _Sending:
     """Walk a folder and write its frames."""
 
-    def __init__(self, order: dict[str, Any]):
+    def __init__(self, order: dict[str, Any], into: int):
+        self.into = into
         self.since = natural(order, "since", None)
         self.most = natural(order, "most", 0) or 0
         self.entries = natural(order, "entries", MOST_ENTRIES) or 0
@@ -225,7 +231,7 @@ class _Sending:
 
     def flush(self) -> None:
         """Write what is held."""
-        write_all(CONTENT_OUT, b"".join(self.held))
+        write_all(self.into, b"".join(self.held))
         self.held.clear()
         self.held_bytes = 0
 

@@ -29,7 +29,13 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from cloche.agent.approval import ApprovalRequest, Decision, Risk
-from cloche.agent.terminal import describe_rules, warnings_about
+from cloche.agent.terminal import (
+    changes_told,
+    describe_rules,
+    warnings_about,
+    what_changes_are,
+    where_it_runs,
+)
 from cloche.core.escape import escape
 
 MOST_NAME_CHARS = 80
@@ -161,7 +167,7 @@ def require_elicitation(context: Context[Any, Any], request: ApprovalRequest) ->
 def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
     """Return what the user is asked: the whole call, nothing in it hidden, and what will hold."""
     asks = "Confirm once more:" if is_confirmation else "Approve"
-    parts = [f"{asks} {request.tool} ({request.risk}, on {request.rules.get('runs_on')})?"]
+    parts = [f"{asks} {request.tool} ({request.risk}, on {escape(where_it_runs(request))})?"]
     for name, value in request.arguments.items():
         if name in ("code", "command"):
             parts.append(_fenced(escape(str(value)), _language(request.arguments, name)))
@@ -170,8 +176,12 @@ def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
             parts.append(f"{name}: {escape(str(value))}")
     if rules := describe_rules(request):
         parts.append(f"rules: {escape(rules)}")
+    if told := changes_told(request):
+        parts.append(_fenced("\n".join(map(escape, told)), "text"))
     if request.changes:
-        parts.append("What changed since the last call:\n" + _fenced(escape(request.changes), "diff"))
+        what = what_changes_are(request)
+        title = "What changed since the last call" if what.startswith("since") else what.capitalize()
+        parts.append(f"{title}:\n" + _fenced(escape(request.changes), "diff"))
     return "\n".join(parts)
 
 

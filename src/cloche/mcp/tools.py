@@ -197,6 +197,8 @@ _ANNOTATIONS: Mapping[ToolAction, tuple[str, bool, bool, bool]] = {
     ToolAction.LIST: ("List files", True, False, True),
     ToolAction.WRITE: ("Write a file", False, True, True),
     ToolAction.EDIT: ("Edit a file", False, True, False),
+    ToolAction.DIFF: ("Show the changes to the project", True, False, True),
+    ToolAction.COMMIT: ("Write the changes to the project", False, True, False),
 }
 _TITLES: Mapping[str, str] = {
     "run_python_code": "Run Python",

@@ -11,6 +11,7 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 - `patch.py`: unified diffs, `lines.py`: with bounded work. `dangers.py`: the table of changes that need a yes of their
   own.
 - `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
-  written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors, written to.
+  written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors,
+  written to.
 - `git.py`: a guest's commits as references; changes as a new branch.
 """

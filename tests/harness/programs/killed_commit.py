@@ -17,9 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloche.workspace.recover import recover
-from tests.harness.workspaces import content_of, everything, interrupted_at, left_in, make_old, write
-
-Tree = dict[str, tuple[int, int, int, bytes]]
+from tests.harness.workspaces import Tree, content_of, everything, interrupted_at, left_in, make_old, write
 
 
 def in_child(act: Callable[[], object]) -> int:

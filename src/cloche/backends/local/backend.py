@@ -109,10 +109,10 @@ class LocalBackend:
         """
         return _Opening(self._make, policy, limits)
 
-    def why_no_view(self, policy: Policy) -> str:
-        """Say why no sandbox here can be shown a folder copy-on-write; see core.protocols.SupportsHostFolder."""
+    def why_no_view(self, level: Level | None) -> str:
+        """Say why no sandbox here can be shown a folder copy-on-write; see core.changes.SupportsHostFolder."""
         host = self._host()
-        if (policy.level or host.level()) is not Level.JAIL:
+        if (host.level() if level is None else level) is not Level.JAIL:
             return "level jail has such views alone"
         return f"this host has no id-mapped mounts: {host.idmapped}" if host.owns_ids and host.idmapped else ""
 

@@ -207,8 +207,8 @@ def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) 
         register = private_register(source)
     overlay = {
         "number": number, "changes": "" if number else CHANGES[1:], "size_bytes": folder.disk_bytes,
-        "inodes": FOLDER_INODES, "mode": folder.mode, "owner": spec.inside_id, "folders": folder.masked_folders, "masked": folder.hidden,
-        "register": register,
+        "inodes": FOLDER_INODES, "mode": folder.mode, "owner": spec.inside_id, "folders": folder.masked_folders,
+        "masked": folder.hidden, "register": register,
     }  # fmt: skip
     return ("overlay", source, folder.at.lstrip("/"), overlay)
 

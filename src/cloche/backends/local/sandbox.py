@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .session import LocalSession
 
 log = logging.getLogger("cloche.jail")
+PIECE_BYTES = 1 << 18
 BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
 
 
@@ -112,6 +113,32 @@ class LocalOpenSandbox:
         async with self._turn:
             await self._have_workspace()
             return await self.workspace.paths(path, halted=self._halted)
+
+    async def changes_stream(
+        self,
+        root: str,  # noqa: ARG002 - there is one folder
+        *,
+        since: int | None,
+        max_bytes: int,
+        max_entries: int,
+        skip: Sequence[str] = (),
+        note_answer: Callable[[Mapping[str, Any]], None],
+    ) -> AsyncIterator[bytes]:
+        """Yield what is in its workspace, which is `root`; see core.changes.SupportsChanges."""
+        import tempfile
+
+        from cloche.init.names import pack_text
+
+        order: dict[str, Any] = {"since": since, "most": max_bytes, "entries": max_entries}
+        order["skip"] = [pack_text(path) for path in skip]
+        with tempfile.TemporaryFile() as file:
+            async with self._turn:
+                await self._have_workspace()
+                answer = await self.workspace.changes(order, file.fileno(), halted=self._halted)
+            file.seek(0)
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield piece
+        note_answer(answer)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""

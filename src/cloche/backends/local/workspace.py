@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from cloche import hostfs
 from cloche.core.errors import OutcomeUnknown, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
@@ -602,6 +602,17 @@ class Workspace:
         try:
             async with halted():
                 return await in_thread(until, lambda: list_paths(fd, path, until))
+        finally:
+            os.close(fd)
+
+    async def changes(self, order: dict[str, Any], into: int, *, halted: Halted) -> dict[str, Any]:
+        """Write the frames of all that is there to a descriptor, see `init.changes`; return the answer."""
+        from cloche.init.changes import walk
+
+        fd = hostfs.open_folder(".", await self._seen())
+        try:
+            async with halted():
+                return await in_thread(Until(MOST_S), lambda: walk(fd, order, into))
         finally:
             os.close(fd)
 

@@ -32,6 +32,7 @@ class Commit(WireModel):
     dangerous: Paths = Field(default_factory=list)
     ours: Paths = Field(default_factory=list)
     theirs: Paths = Field(default_factory=list)
+    merge: Paths = Field(default_factory=list)
     branch: Word | None = None
     author: Word | None = None
     message: Annotated[str, StringConstraints(max_length=65_536)] | None = None
@@ -64,9 +65,10 @@ async def commit(use: Running, asked: Commit) -> dict[str, Any]:
     await asyncio.to_thread(_check_writable, use)
     done = await use.sandbox.commit(
         asked.id, paths=asked.paths, dangerous=asked.dangerous, ours=asked.ours, theirs=asked.theirs,
+        merge=asked.merge,
         branch=asked.branch, author=asked.author, message=asked.message,
     )  # fmt: skip
-    said = {"written": list(done.written), "left": dict(done.left or {}), "refs": dict(done.refs or {})}
+    said = {"written": list(done.written), "left": done.left, "refs": done.refs}
     return dict(utf8_safe_data(said))
 
 
