@@ -107,7 +107,7 @@ def _gc(as_json: bool) -> int:
     """
     from cloche.config.settings import load_settings
     from cloche.execution.accounts import accounts_of
-    from cloche.execution.host_folder import recovered
+    from cloche.execution.commits import recovered
     from cloche.execution.registry import collect_garbage
 
     found = {**collect_garbage(accounts_of(load_settings())), **({"workspace": told} if (told := recovered()) else {})}

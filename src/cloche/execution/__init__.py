@@ -9,6 +9,8 @@ has run.
 - `run`: one run in a throwaway sandbox, and what each run needs: request, callbacks, spilled output, files out, fixers.
 - `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: what a session has run.
 - `live`, `processes`, `paths`, `ports`: what `AsyncSandbox` can do with `live=True`. `folders`: folders in and out.
+- `host_folder`: a folder of the host as workspace. `open_folder`: what it is before it is shown. `commits`: what is
+  written to it.
 - `inputs`: files and arguments as callers write them. `concurrency`: how many runs work at once. `doctor`: what this
   host can enforce, measured.
 

@@ -1,209 +1,36 @@
 """A folder of the host as a sandbox's workspace: opened as a view or a copy; compared, committed, discarded.
 
 A run never writes to the host. What the sandbox has changed is taken as a snapshot while it stands still (`diff`), and
-written by `commit` alone; `cloche.workspace` does either. Whatever blocks is done in threads.
+written by `commit` alone. Whatever blocks is done in threads: `open_folder` and `commits`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from cloche import hostfs
-from cloche.audit.log import Audit
-from cloche.config.state import state_file
-from cloche.core.changes import CHANGES, Change, Committed, Diff, HostFolder, SupportsChanges, SupportsHostFolder
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed, WorkspaceConflict, WorkspaceFailed
-from cloche.core.escape import escape_name
-from cloche.core.languages import is_program_file
-from cloche.core.limits import parse_size
+from cloche.core.changes import CHANGES, Change, Committed, Diff, SupportsChanges, SupportsHostFolder
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
+from .commits import BranchOptions, Choice, compare, name_for, read_known, selected, write_changes
 from .naming import NameOperations
+from .open_folder import FolderOptions, OpenFolder, open_again, open_new
 
 if TYPE_CHECKING:
-    from cloche.workspace.hidden import Hidden
     from cloche.workspace.snapshot import Snapshot
 
-log = logging.getLogger("cloche.workspace")
 T = TypeVar("T")
 WORKSPACE = "/workspace"
-DISK_BYTES = 2 << 30
-MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_ENTRIES = 1_000_000
-COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
-MOST_MERGED_BYTES = 16 << 20
-MOST_TOLD = 100  # hidden paths that a result lists
 OVERLAY = "overlay"  # the step of a jail that mounts a view
-TICK_S = 0.001
-REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderOptions:
-    """Say which folder of the host is wanted, where inside, how much may be written, and what else is hidden.
-
-    `read` are further folders, at their own paths, in which nothing can be written.
-    """
-
-    path: str
-    read: tuple[str, ...] = ()
-    at: str | None = None
-    disk_bytes: int = DISK_BYTES
-    hide: tuple[str, ...] = ()
-
-
-def read_folder_options(
-    workspace: str | PathLike[str] | None,
-    *,
-    at: str | None,
-    disk: int | str | None,
-    hide: Sequence[str] | None,
-    read: Sequence[str | PathLike[str]] | None,
-) -> FolderOptions | None:
-    """Read the arguments of a sandbox; None where it gets no folder. Raises InvalidRequest."""
-    if workspace is None:
-        for word, value in (
-            ("workspace_at", at),
-            ("workspace_disk", disk),
-            ("workspace_hide", hide),
-            ("workspace_read", read),
-        ):
-            if value is not None:
-                raise InvalidRequest(f"{word} is for a folder of the host; give it one: workspace=...")
-        return None
-    for word, value in (("workspace_hide", hide), ("workspace_read", read)):
-        if isinstance(value, str | PathLike):
-            raise InvalidRequest(f"{word}: {value!r} must be a list")
-    disk_bytes = DISK_BYTES if disk is None else parse_size(disk, name="workspace_disk")
-    further = tuple(os.fspath(one) for one in read or ())
-    return FolderOptions(path=os.fspath(workspace), at=at, disk_bytes=disk_bytes, hide=tuple(hide or ()), read=further)
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenFolder:
-    """Hold the host's folder, by a descriptor, and how the sandbox was given it."""
-
-    folder: HostFolder
-    fd: int
-    notes: Mapping[str, Any]
-    further: tuple[OpenFolder, ...] = ()
-    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
-
-    def add(self, further: OpenFolder) -> None:
-        """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
-        self.further += (further,)
-        for one in (self.folder, *self.folder.read_only):
-            if f"{one.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(f"{one.at}/"):
-                raise InvalidRequest(
-                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in "
-                    "each other, or are the same; name folders apart"
-                )
-        self.folder = replace(self.folder, read_only=(*self.folder.read_only, further.folder))
-        told = [*self.notes.get("read_only", ()), dict(further.notes)]
-        self.notes = {**self.notes, "read_only": told}
-
-    def close(self) -> None:
-        """Let it go."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-        for one in self.further:
-            one.close()
-
-
-def _state() -> str:
-    """Return the folder in which commits are noted. Raises InvalidRequest for a user without one."""
-    found = state_file("workspaces")
-    if found is None:
-        raise InvalidRequest("workspace: this user has no home folder, where commits are noted; set XDG_STATE_HOME")
-    return found
-
-
-def _after_now() -> int:
-    """Return a time in ns that no file has which was changed before: the kernel's clock of files moves in ticks."""
-    before = now = time.clock_gettime_ns(REALTIME_COARSE)
-    while now == before:
-        time.sleep(TICK_S)
-        now = time.clock_gettime_ns(REALTIME_COARSE)
-    return now
-
-
-def _open_new(options: FolderOptions) -> OpenFolder:
-    """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden."""
-    from cloche.workspace.allowed import at_for, check_folder
-    from cloche.workspace.hidden import find_hidden, mask_rows
-    from cloche.workspace.recover import recover
-
-    allowed = check_folder(options.path)
-    try:
-        if os.path.isdir(_state()):
-            recover(allowed.fd, _state())
-        hidden = find_hidden(allowed.fd, patterns=options.hide)
-        mask = mask_rows(allowed.fd, hidden)
-        state = os.fstat(allowed.fd)
-        folder = HostFolder(
-            path=allowed.path,
-            # What has the path by then may be another folder; only root may reach the descriptor from a namespace.
-            opened_as=f"/proc/{os.getpid()}/fd/{allowed.fd}" if os.geteuid() == 0 else "",
-            at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
-            hidden=mask.whiteouts,
-            masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
-            owner=(state.st_uid, state.st_gid),
-            mode=state.st_mode & 0o777,
-            identity=(state.st_dev, state.st_ino),
-            disk_bytes=options.disk_bytes,
-            opened_ns=_after_now(),
-        )
-    except BaseException:
-        os.close(allowed.fd)
-        raise
-    found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
-    try:
-        for path in options.read:
-            found.add(_open_new(replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)))
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
-    """Return what results say of the folder."""
-    notes: dict[str, Any] = {"path": folder.path, "at": folder.at, "hidden": list(hidden.paths[:MOST_TOLD])}
-    if len(hidden.paths) > MOST_TOLD:
-        notes["hidden_count"] = len(hidden.paths)
-    if hidden.tracked:
-        notes["hidden_but_tracked"] = list(hidden.tracked[:MOST_TOLD])
-    if hidden.warnings:
-        notes["warnings"] = list(hidden.warnings)
-    return notes
-
-
-def _open_again(folder: HostFolder) -> OpenFolder:
-    """Open the folder of a sandbox that is kept. Raises InvalidRequest where another one has its place."""
-    try:
-        fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InvalidRequest(f"workspace: cannot open {folder.path!r}: {error.strerror}") from error
-    state = os.fstat(fd)
-    if (state.st_dev, state.st_ino) != folder.identity:
-        os.close(fd)
-        raise InvalidRequest(
-            f"workspace: {folder.path!r} is not the folder any more that this sandbox was opened with; move it back"
-        )
-    return OpenFolder(folder=folder, fd=fd, notes={"path": folder.path, "at": folder.at, "hidden": list(folder.hidden)})
 
 
 class HostFolderOperations(NameOperations):
@@ -224,10 +51,10 @@ class HostFolderOperations(NameOperations):
             return
         async with AsyncExitStack() as stack:
             if kept is not None:
-                found = await _opened(lambda: _open_again(kept))
+                found = await _opened(lambda: open_again(kept))
             else:
                 options = cast("FolderOptions", self._folder_options)
-                found = await _opened(lambda: _open_new(options))
+                found = await _opened(lambda: open_new(options))
             stack.callback(found.close)
             opened = await self._enter(stack, found, is_kept=kept is not None)
             self._folder = found
@@ -314,7 +141,7 @@ class HostFolderOperations(NameOperations):
             return
         folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
         notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
-        self._folder = OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(_read_known(found)))
+        self._folder = OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(read_known(found)))
         self._stack.callback(self._folder.close)
         self._note(self._folder)
 
@@ -332,7 +159,7 @@ class HostFolderOperations(NameOperations):
         """
         found = self._require_folder()
         async with self._snapshot(found) as snapshot:
-            return await _stoppable(lambda check: _compare(found, snapshot, check))
+            return await _stoppable(lambda check: compare(found, snapshot, check))
 
     async def changes(self) -> tuple[Change, ...]:
         """Return what the sandbox has changed, as data; see `diff`."""
@@ -374,9 +201,9 @@ class HostFolderOperations(NameOperations):
         async with self._snapshot(found) as snapshot:
             choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
-            name = _name_for(self._name)
+            name = name_for(self._name)
             done = await _stoppable(
-                lambda check: _commit(found, snapshot, wanted, name, choice, onto, self.audit, check)
+                lambda check: write_changes(found, snapshot, wanted, name, choice, onto, self.audit, check)
             )
         if merge and branch is None:  # the sandbox gets the host's side of it, too
             still = {one.path for one in await self.changes()}
@@ -392,7 +219,7 @@ class HostFolderOperations(NameOperations):
 
         found = self._require_folder()
         live = self._require_live("discard")
-        changes = _selected((await self.diff()).changes, paths)
+        changes = selected((await self.diff()).changes, paths)
         back = [one.old_path or one.path for one in changes if one.what != "added"]
         packed = await _finished(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
         with packed.file:
@@ -432,260 +259,6 @@ class HostFolderOperations(NameOperations):
             yield snapshot
         finally:
             snapshot.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Say which changes are written, and what is said yes to."""
-
-    paths: Collection[str] | None
-    dangerous: bool | Collection[str]
-    ours: Collection[str]
-    theirs: Collection[str]
-    merge: Collection[str] = ()
-
-    def check(self, diff: Diff) -> tuple[Change, ...]:
-        """Return the changes to be written. Raises InvalidRequest for one that needs a yes of its own."""
-        for name in ("paths", "ours", "theirs", "merge"):
-            if isinstance(getattr(self, name), str):
-                raise InvalidRequest(f"{name}: give a list of paths, not one text")
-        theirs = set(self.theirs)
-        chosen = tuple(one for one in _selected(diff.changes, self.paths) if one.path not in theirs)
-        known = {one.path for one in diff.changes}
-        unknown = sorted({*self.ours, *theirs, *self.merge} - known)
-        if unknown:
-            raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
-        if self.dangerous is not True:
-            agreed = set() if self.dangerous is False else set(self.dangerous)
-            refused = [one for one in chosen if one.dangers and one.path not in agreed]
-            if refused:
-                told = "; ".join(f"{one.path!r} ({', '.join(one.dangers)})" for one in refused[:10])
-                more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
-                raise InvalidRequest(
-                    f"nothing was written: these changes need a yes of their own: {told}{more}; look at them, then "
-                    "name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
-                )
-        return chosen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchOptions:
-    """Say which branch changes become, and who has made the commit."""
-
-    name: str
-    author: str | None
-    message: str | None
-
-
-def _selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[Change, ...]:
-    """Return the changes at some paths, or below them. Raises InvalidRequest for a path without any."""
-    if paths is None:
-        return tuple(changes)
-    if isinstance(paths, str):
-        raise InvalidRequest("paths: give a list of paths, not one text")
-    wanted = {path.rstrip("/"): False for path in paths}
-    found = []
-    for one in changes:
-        hits = [path for path in _above(one.path) if path in wanted]
-        for path in hits:
-            wanted[path] = True
-        if hits:
-            found.append(one)
-    missing = [path for path, is_met in wanted.items() if not is_met]
-    if missing:
-        raise InvalidRequest(f"paths: nothing was changed at {missing[0]!r}; see the diff for what was")
-    needed = {above for one in found for above in _above(one.path)}
-    parents = [one for one in changes if one.path in needed and one.kind == "directory" and one.what == "added"]
-    kept = {one.path for one in (*found, *parents)}
-    return tuple(one for one in changes if one.path in kept)
-
-
-def _above(path: str) -> Iterator[str]:
-    """Yield a path and those of the folders above it."""
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
-
-
-def _name_for(name: str | None) -> str:
-    return name if name is not None else f"sandbox-{os.urandom(4).hex()}"
-
-
-def _compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
-    from cloche.workspace.compare import make_diff
-
-    folder = found.folder
-    entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
-    snapshot = replace(snapshot, entries=entries)
-    return make_diff(
-        snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=_read_known(found), check=check,
-    )  # fmt: skip
-
-
-def _commit(
-    found: OpenFolder,
-    snapshot: Snapshot,
-    wanted: str | None,
-    name: str,
-    choice: Choice,
-    branch: BranchOptions | None,
-    audit: Audit | None,
-    check: Callable[[], None],
-) -> Committed:
-    from cloche.workspace.commit import commit
-    from cloche.workspace.git import commit_to_branch
-
-    compared_ns = _after_now()
-    diff = _compare(found, snapshot, check)
-    check()  # from here on it is done to its end
-    if snapshot.is_partial:
-        raise InvalidRequest(
-            "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
-        )
-    if wanted is not None and diff.id != wanted:
-        raise InvalidRequest(
-            "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
-        )
-    chosen = choice.check(diff)
-    if audit is not None:
-        audit.record(
-            "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
-            dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
-        )  # fmt: skip
-    refs, refused = _fetched(found, snapshot, name)
-    if branch is not None:
-        made = commit_to_branch(
-            found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
-            message=branch.message or f"Changes of {name}",
-        )  # fmt: skip
-        return Committed(refs={**refs, **made}, left=refused)
-    snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
-    choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
-    done = commit(
-        found.fd, snapshot, chosen, state=_state(), owner=found.folder.owner, choose=choose,
-        unchanged_since_ns=compared_ns,
-    )  # fmt: skip
-    _note_known(found, done.written)
-    return replace(done, refs=refs, left={**done.left, **refused})
-
-
-def _merged(
-    found: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
-) -> tuple[Snapshot, tuple[Change, ...]]:
-    """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
-    if not merge:
-        return snapshot, changes
-    from cloche.workspace.git import base_of, merge_text
-
-    wanted, refused, done = set(merge), {}, []
-    entries = dict(snapshot.entries)
-    for one in changes:
-        entry = entries.get(os.fsencode(one.path))
-        if one.path not in wanted or not one.conflict or entry is None:
-            done.append(one)
-            continue
-        base, theirs = base_of(found.fd, one.path), _text_of(found.fd, one.path)
-        text = None
-        if base is not None and theirs is not None and one.kind == "file" and one.size <= MOST_MERGED_BYTES:
-            text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
-        if text is None:
-            refused[one.path] = "cannot be merged: " + (
-                "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
-            )
-            continue
-        entry, sha256 = snapshot.add(entry, text)
-        entries[entry.path] = entry
-        done.append(replace(one, size=len(text), sha256=sha256))
-    if refused:
-        told = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
-        raise WorkspaceConflict(f"nothing was written: {told}", paths=refused)
-    return replace(snapshot, entries=entries), tuple(done)
-
-
-def _text_of(folder: int, path: str) -> bytes | None:
-    """Return a file of the host's that is to be merged; None where it is none, or is too large."""
-    *above, name = path.split("/")
-    try:
-        with hostfs.descended(folder, above) as at:
-            fd, _ = hostfs.open_regular(name, at)
-            with open(fd, "rb") as file:
-                data = file.read(MOST_MERGED_BYTES + 1)
-    except OSError:
-        return None
-    return data if len(data) <= MOST_MERGED_BYTES else None
-
-
-def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
-    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
-    from cloche.workspace.git import fetch_commits
-
-    if b".git" not in snapshot.entries:
-        return {}, {}
-    try:
-        return fetch_commits(found.fd, snapshot, name), {}
-    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
-        return {}, {".git": f"commits that were made inside are not fetched: {error}"}
-
-
-def recovered() -> list[str]:
-    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
-
-    What was noted of sandboxes that have long ended is removed.
-    """
-    from cloche.workspace.recover import recover_all
-
-    state = state_file("workspaces")
-    if state is None or not os.path.isdir(state):
-        return []
-    for entry in os.scandir(state):
-        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
-            os.unlink(entry.path)
-    return recover_all(state)
-
-
-# What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
-
-
-def _known_file(folder: HostFolder) -> str:
-    return os.path.join(_state(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
-
-
-def _read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
-    """Return, by path, inode and change time of what this sandbox has committed."""
-    if found.known is not None:
-        return found.known
-    try:
-        with open(_known_file(found.folder), "rb") as file:
-            return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        log.warning("what was committed before is not known, so it may count as a conflict: %s", error)
-        return {}
-
-
-def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
-    known = _read_known(found)
-    for path in written:
-        *above, name = path.split("/")
-        try:
-            with hostfs.descended(found.fd, above) as at:
-                state = hostfs.look(name, at)
-        except OSError:
-            state = None
-        known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
-    if found.known is not None:
-        return
-    try:
-        folder, name = os.path.split(_known_file(found.folder))
-        at = hostfs.open_folder(folder)
-        try:
-            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, kept=0o600)
-        finally:
-            os.close(at)
-    except OSError as error:
-        log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)
 
 
 async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:

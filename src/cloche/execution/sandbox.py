@@ -39,12 +39,13 @@ from cloche.keeper.attach import Kept, find_kept
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .history import History, HistoryEntry
-from .host_folder import HostFolderOperations, OpenFolder, read_folder_options
+from .host_folder import HostFolderOperations
 from .inputs import Files, gather_files, read_env
 from .installing import PackageOperations
 from .live import most_at_once
 from .naming import Duration, read_terms
 from .network import NetworkOperations
+from .open_folder import OpenFolder, read_folder
 from .paths import PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
@@ -389,7 +390,7 @@ class AsyncSandbox(
     process and no call. Backend `local` alone has names.
 
     With `workspace`, the path of a folder of this machine, it works in a view of that, at its own path (or another,
-    `workspace_at`; /workspace is a link to it). What it writes goes to a layer of `workspace_disk` bytes (2 GiB): `diff`
+    `workspace_at`; /workspace is a link to it). What it writes goes to a layer of `workspace_disk` bytes, 2 GiB: `diff`
     shows it, `commit` writes it to the folder, `discard` takes it back. Key files are hidden, and what the patterns of
     `workspace_hide` say. Folders of `workspace_read` cannot be written to. `meta["workspace"]` says if it is a copy.
     """
@@ -412,9 +413,7 @@ class AsyncSandbox(
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
-        self._folder_options = read_folder_options(
-            workspace, at=workspace_at, disk=workspace_disk, hide=workspace_hide, read=workspace_read
-        )
+        self._folder_options = read_folder(workspace, workspace_at, workspace_disk, workspace_hide, workspace_read)
         self._folder: OpenFolder | None = None
         self._terms = read_terms(name, keep, lifetime, idle)
         self._kept: Kept | None = None  # what it is, where it was there before

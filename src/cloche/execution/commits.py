@@ -1,0 +1,285 @@
+"""What is written to the host's folder: compared, chosen, merged, recorded, and then written. All of this blocks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from cloche import hostfs
+from cloche.audit.log import Audit
+from cloche.config.state import state_file
+from cloche.core.changes import Change, Committed, Diff, HostFolder
+from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
+from cloche.core.escape import escape_name
+from cloche.core.languages import is_program_file
+
+from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
+
+if TYPE_CHECKING:
+    from cloche.workspace.snapshot import Snapshot
+
+log = logging.getLogger("cloche.workspace")
+COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
+MOST_MERGED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Say which changes are written, and what is said yes to."""
+
+    paths: Collection[str] | None
+    dangerous: bool | Collection[str]
+    ours: Collection[str]
+    theirs: Collection[str]
+    merge: Collection[str] = ()
+
+    def check(self, diff: Diff) -> tuple[Change, ...]:
+        """Return the changes to be written. Raises InvalidRequest for one that needs a yes of its own."""
+        for name in ("paths", "ours", "theirs", "merge"):
+            if isinstance(getattr(self, name), str):
+                raise InvalidRequest(f"{name}: give a list of paths, not one text")
+        theirs = set(self.theirs)
+        chosen = tuple(one for one in selected(diff.changes, self.paths) if one.path not in theirs)
+        known = {one.path for one in diff.changes}
+        unknown = sorted({*self.ours, *theirs, *self.merge} - known)
+        if unknown:
+            raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
+        if self.dangerous is not True:
+            agreed = set() if self.dangerous is False else set(self.dangerous)
+            refused = [one for one in chosen if one.dangers and one.path not in agreed]
+            if refused:
+                told = "; ".join(f"{one.path!r} ({', '.join(one.dangers)})" for one in refused[:10])
+                more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
+                raise InvalidRequest(
+                    f"nothing was written: these changes need a yes of their own: {told}{more}; look at them, then "
+                    "name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
+                )
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchOptions:
+    """Say which branch changes become, and who has made the commit."""
+
+    name: str
+    author: str | None
+    message: str | None
+
+
+def selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[Change, ...]:
+    """Return the changes at some paths, or below them. Raises InvalidRequest for a path without any."""
+    if paths is None:
+        return tuple(changes)
+    if isinstance(paths, str):
+        raise InvalidRequest("paths: give a list of paths, not one text")
+    wanted = {path.rstrip("/"): False for path in paths}
+    found = []
+    for one in changes:
+        hits = [path for path in _above(one.path) if path in wanted]
+        for path in hits:
+            wanted[path] = True
+        if hits:
+            found.append(one)
+    missing = [path for path, is_met in wanted.items() if not is_met]
+    if missing:
+        raise InvalidRequest(f"paths: nothing was changed at {missing[0]!r}; see the diff for what was")
+    needed = {above for one in found for above in _above(one.path)}
+    parents = [one for one in changes if one.path in needed and one.kind == "directory" and one.what == "added"]
+    kept = {one.path for one in (*found, *parents)}
+    return tuple(one for one in changes if one.path in kept)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield a path and those of the folders above it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def name_for(name: str | None) -> str:
+    """Return what a sandbox is called in references and records."""
+    return name if name is not None else f"sandbox-{os.urandom(4).hex()}"
+
+
+def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
+    """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
+    from cloche.workspace.compare import make_diff
+
+    folder = found.folder
+    entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
+    snapshot = replace(snapshot, entries=entries)
+    return make_diff(
+        snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
+        known=read_known(found), check=check,
+    )  # fmt: skip
+
+
+def write_changes(
+    found: OpenFolder,
+    snapshot: Snapshot,
+    wanted: str | None,
+    name: str,
+    choice: Choice,
+    branch: BranchOptions | None,
+    audit: Audit | None,
+    check: Callable[[], None],
+) -> Committed:
+    """Write the chosen changes of a snapshot, and return what was written; see `HostFolderOperations.commit`."""
+    from cloche.workspace.commit import commit
+    from cloche.workspace.git import commit_to_branch
+
+    compared_ns = after_now()
+    diff = compare(found, snapshot, check)
+    check()  # from here on it is done to its end
+    if snapshot.is_partial:
+        raise InvalidRequest(
+            "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
+        )
+    if wanted is not None and diff.id != wanted:
+        raise InvalidRequest(
+            "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
+        )
+    chosen = choice.check(diff)
+    if audit is not None:
+        audit.record(
+            "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
+            dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
+        )  # fmt: skip
+    refs, refused = _fetched(found, snapshot, name)
+    if branch is not None:
+        made = commit_to_branch(
+            found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
+            message=branch.message or f"Changes of {name}",
+        )  # fmt: skip
+        return Committed(refs={**refs, **made}, left=refused)
+    snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
+    choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
+    done = commit(
+        found.fd, snapshot, chosen, state=state_folder(), owner=found.folder.owner, choose=choose,
+        unchanged_since_ns=compared_ns,
+    )  # fmt: skip
+    _note_known(found, done.written)
+    return replace(done, refs=refs, left={**done.left, **refused})
+
+
+def _merged(
+    found: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
+) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
+    if not merge:
+        return snapshot, changes
+    from cloche.workspace.git import base_of, merge_text
+
+    wanted, refused, done = set(merge), {}, []
+    entries = dict(snapshot.entries)
+    for one in changes:
+        entry = entries.get(os.fsencode(one.path))
+        if one.path not in wanted or not one.conflict or entry is None:
+            done.append(one)
+            continue
+        base, theirs = base_of(found.fd, one.path), _text_of(found.fd, one.path)
+        text = None
+        if base is not None and theirs is not None and one.kind == "file" and one.size <= MOST_MERGED_BYTES:
+            text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
+        if text is None:
+            refused[one.path] = "cannot be merged: " + (
+                "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
+            )
+            continue
+        entry, sha256 = snapshot.add(entry, text)
+        entries[entry.path] = entry
+        done.append(replace(one, size=len(text), sha256=sha256))
+    if refused:
+        told = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
+        raise WorkspaceConflict(f"nothing was written: {told}", paths=refused)
+    return replace(snapshot, entries=entries), tuple(done)
+
+
+def _text_of(folder: int, path: str) -> bytes | None:
+    """Return a file of the host's that is to be merged; None where it is none, or is too large."""
+    *above, name = path.split("/")
+    try:
+        with hostfs.descended(folder, above) as at:
+            fd, _ = hostfs.open_regular(name, at)
+            with open(fd, "rb") as file:
+                data = file.read(MOST_MERGED_BYTES + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MOST_MERGED_BYTES else None
+
+
+def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
+    from cloche.workspace.git import fetch_commits
+
+    if b".git" not in snapshot.entries:
+        return {}, {}
+    try:
+        return fetch_commits(found.fd, snapshot, name), {}
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
+        return {}, {".git": f"commits that were made inside are not fetched: {error}"}
+
+
+def recovered() -> list[str]:
+    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
+
+    What was noted of sandboxes that have long ended is removed.
+    """
+    from cloche.workspace.recover import recover_all
+
+    state = state_file("workspaces")
+    if state is None or not os.path.isdir(state):
+        return []
+    for entry in os.scandir(state):
+        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
+            os.unlink(entry.path)
+    return recover_all(state)
+
+
+# What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
+
+
+def _known_file(folder: HostFolder) -> str:
+    return os.path.join(state_folder(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+
+
+def read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
+    """Return, by path, inode and change time of what this sandbox has committed."""
+    if found.known is not None:
+        return found.known
+    try:
+        with open(_known_file(found.folder), "rb") as file:
+            return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        log.warning("what was committed before is not known, so it may count as a conflict: %s", error)
+        return {}
+
+
+def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
+    known = read_known(found)
+    for path in written:
+        *above, name = path.split("/")
+        try:
+            with hostfs.descended(found.fd, above) as at:
+                state = hostfs.look(name, at)
+        except OSError:
+            state = None
+        known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    if found.known is not None:
+        return
+    try:
+        folder, name = os.path.split(_known_file(found.folder))
+        at = hostfs.open_folder(folder)
+        try:
+            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, kept=0o600)
+        finally:
+            os.close(at)
+    except OSError as error:
+        log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)

@@ -1,0 +1,183 @@
+"""The folder of the host that a sandbox gets: looked at before it is shown, and opened again by who comes back.
+
+It may be refused, and some of it is hidden, see `cloche.workspace`. All of this blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from cloche.config.state import state_file
+from cloche.core.changes import HostFolder
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+from cloche.core.limits import parse_size
+
+if TYPE_CHECKING:
+    from cloche.workspace.hidden import Hidden
+
+DISK_BYTES = 2 << 30
+MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
+MOST_TOLD = 100  # hidden paths that a result lists
+TICK_S = 0.001
+REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOptions:
+    """Say which folder of the host is wanted, where inside, how much may be written, and what else is hidden.
+
+    `read` are further folders, at their own paths, in which nothing can be written.
+    """
+
+    path: str
+    read: tuple[str, ...] = ()
+    at: str | None = None
+    disk_bytes: int = DISK_BYTES
+    hide: tuple[str, ...] = ()
+
+
+def read_folder(
+    workspace: str | PathLike[str] | None,
+    at: str | None,
+    disk: int | str | None,
+    hide: Sequence[str] | None,
+    read: Sequence[str | PathLike[str]] | None,
+) -> FolderOptions | None:
+    """Read the arguments of a sandbox; None where it gets no folder. Raises InvalidRequest."""
+    if workspace is None:
+        for word, value in (
+            ("workspace_at", at),
+            ("workspace_disk", disk),
+            ("workspace_hide", hide),
+            ("workspace_read", read),
+        ):
+            if value is not None:
+                raise InvalidRequest(f"{word} is for a folder of the host; give it one: workspace=...")
+        return None
+    for word, value in (("workspace_hide", hide), ("workspace_read", read)):
+        if isinstance(value, str | PathLike):
+            raise InvalidRequest(f"{word}: {value!r} must be a list")
+    disk_bytes = DISK_BYTES if disk is None else parse_size(disk, name="workspace_disk")
+    further = tuple(os.fspath(one) for one in read or ())
+    return FolderOptions(path=os.fspath(workspace), at=at, disk_bytes=disk_bytes, hide=tuple(hide or ()), read=further)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenFolder:
+    """Hold the host's folder, by a descriptor, and how the sandbox was given it."""
+
+    folder: HostFolder
+    fd: int
+    notes: Mapping[str, Any]
+    further: tuple[OpenFolder, ...] = ()
+    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
+
+    def add(self, further: OpenFolder) -> None:
+        """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
+        self.further += (further,)
+        for one in (self.folder, *self.folder.read_only):
+            if f"{one.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(f"{one.at}/"):
+                raise InvalidRequest(
+                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in "
+                    "each other, or are the same; name folders apart"
+                )
+        self.folder = replace(self.folder, read_only=(*self.folder.read_only, further.folder))
+        told = [*self.notes.get("read_only", ()), dict(further.notes)]
+        self.notes = {**self.notes, "read_only": told}
+
+    def close(self) -> None:
+        """Let it go."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        for one in self.further:
+            one.close()
+
+
+def state_folder() -> str:
+    """Return the folder in which commits are noted. Raises InvalidRequest for a user without one."""
+    found = state_file("workspaces")
+    if found is None:
+        raise InvalidRequest("workspace: this user has no home folder, where commits are noted; set XDG_STATE_HOME")
+    return found
+
+
+def after_now() -> int:
+    """Return a time in ns that no file has which was changed before: the kernel's clock of files moves in ticks."""
+    before = now = time.clock_gettime_ns(REALTIME_COARSE)
+    while now == before:
+        time.sleep(TICK_S)
+        now = time.clock_gettime_ns(REALTIME_COARSE)
+    return now
+
+
+def open_new(options: FolderOptions) -> OpenFolder:
+    """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden."""
+    from cloche.workspace.allowed import at_for, check_folder
+    from cloche.workspace.hidden import find_hidden, mask_rows
+    from cloche.workspace.recover import recover
+
+    allowed = check_folder(options.path)
+    try:
+        if os.path.isdir(state_folder()):
+            recover(allowed.fd, state_folder())
+        hidden = find_hidden(allowed.fd, patterns=options.hide)
+        mask = mask_rows(allowed.fd, hidden)
+        state = os.fstat(allowed.fd)
+        folder = HostFolder(
+            path=allowed.path,
+            # What has the path by then may be another folder; only root may reach the descriptor from a namespace.
+            opened_as=f"/proc/{os.getpid()}/fd/{allowed.fd}" if os.geteuid() == 0 else "",
+            at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
+            hidden=mask.whiteouts,
+            masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
+            owner=(state.st_uid, state.st_gid),
+            mode=state.st_mode & 0o777,
+            identity=(state.st_dev, state.st_ino),
+            disk_bytes=options.disk_bytes,
+            opened_ns=after_now(),
+        )
+    except BaseException:
+        os.close(allowed.fd)
+        raise
+    found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
+    try:
+        for path in options.read:
+            found.add(open_new(replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)))
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
+    """Return what results say of the folder."""
+    notes: dict[str, Any] = {"path": folder.path, "at": folder.at, "hidden": list(hidden.paths[:MOST_TOLD])}
+    if len(hidden.paths) > MOST_TOLD:
+        notes["hidden_count"] = len(hidden.paths)
+    if hidden.tracked:
+        notes["hidden_but_tracked"] = list(hidden.tracked[:MOST_TOLD])
+    if hidden.warnings:
+        notes["warnings"] = list(hidden.warnings)
+    return notes
+
+
+def open_again(folder: HostFolder) -> OpenFolder:
+    """Open the folder of a sandbox that is kept. Raises InvalidRequest where another one has its place."""
+    try:
+        fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidRequest(f"workspace: cannot open {folder.path!r}: {error.strerror}") from error
+    state = os.fstat(fd)
+    if (state.st_dev, state.st_ino) != folder.identity:
+        os.close(fd)
+        raise InvalidRequest(
+            f"workspace: {folder.path!r} is not the folder any more that this sandbox was opened with; move it back"
+        )
+    return OpenFolder(folder=folder, fd=fd, notes={"path": folder.path, "at": folder.at, "hidden": list(folder.hidden)})
