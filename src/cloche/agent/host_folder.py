@@ -41,12 +41,13 @@ class ShownDiffs:
     async def act(self, sandbox: AsyncSandbox, tool: Tool, read: Mapping[str, Any]) -> str:
         """Show the changes, or commit a diff that was approved, and return what the model is told."""
         if tool.action is ToolAction.DIFF:
-            return self._note(await sandbox.diff())
+            return self.note(await sandbox.diff())
         diff = self._found(tool, read["id"])
         seen = [one.path for one in diff.dangerous]  # by the approver
         return _told(await sandbox.commit(diff, dangerous=seen))
 
-    def _note(self, diff: Diff) -> str:
+    def note(self, diff: Diff) -> str:
+        """Take note of a diff, and return what the model is told of it."""
         self._shown.pop(diff.id, None)
         if len(diff.changes) <= MOST_CHANGES:
             self._shown[diff.id] = diff
