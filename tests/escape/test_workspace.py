@@ -630,7 +630,7 @@ def test_a_file_that_grows_while_it_is_read_is_whole_or_left_out(host: Path) -> 
         for _ in range(4):
             diff = sandbox.diff()
             told = {one.path for one in (*diff.changes, *diff.left_out)}
-            assert told == {"log"}  # a write that had begun ends after the signal that stops all
+            assert told <= {"log"}  # a write that had begun ends after the signal that stops all
             assert all(one.size % 1000 == 0 for one in diff.changes)
             time.sleep(0.05)
         process.kill()
