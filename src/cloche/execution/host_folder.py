@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -248,8 +248,10 @@ class HostFolderOperations(NameOperations):
                 max_entries=MOST_ENTRIES,
                 note_answer=said.update,
             )
-            async for piece in stream:
-                await finish(asyncio.to_thread(reader.feed, piece))
+            # All stands still until the stream is closed, so that is left to no collector.
+            async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
+                async for piece in pieces:
+                    await finish(asyncio.to_thread(reader.feed, piece))
             snapshot = reader.finish(said)
         except ValueError as error:
             raise InvalidRequest(f"workspace: what the sandbox says of its changes makes no sense: {error}") from error
