@@ -529,13 +529,13 @@ def test_an_approver_sees_each_dangerous_change_among_very_many_others() -> None
     """What a yes is bound to stands first; more than can be shown are not asked about, nor kept."""
     tool, shown = FOLDER_TOOLS["commit_changes"], ShownDiffs("/host")
     harmless = tuple(change(f"a{number:05}") for number in range(19_000))
-    shown._note(Diff(id="one", changes=(*harmless, change("z", "it runs"))))
+    shown.note(Diff(id="one", changes=(*harmless, change("z", "it runs"))))
     asked = shown.request(tool, {"id": "one"})
     assert (asked.risk, asked.rules["changes"][0]) == (Risk.CRITICAL, "added file z (DANGEROUS: it runs)")
-    shown._note(Diff(id="two", changes=tuple(change(f"z{number}", "it runs") for number in range(501))))
+    shown.note(Diff(id="two", changes=tuple(change(f"z{number}", "it runs") for number in range(501))))
     with pytest.raises(InvalidRequest, match="more than 500"):
         shown.request(tool, {"id": "two"})
-    assert "id:" not in shown._note(Diff(id="three", changes=(*harmless, *harmless)))
+    assert "id:" not in shown.note(Diff(id="three", changes=(*harmless, *harmless)))
     with pytest.raises(InvalidRequest, match="was shown"):
         shown.request(tool, {"id": "three"})
 

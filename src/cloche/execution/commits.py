@@ -150,13 +150,13 @@ def write_changes(
             "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
             dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
         )  # fmt: skip
-    refs, refused = _fetched(found, snapshot, name)
     if branch is not None:
         made = commit_to_branch(
             found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        return Committed(refs={**refs, **made}, left=refused)
+        refs, left = _fetched(found, snapshot, name)
+        return Committed(refs={**refs, **made}, left=left)
     snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
     choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
     done = commit(
@@ -164,7 +164,10 @@ def write_changes(
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
-    return replace(done, refs=refs, left={**done.left, **refused})
+    refs, left = _fetched(found, snapshot, name)
+    # Nobody has been told of these but who has looked at the diff.
+    left_out = {one.path: one.reason for one in diff.left_out if one.path.partition("/")[0] != ".git"}
+    return replace(done, refs=refs, left={**left_out, **done.left, **left})
 
 
 def _merged(

@@ -24,7 +24,7 @@ EDITOR = "an editor may run what it names when the folder is opened"
 BUILD = "a build, test or package tool runs it, or what it names"
 AGENT = "agents take their instructions from it"
 CLOCHE = "it steers Cloche"
-EXECUTABLE = "it becomes executable"
+EXECUTABLE = "it is executable"
 LEAVES = "the link leads out of the folder"
 INTO_GIT = "the link leads into git's own folder"
 WINDS = "the link goes up behind a name, where another link may lead it out of the folder"
@@ -147,7 +147,7 @@ def dangers_of(change: Change, *, is_beside_head: bool = False) -> tuple[str, ..
         for row in _rows_for(path):
             if (row.guards or not is_removed) and matches(row, path):
                 reasons[row.reason] = None
-    if _becomes_executable(change):
+    if _is_executable(change):
         reasons[EXECUTABLE] = None
     if _becomes_writable(change):
         reasons[WRITABLE] = None
@@ -196,9 +196,12 @@ def matches(row: Row, path: str) -> bool:
             return names[-len(wanted) :] == wanted
 
 
-def _becomes_executable(change: Change) -> bool:
+def _is_executable(change: Change) -> bool:
+    """Tell whether a program comes to be, or is another one by then."""
     if change.kind != "file" or change.what == "removed":
         return False
+    if change.what == "modified":
+        return bool(change.mode & 0o111)
     was = change.old_mode if change.what != "added" and not change.old_kind else 0
     return bool(change.mode & 0o111 & ~was)
 

@@ -66,11 +66,12 @@ def test_a_near_miss_is_no_danger(path: str) -> None:
 
 
 def test_what_becomes_executable_is_told() -> None:
-    """A new program, and a file that gains the right, are; one that had it, loses it, or goes, is not."""
+    """A new program, one with other content, and a file that gains the right, are; one that loses it, or goes, is not."""
     assert dangers_of(change("a", mode=0o755)) == (EXECUTABLE,)
     assert dangers_of(change("a", "mode", mode=0o744, old_mode=0o644)) == (EXECUTABLE,)
     assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o777, old_kind="link")) == (EXECUTABLE,)
-    assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o755)) == ()
+    assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o755)) == (EXECUTABLE,)
+    assert dangers_of(change("a", "renamed", mode=0o755, old_mode=0o755)) == ()
     assert dangers_of(change("a", "mode", mode=0o644, old_mode=0o755)) == ()
     assert dangers_of(change("a", "removed", mode=0, old_mode=0o755)) == ()
     assert dangers_of(change("a", kind="directory", mode=0o755)) == ()
