@@ -66,7 +66,7 @@ def test_a_near_miss_is_no_danger(path: str) -> None:
 
 
 def test_what_becomes_executable_is_told() -> None:
-    """A new program, one with other content, and a file that gains the right, are; one that loses it, or goes, is not."""
+    """A new program, one with other content, and a file that gains the right, are; one that loses it is not."""
     assert dangers_of(change("a", mode=0o755)) == (EXECUTABLE,)
     assert dangers_of(change("a", "mode", mode=0o744, old_mode=0o644)) == (EXECUTABLE,)
     assert dangers_of(change("a", "modified", mode=0o755, old_mode=0o777, old_kind="link")) == (EXECUTABLE,)
