@@ -65,7 +65,7 @@ def roots():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Program:
     """Hold a program, and how it is shown to work outside: as it is, or as root of throwaway namespaces."""
 
     name: str
@@ -74,13 +74,13 @@ class Attempt:
     root_only: bool = False
 
 
-def harm(name: str, code: str, **more: bool) -> Attempt:
+def harm(name: str, code: str, **more: bool) -> Program:
     """Return an attempt whose success is seen in the host's folder, or in what it prints."""
-    return Attempt(name=name, code=dedent(code), **more)
+    return Program(name=name, code=dedent(code), **more)
 
 
 AWAY = 'LIBC.umount2(FOLDER.encode(), 2) == 0 and print("no longer covered")\n'
-ATTEMPTS = (
+PROGRAMS = (
     harm("write by the root of every process", 'for root in roots(): write(f"{root}{FOLDER}/a.py")'),
     harm(
         "write by the descriptors of every process",
@@ -217,7 +217,7 @@ exec "$3" -c "$2"
 """
 
 
-def runs_outside(attempt: Attempt, tmp_path: Path) -> str:
+def runs_outside(attempt: Program, tmp_path: Path) -> str:
     """Run a program where nothing holds it, and return what it did, empty for nothing."""
     (outside := tmp_path / "control-outside").mkdir()
     (outside / "secret").write_text(f"{OUTSIDE}\n")
@@ -235,9 +235,9 @@ def runs_outside(attempt: Attempt, tmp_path: Path) -> str:
     return "wrote" if (tree_of(folder), tree_of(outside)) != before else ""
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("attempt", PROGRAMS, ids=lambda one: one.name)
 def test_a_guest_neither_writes_to_the_host_nor_reads_what_is_not_shown(
-    attempt: Attempt, host: Path, tmp_path: Path
+    attempt: Program, host: Path, tmp_path: Path
 ) -> None:
     """It works outside; inside nothing on the host is another, and no canary comes out, by the diff neither."""
     if IS_ROOT or not attempt.root_only:
