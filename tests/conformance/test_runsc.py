@@ -6,7 +6,7 @@ import pytest
 
 from cloche.backends.gvisor.backend import RunscBackend
 from cloche.core.enforcement import Level
-from cloche.testing.conformance import CHECKS, LIVE_CHECKS, Outcome, run_conformance
+from cloche.testing.conformance import CHECKS, Outcome, run_conformance
 
 # What docs/limitations/gvisor.md says, by name.
 OLD_STAT = "this gVisor refuses the statx of the host's stat"
@@ -54,18 +54,6 @@ def test_gvisor_without_docker_conforms(names: list[str], use_cgroups: bool) -> 
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
     assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} == SKIPPED & set(names)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("runsc_alone")
-def test_sandboxes_that_live_on_gvisor_conform() -> None:
-    """Every check of sandboxes that live is kept, but for forks and for deviations that are named and real."""
-    rows = run_conformance(RunscBackend(), level=Level.GVISOR, deviations=LIVE_DEVIATIONS, at_once=3, is_live=True)
-    broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
-    assert not broken, "\n".join(broken)
-    skipped = {row.check.name for row in rows if row.outcome is Outcome.SKIPPED}
-    assert skipped == {*SKIPPED, "session apart"} & {check.name for check in LIVE_CHECKS}
 
 
 @pytest.mark.timeout(600)
