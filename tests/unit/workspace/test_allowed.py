@@ -18,7 +18,7 @@ from cloche.jail.setup.cache import own_cache
 from cloche.keeper import registry
 from cloche.packages import folders
 from cloche.workspace import allowed
-from cloche.workspace.allowed import AllowedFolder, OwnPlace, at_for, check_folder, own_folders
+from cloche.workspace.allowed import AllowedFolder, OwnPlace, at_for, check_folder, homes, own_folders
 
 pytestmark = pytest.mark.both_users
 
@@ -135,8 +135,8 @@ def test_the_home_itself_and_what_holds_it_is_refused(home: Path) -> None:
     """HOME's, and that of the accounts."""
     assert "is a home" in _refusal(home)
     assert "holds the home" in _refusal(home.parent)
-    own = pwd.getpwuid(os.geteuid()).pw_dir
-    assert "workspace: " in _refusal(own)
+    for own in homes():
+        assert "workspace: " in _refusal(own)
 
 
 def test_the_home_of_the_folders_owner_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
