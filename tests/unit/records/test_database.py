@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,8 @@ def test_a_spoilt_file_is_told(tmp_path: Path, spoil: Callable[[Path], None], wo
         _add(session, size=100_000)
     made.close()
     spoil(path)
-    with pytest.raises((RecordsFailed, InvalidRequest), match=words):
-        _count(Database(path))
+    with pytest.raises((RecordsFailed, InvalidRequest), match=words), closing(Database(path)) as database:
+        _count(database)
 
 
 def test_writes_share_a_transaction_and_fail_alone(tmp_path: Path) -> None:
