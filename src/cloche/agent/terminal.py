@@ -62,7 +62,7 @@ def changes_told(request: ApprovalRequest) -> list[str]:
 
 def what_changes_are(request: ApprovalRequest) -> str:
     """Say what the diff of a request is of."""
-    return "what is written" if "writes_to" in request.rules else "since the last call"
+    return "what is written" if "writes_to" in request.rules else "what changed since the last call"
 
 
 def where_it_runs(request: ApprovalRequest) -> str:

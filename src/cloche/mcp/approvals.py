@@ -179,9 +179,7 @@ def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
     if told := changes_told(request):
         parts.append(_fenced("\n".join(map(escape, told)), "text"))
     if request.changes:
-        what = what_changes_are(request)
-        title = "What changed since the last call" if what.startswith("since") else what.capitalize()
-        parts.append(f"{title}:\n" + _fenced(escape(request.changes), "diff"))
+        parts.append(f"{what_changes_are(request).capitalize()}:\n" + _fenced(escape(request.changes), "diff"))
     return "\n".join(parts)
 
 

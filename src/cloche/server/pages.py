@@ -17,6 +17,7 @@ from typing import Any
 from starlette.datastructures import FormData, UploadFile
 
 from cloche.agent.queue import Entry
+from cloche.agent.terminal import changes_told, what_changes_are
 from cloche.audit.log import audit_for, default_folder
 from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
@@ -246,6 +247,9 @@ def show_approval(entry: Entry) -> dict[str, Any]:
     """Return a request as the page has it."""
     request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
+    rules = {name: value for name, value in request.rules.items() if name != "changes"}
+    if told := changes_told(request):  # long, whatever they are: what is dangerous is among them
+        arguments.append(("changes to the folder", "\n".join([*told, ""])))
     return {
         "number": entry.number,
         "version": entry.version,
@@ -256,8 +260,9 @@ def show_approval(entry: Entry) -> dict[str, Any]:
         "risk": str(request.risk),
         "short": [pair for pair in arguments if _is_short(pair[1])],
         "long": [pair for pair in arguments if not _is_short(pair[1])],
-        "rules": flat(request.rules),
+        "rules": flat(rules),
         "changes": diff_lines(request.changes),
+        "changes_are": what_changes_are(request),
         "first": None if first is None else f"approved by {first.by} from {first.address}",
         "is_again": request.is_confirmation or first is not None,
     }
@@ -296,7 +301,7 @@ def _instant(seconds: float) -> str:
 def diff_lines(diff: str, most: int = 500) -> Sequence[tuple[str, str]]:
     """Return the lines of a unified diff, each with what it is: `added`, `removed`, or nothing."""
     kinds = {"+": "added", "-": "removed"}
-    lines = [("" if line[:3] in ("+++", "---") else kinds.get(line[:1], ""), line) for line in diff.splitlines()]
+    lines = [("" if line[:3] in ("+++", "---") else kinds.get(line[:1], ""), line) for line in diff.split("\n")]
     return lines if len(lines) <= most else [*lines[:most], ("", f"({len(lines) - most} more lines)")]
 
 
