@@ -42,6 +42,7 @@ def sandbox(image: Path) -> Iterator[Sandbox]:
     assert monitors() <= before
 
 
+@pytest.mark.soak
 def test_one_machine_holds_many_processes(sandbox: Sandbox) -> None:
     """A terminal and a port are as in any container; a command ends with its tree, and the largest for memory."""
     docker.check_terminal_and_port(sandbox)
