@@ -175,9 +175,16 @@ def test_what_nobody_answers_is_a_no(agent: httpx.Client, human: httpx.Client) -
     assert [one["id"] for one in following["items"]] == [number]
 
 
-def events_of(client: httpx.Client, count: int, after: str | None = None) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return so many server-sent events: number, name and data."""
-    found: list[tuple[str, str, dict[str, Any]]] = []
+def events_of(
+    client: httpx.Client,
+    count: int,
+    after: str | None = None,
+    *,
+    name: str = "",
+    begun: threading.Event | None = None,
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return server-sent events, up to so many (of that name): number, name and data; `begun` is set by the first."""
+    wanted, found = name, list[tuple[str, str, dict[str, Any]]]()
     headers = {"Last-Event-ID": after} if after is not None else {}
     with client.stream("GET", f"{PATH}/events", headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -189,7 +196,9 @@ def events_of(client: httpx.Client, count: int, after: str | None = None) -> lis
             elif "event" in fields:
                 found.append((fields.get("id", ""), fields["event"], json.loads(fields["data"])))
                 fields = {}
-            if len(found) == count:
+                if begun is not None:
+                    begun.set()
+            if sum(wanted in ("", one) for _, one, _ in found) == count:
                 return found
     return found
 
@@ -200,7 +209,9 @@ def test_events_tell_what_happens_and_go_on_where_they_ended(
     """What waits, what comes, what ends; after a number, all that changed since. A call's arguments are not in them."""
     first = asked(agent, arguments={"code": "print(1)" + " " * 300 + "# beyond"})
     with service.client(service.new_key("approve")) as reader:
-        following = pool.submit(events_of, reader, 5)
+        begun = threading.Event()
+        following = pool.submit(events_of, reader, 2, name="decided", begun=begun)
+        assert begun.wait(60)
         critical = asked(agent, **CRITICAL)
         statuses(human, critical, "approve", "confirm")
         statuses(human, first, "deny")
