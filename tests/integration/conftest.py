@@ -92,3 +92,11 @@ def downloads_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step)
 
     monkeypatch.setattr(steps, "step_policy", step_policy)
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have names, and what is noted of commits, in places of this test's own."""
+    for variable, name in (("XDG_RUNTIME_DIR", "runtime"), ("XDG_STATE_HOME", "state")):
+        (tmp_path / name).mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(tmp_path / name))

@@ -22,7 +22,7 @@ from cloche.core.changes import Diff
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict
 from cloche.execution.sandbox import AsyncSandbox
 
-pytestmark = pytest.mark.both_users
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("own_places")]
 PATIENCE_S = 60
 FILES = {"a.txt": "one\n", "src/b.py": "b = 1\n", "old.txt": "to be moved\n" * 3, "gone/x/f": "f\n", ".env": "KEY=1\n"}
 AGENT = """
@@ -35,14 +35,6 @@ with cloche.Sandbox(name=sys.argv[1], keep="5m", workspace=sys.argv[2]) as sandb
     print("there", flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have names, and what is noted of commits, in places of this test's own."""
-    for variable, name in (("XDG_RUNTIME_DIR", "runtime"), ("XDG_STATE_HOME", "state")):
-        (tmp_path / name).mkdir(mode=0o700)
-        monkeypatch.setenv(variable, str(tmp_path / name))
 
 
 @pytest.fixture

@@ -25,14 +25,6 @@ ADDS = "print(open('a.txt').read()); open('a.txt', 'a').write('two\\n'); open('M
 
 
 @pytest.fixture
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have names, and what is noted of commits, in places of this test's own."""
-    for variable, name in (("XDG_RUNTIME_DIR", "runtime"), ("XDG_STATE_HOME", "state")):
-        (tmp_path / name).mkdir(mode=0o700)
-        monkeypatch.setenv(variable, str(tmp_path / name))
-
-
-@pytest.fixture
 def project() -> Iterator[Path]:
     """Make a folder with a file."""
     with tempfile.TemporaryDirectory(prefix="project-") as folder:
