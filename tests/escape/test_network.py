@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from tests.harness.escape.attempts import BOTH, JAIL, Attempt
+from tests.harness.escape.attempts import BOTH, CONFINED, JAIL, Attempt
 from tests.harness.escape.controls import Controls
 
 OWNERS = ("host", "neighbour")
@@ -62,6 +62,31 @@ caller.bind("\\0" + T["token"])
 caller.sendto(b"?", "\\0" + at["abstract"] + "-dgram")
 saw(caller.recv(64))
 """,
+    ),
+    *on_both(
+        "a socket with a path, by a pair of datagrams",
+        """
+import array
+pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+pair[0].sendmsg([b"?"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))], 0, at["socket"] + ".dgram")
+escaped("sent a datagram and a descriptor")
+""",
+    ),
+    *on_both(
+        "an abstract socket, by a pair that was asked for as raw",
+        """
+socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)[0].sendto(b"?", "\\0" + at["abstract"] + "-dgram")
+escaped("sent a datagram")
+""",
+    ),
+    attempt(
+        name="an abstract name of the host's, taken by a pair's socket",
+        levels=(CONFINED,),  # in a jail it is a name of its own network namespace
+        code="""
+        import socket
+        socket.socketpair()[0].bind("\\0" + T["token"])
+        escaped("took a name")
+        """,
     ),
     *on_both(
         "loopback by name",
@@ -132,6 +157,14 @@ saw(caller.recv(64))
         found = struct.unpack_from("i", asked)[0] // 40
         if found > 1:
             escaped(f"sees {found} addresses")
+        """,
+    ),
+    attempt(
+        name="interfaces by ioctl, of a pair",
+        code="""
+        import fcntl, socket
+        name = fcntl.ioctl(socket.socketpair()[0], 0x8910, bytes(16) + b"\\2" + bytes(23))[:16].rstrip(b"\\0")
+        escaped(f"sees interface {name}") if name != b"lo" else contained("loopback alone")
         """,
     ),
     attempt(

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.attempts import BOTH, CONFINED, Attempt
 from tests.harness.escape.controls import Controls
 
 reach = partial(Attempt, family="processes")
@@ -42,6 +42,7 @@ ATTEMPTS = (
     ),
     *on_both("signal", "os.kill(pid, 18); escaped(pid)", levels=BOTH),
     *on_both("signal by descriptor", "escaped(syscall(424, os.pidfd_open(pid), 18, 0, 0))", levels=BOTH),
+    *on_both("signal by the kernel, about a file", "syscall(72, 0, 8, pid); escaped(pid)", levels=(CONFINED,)),
     *on_both("trace", "syscall(101, 0x4206, pid, 0, 0); escaped(f'seized {pid}')", levels=BOTH),
     reach(
         name="read memory",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 REFUSING = Path(__file__).parents[1] / "harness/programs/refusing.py"
 WAYS = ("seccomp", "sysctl")
+DATAGRAMS = (socket.AF_UNIX, socket.SOCK_DGRAM)
 
 RUN = """
 import json, sys, cloche
@@ -124,3 +127,52 @@ def test_no_level_below_confined_is_taken_by_itself(
 def test_a_workspace_needs_no_locks(level: str, tmp_path: Path) -> None:
     """Some file systems have none; then nobody takes the folder for one that was left."""
     assert run("locks", tmp_path, code="print(1)", level=level)["stdout"] == "1\n"
+
+
+BY_SOCKETS = """
+import contextlib, fcntl, os, socket, sys
+from cloche.jail import seccomp_notify
+from cloche.jail.setup import privileges, seccomp
+from cloche.jail.steps import perform_calls
+
+path, name = sys.argv[1], "\\0" + sys.argv[2]
+datagrams = lambda kind: socket.socketpair(socket.AF_UNIX, kind)[0]
+ways = {
+    "a path": lambda: datagrams(socket.SOCK_DGRAM).sendto(b"?", path),
+    "a path, raw": lambda: datagrams(socket.SOCK_RAW).sendto(b"?", path),
+    "a path, with flags": lambda: datagrams(socket.SOCK_DGRAM | socket.SOCK_NONBLOCK).sendmsg([b"?"], [], 0, path),
+    "an abstract name": lambda: datagrams(socket.SOCK_DGRAM).sendto(b"?", name),
+    "a name of its own": lambda: socket.socketpair()[0].bind(name + "-taken"),
+    "a file of its own": lambda: socket.socketpair()[0].bind(path + "-taken"),
+    "interfaces": lambda: fcntl.ioctl(socket.socketpair()[0], 0x8912, bytes(16)),
+    "a signal about a file": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
+}
+if sys.argv[3] == "inside":
+    perform_calls([privileges.forbid_new_privileges()])
+    seccomp_notify.install(seccomp.build_filter(os.uname().machine, confined=True))
+near, far = socket.socketpair()
+near.sendall(b"pairs work")
+assert far.recv(64) == b"pairs work"
+for what, way in ways.items():
+    with contextlib.suppress(PermissionError):
+        way()
+        print(what)
+"""
+
+
+@pytest.mark.both_users
+def test_the_filter_alone_lets_no_pair_of_sockets_reach_anybody(tmp_path: Path) -> None:
+    """Where Landlock has no scopes (before Linux 6.12), the filter holds what works without it."""
+    path, name = tmp_path / "service", f"cloche-test-{uuid.uuid4().hex}"
+    with socket.socket(*DATAGRAMS) as by_path, socket.socket(*DATAGRAMS) as by_name:
+        by_path.bind(str(path))
+        by_name.bind(f"\0{name}")
+        found = {}
+        for where in ("outside", "inside"):
+            words = [sys.executable, "-c", BY_SOCKETS, str(path), name, where]
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=True, timeout=60, stdin=subprocess.DEVNULL
+            )
+            found[where] = done.stdout.splitlines()
+            (tmp_path / "service-taken").unlink(missing_ok=True)
+    assert (len(found["outside"]), found["inside"]) == (8, [])

@@ -141,7 +141,7 @@ def _confined(host: Host) -> Controls:
             "contents are out of reach, but names, sizes and times of the host's files can still be asked for"
             + ("" if host.owns_ids else ", and modes, times and attributes of the user's own files can be changed"),
         ),
-        Control.NETWORK: _enforced("seccomp refuses every socket"),
+        Control.NETWORK: _enforced("seccomp refuses every socket but pairs that are connected for good"),
         Control.DISK: _FOLDER,
         Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges"),
         Control.IDENTITY: _local_identity(host, "setuid"),

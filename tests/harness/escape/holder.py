@@ -88,7 +88,9 @@ def abstract():
 def path_socket():
     path = os.path.join(WANTED["folder"], WANTED["mark"] + ".sock")
     serve(socket.AF_UNIX, path)
-    os.chmod(path, 0o777)
+    serve(socket.AF_UNIX, path + ".dgram", socket.SOCK_DGRAM)
+    for one in (path, path + ".dgram"):
+        os.chmod(one, 0o777)
     HELD["socket"] = path
 
 

@@ -163,11 +163,15 @@ SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
 SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
 SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
+# Pairs of these are connected for good: whatever address a call names, they send to each other. One of a datagram pair
+# (SOCK_RAW makes one, too) sends to any path or name.
+CONNECTED_TYPES = (1, 5)
 # What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
 SHARED_WITHOUT_NAMESPACES = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink",
     "inotify_init", "inotify_init1", "inotify_add_watch",  # … tells the names in folders that Landlock closes …
+    "bind", "connect", "listen",  # … a pair's socket could take an abstract name, or be a name in a folder …
 )  # fmt: skip
 # … and calls that name another process; there they work on the caller alone (argument index of the pid). In a jail
 # they work on all but pid 1: it may have the guest's id, and has yet to report how the guest ended.
@@ -190,12 +194,14 @@ FILE_SYSTEM_KIND, KIND_MASK = 0x6600, 0xFF00
 FLAG_IOCTLS = (0x80086601, 0x40086602)
 # Interface ioctls are refused as a range, but for those that only ask.
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
-SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
+SOCKET_QUESTIONS = (0x8904, 0x8905)  # of the socket itself
+SIOC_QUESTIONS = (0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 # fcntl: locks of three kinds ask first (see `seccomp_notify`). Leases, directory notices and delegations are refused,
 # and so are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts
 # too.
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
+OWNER_COMMANDS = (8, 15)  # F_SETOWN, F_SETOWN_EX: whom the kernel sends a signal about a file
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
 # What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
@@ -229,8 +235,8 @@ def build_filter(
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
-    `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
-    connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
+    `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except pairs
+    that are connected for good, and nothing that other processes share. `counted`: a control group keeps the limits.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -313,15 +319,15 @@ def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
         "socket": _socket_block(_ASKED if prefork else _ALLOWED),
-        "socketpair": [_argument(0), *_if_any((AF_UNIX,), _ALLOWED), _deny(EAFNOSUPPORT)],  # another asks for modules
+        "socketpair": _pair_block(CONNECTED_TYPES if confined else None),
         "flock": [_ASKED],
         "fcntl": [
             _argument(1),
             *_if_any(LOCK_COMMANDS, _ASKED),
-            *_if_any(REFUSED_COMMANDS, _deny(EPERM)),
+            *_if_any((*REFUSED_COMMANDS, *(OWNER_COMMANDS if confined else ())), _deny(EPERM)),
             _ALLOWED,
         ],
-        "ioctl": _ioctl_block(),
+        "ioctl": _ioctl_block(() if confined else SIOC_QUESTIONS),
         "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
         "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
         "setsockopt": _socket_option_block(),
@@ -428,6 +434,14 @@ def _socket_block(granted: Instruction, routes_granted: Instruction | None = Non
     ]
 
 
+def _pair_block(types: Sequence[int] | None) -> Block:
+    """Allow pairs of unix sockets, of some types or of all; another family would ask for modules."""
+    granted = [_ALLOWED]
+    if types is not None:
+        granted = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(types, _ALLOWED), _deny(EPERM)]
+    return [_argument(0), (BPF_JEQ, 1, 0, AF_UNIX), _deny(EAFNOSUPPORT), *granted]
+
+
 def _socket_option_block() -> Block:
     """Leave SO_LINGER as it is, and say that it was set: servers set it, and few of them could do without success."""
     return [
@@ -439,12 +453,15 @@ def _socket_option_block() -> Block:
     ]
 
 
-def _ioctl_block() -> Block:
-    """Refuse terminal injection, what is done to file systems, and every interface ioctl that is not a question."""
+def _ioctl_block(questions: Sequence[int]) -> Block:
+    """Refuse terminal injection, what is done to file systems, and every interface ioctl but for some questions.
+
+    Any socket answers them, a pair's too, about the network of its namespace.
+    """
     return [
         _argument(1),
         *_if_any(REFUSED_IOCTLS, _deny(EPERM)),
-        *_if_any((*SIOC_QUESTIONS, *FLAG_IOCTLS), _ALLOWED),
+        *_if_any((*SOCKET_QUESTIONS, *questions, *FLAG_IOCTLS), _ALLOWED),
         (BPF_JGE, 0, 2, SIOC_FIRST),
         (BPF_JGE, 1, 0, SIOC_LAST + 1),
         _deny(EPERM),
