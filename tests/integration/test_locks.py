@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import cloche
+from tests.harness.environments import make_environment, run_there
 
 pytestmark = pytest.mark.both_users
 
@@ -54,3 +61,72 @@ def test_locks_exclude_inside() -> None:
 def test_no_lock_on_what_is_shared() -> None:
     """Files and devices that others see as well cannot be locked."""
     assert cloche.run(SHARED).stdout == "ENOLCK\n" * 3
+
+
+# Each kind of lock, on what the guest makes and on what the host's folder has, and the folder itself.
+IN_A_WORKSPACE = """
+import fcntl, os, sqlite3, struct
+os.makedirs("made", exist_ok=True)
+whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+for path in ("kept", "made/lock"):
+    for lock in (fcntl.flock, fcntl.lockf, lambda file, _: fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole)):
+        with open(path, "a") as file:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+folder = os.open(".", os.O_RDONLY)
+fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+os.close(folder)
+base = sqlite3.connect("made/a.db")
+print(base.execute("pragma journal_mode=wal").fetchone()[0])
+base.execute("create table if not exists t (x)")
+base.execute("insert into t values (1)")
+base.commit()
+base.close()
+"""
+
+
+def test_locks_in_a_folder_of_the_host(tmp_path: Path) -> None:
+    """A workspace below /tmp, /var, or a home has locks of each kind, by each way of running, whatever the host holds."""
+    (tmp_path / "kept").write_text("kept\n")
+    with open(tmp_path / "kept") as held, cloche.Sandbox(workspace=tmp_path, timeout=60) as sandbox:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ended = [sandbox.run(IN_A_WORKSPACE), sandbox.exec(["python3", "-c", IN_A_WORKSPACE])]
+        with sandbox.session() as session:
+            ended.append(session.run(IN_A_WORKSPACE))
+        with sandbox.session(checkpoints=True) as session:
+            ended.append(session.run(IN_A_WORKSPACE))
+            with session.fork()[0] as fork:
+                ended.append(fork.run(IN_A_WORKSPACE))
+    assert [(one.stdout, one.stderr) for one in ended] == [("wal\n", "")] * 5
+
+
+TRIED = """
+import errno, fcntl, json, os, sys
+def tried(path):
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "locked"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    finally:
+        os.close(file)
+"""
+ENDS = "print(json.dumps([tried(path) for path in {paths}]))"
+
+
+def test_no_lock_on_the_host_within_the_workspace(tmp_path: Path) -> None:
+    """What the host shows within the guest's own mounts, an environment in the project, is locked by the host alone."""
+    python = make_environment(tmp_path / ".venv")
+    (tmp_path / "own").write_text("own\n")
+    held, free = tmp_path / ".venv" / "pyvenv.cfg", tmp_path / ".venv" / "bin" / "python"
+    program = TRIED + ENDS.format(paths=[str(held), str(free), str(tmp_path / ".venv"), str(tmp_path / "own")])
+    with open(held) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        outside = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        inside = run_there(
+            python,
+            f"import cloche, os\nwith cloche.Sandbox(workspace={os.fspath(tmp_path)!r}) as sandbox:\n"
+            f'    print(sandbox.run({program!r}).stdout, end="")',
+        )
+    assert outside.stdout == '["EAGAIN", "locked", "locked", "locked"]\n'
+    assert inside == ["ENOLCK", "ENOLCK", "ENOLCK", "locked"]

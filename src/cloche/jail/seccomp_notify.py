@@ -146,24 +146,34 @@ def _ioctl(listener: int, request: int, data: bytes) -> None:
 def _is_own(pid: int, fd: int, own_mounts: Sequence[str]) -> bool:
     """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own mounts.
 
-    What of the host is shown below them is on another mount, which no renaming of the folders above can hide. Nearly
-    always it is on another device, too, which is sooner known; but an overlay of several file systems has several.
+    One may be within another (a project below /home): the innermost around the file counts. What of the host is shown
+    below them is on another mount, which no renaming of the folders above can hide. Nearly always it is on another
+    device, too, which is sooner known; but an overlay of several file systems has several. The folder that an own
+    mount begins with is own as well, if it is a mount: below level `jail` it is a folder of the host, which the caller
+    locks.
     """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")
-        mount_point = next((mount_point for mount_point in own_mounts if path.startswith(f"{mount_point}/")), "")
-        if not mount_point:
+        around = [one for one in own_mounts if path == one or path.startswith(f"{one}/")]
+        if not around:
             return False
-        root = f"/proc/{pid}/root{mount_point}"
-        if posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(root).st_dev:
+        own = max(around, key=len)
+        root = f"/proc/{pid}/root{own}"
+        if path != own and posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(root).st_dev:
             return True
-        held = posix.open(root, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
-        try:
-            return _mount_id(f"/proc/{pid}/fdinfo/{fd}") == _mount_id(f"/proc/self/fdinfo/{held}")
-        finally:
-            posix.close(held)
+        mount = _mount_at(root)
+        return _mount_id(f"/proc/{pid}/fdinfo/{fd}") == mount and (path != own or mount != _mount_at(f"{root}/.."))
     except OSError:
         return False
+
+
+def _mount_at(folder: str) -> int:
+    """Return the number of the mount that a folder is on."""
+    held = posix.open(folder, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    try:
+        return _mount_id(f"/proc/self/fdinfo/{held}")
+    finally:
+        posix.close(held)
 
 
 def _mount_id(path: str) -> int:
