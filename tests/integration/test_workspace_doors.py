@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_the_command_line_shows_and_commits_what_a_named_sandbox_has_changed(pro
             assert "nothing was changed" in cloche("diff", name).stdout
         finally:
             cloche("sandbox", "kill", name)
+
+
+def test_the_command_line_says_what_git_tracks_and_is_hidden(project: Path) -> None:
+    """One line, when the sandbox is opened."""
+    (project / ".env").write_text("KEY=1")
+    for words in (("init", "-q"), ("add", ".")):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "cloche", "exec", "--workspace", ".", "true"],
+        cwd=project, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == "cloche: Tracked by git, and hidden from the sandbox: .env.\n"
 
 
 def test_a_review_shows_the_changes_and_asks_for_dangerous_ones_once_more(project: Path) -> None:

@@ -72,7 +72,7 @@ def fetched(host: Path, guest: Path, name: str = "box") -> dict[str, str]:
     snapshot = snapshot_between(content_of(host), content_of(guest))
     at = os.open(host, os.O_RDONLY)
     try:
-        return dict(fetch_commits(at, snapshot, name))
+        return dict(fetch_commits(at, snapshot, name)[0])
     finally:
         os.close(at)
         snapshot.close()

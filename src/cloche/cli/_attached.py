@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.execution.processes import SHELL
 
+from ._review import tell_folder
 from .output import Writer
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ async def run_attached(
     `settle` is called with the sandbox before that is left.
     """
     async with sandbox:
+        tell_folder(sandbox.notes)
         if has_terminal:
             result = await _run_with_terminal(sandbox, words, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads)
         else:

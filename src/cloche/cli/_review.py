@@ -146,6 +146,12 @@ def without_folder(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mappi
     return rest, given or None
 
 
+def tell_folder(notes: Mapping[str, Any]) -> None:
+    """Say what is to be known of the folder that a sandbox was opened with."""
+    for line in notes.get("workspace", {}).get("warnings", ()):
+        say(str(line))
+
+
 def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
     """Ask which changes of a throwaway sandbox are written to its folder, or say that they are dropped."""
     diff = sandbox.diff()

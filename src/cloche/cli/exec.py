@@ -11,7 +11,7 @@ import click
 
 from cloche.core.errors import InvalidRequest
 
-from ._review import check_review, settle_attached, settle_changes, without_folder
+from ._review import check_review, settle_attached, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
     Command,
@@ -149,6 +149,7 @@ def run_command(
         from cloche.sync import Sandbox
 
         with Sandbox(**settings) if name is None else Sandbox.attach(name) as sandbox:
+            tell_folder(sandbox.notes)
             start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
             exit_code = run_and_report(start, as_json=as_json, debug=False)
             if folder is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape, escape_line
 
-from ._review import check_review, settle_changes, without_folder
+from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
     argument,
@@ -139,6 +139,7 @@ def _run(
     from cloche.sync import Sandbox
 
     with Sandbox(**rules, **folder) as sandbox:
+        tell_folder(sandbox.notes)
         start = partial(sandbox.run, source.code, **wanted)
         exit_code = run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
         settle_changes(sandbox, review=review)

@@ -13,6 +13,7 @@ import click
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.escape import escape_line
 
+from ._review import tell_folder
 from .app import root
 from .exec import run_command, without_dashes
 from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options
@@ -69,9 +70,9 @@ def _create(
 
     with (
         showing_progress(),
-        Sandbox(name=name, keep=keep, lifetime=lifetime, idle=idle, files=read_files(file), **options),
+        Sandbox(name=name, keep=keep, lifetime=lifetime, idle=idle, files=read_files(file), **options) as sandbox,
     ):
-        pass
+        tell_folder(sandbox.notes)
     print(name)
     return 0
 

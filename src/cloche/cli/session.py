@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 
-from ._review import check_review, settle_changes, without_folder
+from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
     debug_option,
@@ -105,6 +105,7 @@ def _session(
             settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": False})}
             sandbox = stack.enter_context(Sandbox(env=variables, files=files, **settings))
             say_fallback(sandbox.notes)
+            tell_folder(sandbox.notes)
             session = sandbox.session(language, idle_timeout=idle_timeout)
         if is_prompt:
             exit_code = Prompt(session, CellPrinter(out), out=out).converse()

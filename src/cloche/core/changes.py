@@ -28,7 +28,9 @@ class HostFolder:
     bits, time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device
     and inode. `disk_bytes` bounds what is written. `opened_ns` is when it was opened, by the host's clock. A sandbox
     that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
-    `left_out` are paths that the copy lacks. Further folders are `read_only`.
+    `left_out` are paths that the copy lacks. Further folders are `read_only`. `tracked` are the hidden paths that git
+    tracks, or has tracked files below, each behind the folder of its repository, "" for the folder itself. `git_config`
+    is the text of the sandbox's /etc/gitconfig.
     """
 
     path: str
@@ -44,6 +46,13 @@ class HostFolder:
     copied_ns: int = 0
     left_out: tuple[str, ...] = ()
     read_only: tuple[HostFolder, ...] = ()
+    tracked: tuple[tuple[str, str], ...] = ()
+    git_config: str = ""
+
+    @property
+    def tracked_here(self) -> tuple[str, ...]:
+        """Return what is hidden though the folder's own repository tracks it."""
+        return tuple(path for place, path in self.tracked if not place)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -53,7 +62,8 @@ class HostFolder:
     def from_dict(cls, said: Mapping[str, Any]) -> HostFolder:
         """Read what `as_dict` made, perhaps through JSON. Raises TypeError."""
         rows: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
-        rows["masked_folders"] = tuple(map(tuple, rows.get("masked_folders", ())))
+        for name in ("masked_folders", "tracked"):
+            rows[name] = tuple(map(tuple, rows.get(name, ())))
         rows["read_only"] = tuple(map(cls.from_dict, rows.get("read_only", ())))
         return cls(**rows)
 

@@ -10,7 +10,7 @@ has run.
 - `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: what a session has run.
 - `live`, `processes`, `paths`, `ports`: what `AsyncSandbox` can do with `live=True`. `folders`: folders in and out.
 - `host_folder`: a folder of the host as workspace. `open_folder`: what it is before it is shown. `commits`: what is
-  written to it.
+  written to it. `git_inside`: git in the sandbox.
 - `inputs`: files and arguments as callers write them. `concurrency`: how many runs work at once. `doctor`: what this
   host can enforce, measured.
 

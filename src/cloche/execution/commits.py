@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -108,15 +109,50 @@ def name_for(name: str | None) -> str:
 
 def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
     """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
-    from cloche.workspace.compare import make_diff
+    from cloche.workspace.compare import identify, make_diff
 
     folder = found.folder
     entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
     snapshot = replace(snapshot, entries=entries)
-    return make_diff(
+    diff = make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
         known=read_known(found), check=check,
     )  # fmt: skip
+    branches = _dangerous_branches(found, snapshot)
+    return (
+        replace(diff, changes=(*diff.changes, *branches), id=identify((*diff.changes, *branches))) if branches else diff
+    )
+
+
+def is_of_git(change: Change) -> bool:
+    """Tell whether a change is of a branch, which comes by git: it is never written as a file."""
+    return change.path.startswith(".git/")
+
+
+def _dangerous_branches(found: OpenFolder, snapshot: Snapshot) -> tuple[Change, ...]:
+    """Return a change for each of the guest's branches with commits that touch a hidden file.
+
+    Where git refuses them, none is fetched either.
+    """
+    from cloche.workspace.git import touched_files
+
+    if not found.folder.tracked_here or b".git" not in snapshot.entries:
+        return ()
+    try:
+        touched = touched_files(found.fd, snapshot, found.folder.tracked_here)
+    except (InvalidRequest, BackendUnavailable, WorkspaceFailed):
+        return ()
+    return tuple(
+        Change(
+            path=_file_of(branch), what="modified", kind="file", mode=0o644,
+            sha256=hashlib.sha256(f"{commit}\n".encode()).hexdigest(), dangers=reasons,
+        )
+        for branch, (commit, reasons) in sorted(touched.items())
+    )  # fmt: skip
+
+
+def _file_of(branch: str) -> str:
+    return ".git/HEAD" if branch == "HEAD" else f".git/refs/heads/{branch}"
 
 
 def write_changes(
@@ -150,12 +186,14 @@ def write_changes(
             "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
             dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
         )  # fmt: skip
+    agreed = {one.path.removeprefix(".git/").removeprefix("refs/heads/") for one in chosen if is_of_git(one)}
+    chosen = tuple(one for one in chosen if not is_of_git(one))
     if branch is not None:
         made = commit_to_branch(
             found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        refs, left = _fetched(found, snapshot, name)
+        refs, left = _fetched(found, snapshot, name, agreed)
         return Committed(refs={**refs, **made}, left=left)
     snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
     choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
@@ -164,7 +202,7 @@ def write_changes(
         unchanged_since_ns=compared_ns,
     )  # fmt: skip
     _note_known(found, done.written)
-    refs, left = _fetched(found, snapshot, name)
+    refs, left = _fetched(found, snapshot, name, agreed)
     # Nobody has been told of these but who has looked at the diff.
     left_out = {one.path: one.reason for one in diff.left_out if one.path.partition("/")[0] != ".git"}
     return replace(done, refs=refs, left={**left_out, **done.left, **left})
@@ -216,14 +254,17 @@ def _text_of(folder: int, path: str) -> bytes | None:
     return data if len(data) <= MOST_MERGED_BYTES else None
 
 
-def _fetched(found: OpenFolder, snapshot: Snapshot, name: str) -> tuple[Mapping[str, str], dict[str, str]]:
+def _fetched(
+    found: OpenFolder, snapshot: Snapshot, name: str, agreed: Collection[str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
     from cloche.workspace.git import fetch_commits
 
     if b".git" not in snapshot.entries:
         return {}, {}
     try:
-        return fetch_commits(found.fd, snapshot, name), {}
+        refs, left = fetch_commits(found.fd, snapshot, name, hidden=found.folder.tracked_here, agreed=agreed)
+        return refs, {_file_of(branch): f"its commits are not fetched: {why}" for branch, why in left.items()}
     except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
         return {}, {".git": f"commits that were made inside are not fetched: {error}"}
 

@@ -20,7 +20,8 @@ from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
-from .commits import BranchOptions, Choice, compare, name_for, read_known, selected, write_changes
+from .commits import BranchOptions, Choice, compare, is_of_git, name_for, read_known, selected, write_changes
+from .git_inside import prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
 
@@ -59,6 +60,10 @@ class HostFolderOperations(NameOperations):
             opened = await self._enter(stack, found, is_kept=kept is not None)
             self._folder = found
             stack.callback(setattr, self, "_folder", None)
+            stack.callback(setattr, self, "_env", self._env)
+            self._env = {**variables_for(found.folder), **self._env}
+            if kept is None and (said := await prepare_git(cast("OpenLiveSandbox", opened), found.folder)):
+                found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), *said]}
             self._note(found)
             yield opened
 
@@ -219,7 +224,7 @@ class HostFolderOperations(NameOperations):
 
         found = self._require_folder()
         live = self._require_live("discard")
-        changes = selected((await self.diff()).changes, paths)
+        changes = [one for one in selected((await self.diff()).changes, paths) if not is_of_git(one)]
         back = [one.old_path or one.path for one in changes if one.what != "added"]
         packed = await _finished(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
         with packed.file:

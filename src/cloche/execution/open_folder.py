@@ -120,8 +120,10 @@ def after_now() -> int:
 def open_new(options: FolderOptions) -> OpenFolder:
     """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden."""
     from cloche.workspace.allowed import at_for, check_folder
+    from cloche.workspace.git_identity import author_config
     from cloche.workspace.hidden import find_hidden, mask_rows
     from cloche.workspace.recover import recover
+    from cloche.workspace.tracked import nearest
 
     allowed = check_folder(options.path)
     try:
@@ -142,6 +144,8 @@ def open_new(options: FolderOptions) -> OpenFolder:
             identity=(state.st_dev, state.st_ino),
             disk_bytes=options.disk_bytes,
             opened_ns=after_now(),
+            tracked=tuple((nearest(path, hidden.repositories) or "", path) for path in hidden.tracked),
+            git_config=author_config(allowed.fd),
         )
     except BaseException:
         os.close(allowed.fd)

@@ -13,5 +13,5 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 - `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
   written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors,
   written to.
-- `git.py`: a guest's commits as references; changes as a new branch.
+- `git.py`: a guest's commits as references; changes as a new branch. `git_identity.py`: who makes commits here.
 """

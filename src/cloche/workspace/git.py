@@ -20,7 +20,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from .snapshot import Entry, Snapshot
 
 PATIENCE_S = 120.0
 MOST_BRANCHES = 100
+MOST_REASONS, MOST_AT_ONCE = 20, 500
 _MOST_REF_BYTES = 512
 _MOST_PACKED_BYTES = 4 << 20
 _MOST_OBJECTS = 200_000
@@ -110,34 +111,42 @@ class _Git:
             os.chown(path, *self.user)
 
 
-def fetch_commits(folder: int, snapshot: Snapshot, name: str) -> Mapping[str, str]:
+def touched_files(folder: int, snapshot: Snapshot, paths: Sequence[str]) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Return the guest's branches whose commits delete or change one of some paths: the commit, and a reason for each.
+
+    Raises what `fetch_commits` does.
+    """
+    with _quarantined(folder, snapshot) as taken:
+        if taken is None:
+            return {}
+        return {branch: (taken.moved[branch], reasons) for branch, reasons in _touching(taken, paths).items()}
+
+
+def fetch_commits(
+    folder: int, snapshot: Snapshot, name: str, *, hidden: Sequence[str] = (), agreed: Collection[str] = ()
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Bring what the guest has committed into the host's repository; return references and the commits they name.
 
     Each branch that the guest has made or moved becomes `refs/cloche/NAME/BRANCH`, a commit that is on none becomes
     `refs/cloche/NAME/HEAD`. It is nothing where the folder holds no repository of its own or no branch has moved.
+    A branch that deletes or changes one of the `hidden` paths is left, unless it is `agreed`: returned, too, by branch,
+    are the reasons.
     Raises InvalidRequest where something of it is not as git writes it or fails its checks, BackendUnavailable without
     git, WorkspaceFailed.
     """
-    found = hostfs.look(".git", folder)
-    entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
-    if found is None or not stat.S_ISDIR(found.st_mode) or not entries:
-        return {}
-    if os.geteuid() not in {0, found.st_uid}:
-        raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
-    branches = _read_branches(snapshot, entries, folder)
-    if not branches:
-        return {}
-    with _opened(folder, (found.st_uid, found.st_gid), {"GIT_DIR": ".git"}) as git:
-        _check_name(git, f"refs/cloche/{name}/x", name)
+    with _quarantined(folder, snapshot) as taken:
+        if taken is None:
+            return {}, {}
+        _check_name(taken.git, f"refs/cloche/{name}/x", name)
         if "/" in name:
             raise InvalidRequest(f"not a name for references: {escape_name(name)}")
-        moved = _moved(git, branches)
-        if not moved:
-            return {}
-        quarantine = _make_quarantine(git, snapshot, entries, moved)
-        wanted = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in moved]
-        git.run("fetch", *_FETCH, "--", quarantine, *wanted)
-    return {f"refs/cloche/{name}/{branch}": value for branch, value in sorted(moved.items())}
+        touching = _touching(taken, hidden) if hidden else {}
+        left = {branch: "; ".join(reasons) for branch, reasons in touching.items() if branch not in agreed}
+        made = {branch: value for branch, value in sorted(taken.moved.items()) if branch not in left}
+        if made:
+            wanted = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in made]
+            taken.git.run("fetch", *_FETCH, "--", taken.place, *wanted)
+    return {f"refs/cloche/{name}/{branch}": value for branch, value in made.items()}, left
 
 
 def commit_to_branch(
@@ -321,6 +330,78 @@ def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
 
 
 # The quarantine.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quarantine:
+    """Hold the guest's objects in a repository of our own, beside git in the host's, and the branches that moved."""
+
+    git: _Git
+    place: str
+    moved: Mapping[str, str]
+
+
+@contextmanager
+def _quarantined(folder: int, snapshot: Snapshot) -> Iterator[_Quarantine | None]:
+    """Give the guest's commits, in quarantine; None where it has made none."""
+    found = hostfs.look(".git", folder)
+    entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
+    if found is None or not stat.S_ISDIR(found.st_mode) or not entries:
+        yield None
+        return
+    if os.geteuid() not in {0, found.st_uid}:
+        raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
+    branches = _read_branches(snapshot, entries, folder)
+    if not branches:
+        yield None
+        return
+    with _opened(folder, (found.st_uid, found.st_gid), {"GIT_DIR": ".git"}) as git:
+        moved = _moved(git, branches)
+        place = _make_quarantine(git, snapshot, entries, moved) if moved else ""
+        yield _Quarantine(git=git, place=place, moved=moved) if moved else None
+
+
+def _touching(taken: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the branches whose new commits delete or change one of some paths, with a reason for each path.
+
+    What a branch has is compared with what all the commits had that its new ones were made on.
+    """
+    git, inside = taken.git, {"GIT_DIR": taken.place}
+    known = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
+    head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].strip()
+    known += b"^" + head + b"\n" if head else b""
+    found: dict[str, tuple[str, ...]] = {}
+    for branch, value in taken.moved.items():
+        wanted = known + value.encode() + b"\n"
+        listed = git.run("rev-list", "--boundary", "--ignore-missing", "--stdin", data=wanted, more=inside).split()
+        bases = [one[1:] for one in listed if one.startswith(b"-")]
+        if len(bases) == len(listed):
+            continue  # no commit of it is new
+        before: dict[bytes, set[bytes]] = {}
+        for base in bases[:MOST_BRANCHES] or filter(None, [head]):
+            for path, blob in _blobs(git, base.decode(), paths, inside).items():
+                before.setdefault(path, set()).add(blob)
+        now = _blobs(git, value, paths, inside)
+        reasons = [
+            f"it {'changes' if path in now else 'deletes'} {_shown(path)}, which is hidden from the sandbox"
+            for path, blobs in before.items()
+            if now.get(path) not in blobs
+        ]
+        if reasons:
+            more = (f"and {len(reasons) - MOST_REASONS} more",) if len(reasons) > MOST_REASONS else ()
+            found[branch] = (*reasons[:MOST_REASONS], *more)
+    return found
+
+
+def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Return what a commit has at some paths and below them: by path, its mode and name."""
+    found: dict[bytes, bytes] = {}
+    for start in range(0, len(paths), MOST_AT_ONCE):
+        asked = paths[start : start + MOST_AT_ONCE]
+        listed = git.run("ls-tree", "-rz", "--full-tree", commit, "--", *asked, more=inside)
+        rows = (row.partition(b"\t") for row in listed.split(b"\0"))
+        found.update((path, facts) for facts, _, path in rows if path)
+    return found
 
 
 def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:

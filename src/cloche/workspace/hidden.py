@@ -83,13 +83,15 @@ _URL_SECRET = re.compile(
 class Hidden:
     """Say what is hidden: paths below the folder, topmost only, each with its reason.
 
-    `tracked` are those of them that git tracks, or has tracked files below. `mounts` are folders where another file
-    system begins, which are hidden, too. `warnings` are sentences for the user. `scanned` counts the names seen.
+    `tracked` are those of them that git tracks, or has tracked files below; `repositories` are the folders that have a
+    `.git`, "" for the first. `mounts` are folders where another file system begins, which are hidden, too. `warnings`
+    are sentences for the user. `scanned` counts the names seen.
     """
 
     paths: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     tracked: tuple[str, ...] = ()
+    repositories: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     scanned: int = 0
@@ -131,6 +133,7 @@ def find_hidden(folder: int, *, patterns: Sequence[str] = ()) -> Hidden:
         paths=tuple(reasons),
         reasons=MappingProxyType(reasons),
         tracked=tracked or (),
+        repositories=tuple(walk.repositories),
         mounts=tuple(sorted(walk.mounts)),
         warnings=(*walk.warnings, *_about_tracked(tracked)),
         scanned=walk.scanned,
@@ -203,7 +206,7 @@ def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
         yield "Whether git tracks any of the hidden paths is not known: git could not be asked."
     elif tracked:
         listed = ", ".join(map(escape_name, tracked[:5])) + (f" and {len(tracked) - 5} more" if tracked[5:] else "")
-        yield f"Hidden, though git tracks them: {listed}. Inside they look deleted to git."
+        yield f"Tracked by git, and hidden from the sandbox: {listed}."
 
 
 class _Walk:

@@ -33,7 +33,7 @@ def find_tracked(folder: int, paths: Sequence[str], repositories: Sequence[str])
     """
     by_place: dict[str, list[str]] = {}
     for path in paths:
-        place = _nearest(path, repositories)
+        place = nearest(path, repositories)
         if place is not None:
             by_place.setdefault(place, []).append(path)
     git = shutil.which("git") if by_place else None
@@ -48,7 +48,7 @@ def find_tracked(folder: int, paths: Sequence[str], repositories: Sequence[str])
     return tuple(sorted(found))
 
 
-def _nearest(path: str, repositories: Sequence[str]) -> str | None:
+def nearest(path: str, repositories: Sequence[str]) -> str | None:
     """Return the innermost repository around a path."""
     around = [place for place in repositories if not place or path.startswith(f"{place}/")]
     return max(around, key=len, default=None)

@@ -287,7 +287,7 @@ def test_a_hidden_file_that_git_tracks_is_named(tmp_path: Path) -> None:
     found = _find(tmp_path)
     own = ("-rf/.env", ".aws", ".env", "sub dir/.envrc")
     assert sorted(found.tracked) == sorted((*own, *(f"nested/{one}" for one in own)))
-    assert any("git tracks them" in one for one in found.warnings)
+    assert any("racked by git" in one for one in found.warnings)
 
 
 def test_a_worktree_is_a_repository(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
     at = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
     rows = [_overlay(run, spec, one, host, number) for number, one in enumerate((folder, *folder.read_only))]
-    spec.mounts = [*spec.mounts, *rows, *links]
+    texts = [("text", "etc/gitconfig", folder.git_config)] if folder.git_config else []
+    spec.mounts = [*spec.mounts, *texts, *rows, *links]
 
 
 def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) -> layout.Row:

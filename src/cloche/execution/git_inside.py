@@ -1,0 +1,68 @@
+"""Git inside a sandbox that has a folder of the host: whose the commits are, and that hidden files are not missed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cloche.core.errors import ClocheError
+from cloche.core.escape import escape_line
+from cloche.core.processes import ProcessRequest
+
+if TYPE_CHECKING:
+    from cloche.core.changes import HostFolder
+    from cloche.core.protocols import OpenLiveSandbox
+
+PATIENCE_S, MOST_AT_ONCE = 60.0, 500
+CONFIG = "/tmp/.cloche-gitconfig"  # of a copy, whose /etc is not ours to write to
+# No key is inside, so what a repository asks to be signed would not be made at all. `git commit -S` still signs.
+UNSIGNED: Mapping[str, str] = {
+    "GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "commit.gpgSign", "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "tag.gpgSign", "GIT_CONFIG_VALUE_1": "false",
+}  # fmt: skip
+MARKS = (
+    'cd "$1" && shift && git -c core.fsmonitor=false --literal-pathspecs ls-files -z -- "$@" |'
+    " git -c core.fsmonitor=false update-index -z --skip-worktree --stdin"
+)
+
+
+def variables_for(folder: HostFolder) -> dict[str, str]:
+    """Return the variables that each command in the sandbox has for git."""
+    own = {"GIT_CONFIG_SYSTEM": CONFIG} if folder.copied_ns and folder.git_config else {}
+    return {**UNSIGNED, **own}
+
+
+async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
+    """Write the author of commits into a copy, and mark hidden files in the index; return sentences of what failed.
+
+    A file that is marked (skip-worktree) is neither missed by `git status` nor left out by `git add`.
+    """
+    if folder.copied_ns and folder.git_config:
+        await live.write_path(CONFIG, folder.git_config.encode("utf-8", "surrogateescape"), mode=0o644)
+    by_place: dict[str, list[str]] = {}
+    for place, path in folder.tracked:
+        by_place.setdefault(place, []).append(path[len(place) + 1 :] if place else path)
+    for place, paths in by_place.items():
+        at = f"{folder.at}/{place}" if place else folder.at
+        for start in range(0, len(paths), MOST_AT_ONCE):
+            if why := await _mark(live, at, paths[start : start + MOST_AT_ONCE]):
+                return [f"Git inside takes hidden files that it tracks for deleted, as they could not be marked: {why}"]
+    return []
+
+
+async def _mark(live: OpenLiveSandbox, at: str, paths: list[str]) -> str:
+    """Mark files of one repository; return why that failed."""
+    words = ("/bin/sh", "-c", MARKS, "sh", at, *paths)
+    request = ProcessRequest(argv=words, cwd="/tmp", timeout_s=PATIENCE_S, has_input=False)
+    try:
+        process = await live.start_process(request)
+        try:
+            result = await process.result()
+        finally:
+            await process.close()
+    except ClocheError as error:
+        return escape_line(str(error))
+    if result.ok:
+        return ""
+    lines = result.stderr.strip().splitlines() or [str(result.status)]
+    return escape_line(lines[0])[:200]
