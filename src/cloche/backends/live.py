@@ -93,8 +93,12 @@ class LiveProcess:
         """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
         self._window = self.network.open_window() if self.network is not None else None
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(START_S) as waiting:
                 started = await self._channel.event()
+                if started.get("event") == "waiting":  # for room
+                    longest_s = wire.LONGEST_WAIT_S if self._timeout_s is None else self._timeout_s
+                    waiting.reschedule(asyncio.get_running_loop().time() + longest_s + START_S)
+                    started = await self._channel.event()
         except TimeoutError as error:
             self._channel.abandon("it did not say that it had started a process")
             raise OutcomeUnknown("the sandbox did not answer, and was closed; the process may have run") from error
@@ -439,7 +443,7 @@ class LiveSandbox(LiveFiles):
         if request.terminal is not None:
             env.setdefault("TERM", "xterm-256color")
         channel = link.open(
-            "start", argv=list(request.argv), env=env, cwd=request.cwd, user=request.user,
+            "start", waits=True, argv=list(request.argv), env=env, cwd=request.cwd, user=request.user,
             timeout_s=request.timeout_s, streams=[] if request.terminal else [0, 1, 2][not request.has_input :],
             terminal=list(request.terminal) if request.terminal else None, is_kept=request.kept,
             remove=self.take_leftover(),

@@ -67,7 +67,7 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
     """Start a program, wait for its end, and return what came of it. When cancelled, it is killed first."""
     link, limits = await sandbox.connected(), sandbox.limits
     since = await sandbox.clock_ns(request.collect)
-    process = LiveProcess(link.open("start", **run.order), limits, sink, timeout_s=timeout_s)
+    process = LiveProcess(link.open("start", waits=True, **run.order), limits, sink, timeout_s=timeout_s)
     reader = GuestReportReader()
     process.network = sandbox.network
     process.on_report = lambda data: _read_report(reader, process, data)

@@ -256,7 +256,7 @@ async def open_live_session(
     network: SharedNetwork | None = None,
 ) -> LiveSession:
     """Start an interpreter by the link of a sandbox, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
-    channel = link.open("start", **program.order, streams=STREAMS)
+    channel = link.open("start", waits=True, **program.order, streams=STREAMS)
     transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)
     session.network = network

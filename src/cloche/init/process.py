@@ -355,7 +355,7 @@ class Process:
         self.pids_hits = 0
         self.is_session = wire.REQUESTS in order.get("streams", ())
         self.master = -1
-        timeout_s = _seconds(order.get("timeout_s"))
+        timeout_s = seconds(order.get("timeout_s"))
         theirs, ours = self._make_streams(order)
         try:
             forked = host.fork(order, theirs)  # which a fork leaves by no exception of these
@@ -581,7 +581,7 @@ class Process:
         return sum(one.dropped for one in self.outgoing.values())
 
 
-def _seconds(value: object) -> float | None:
+def seconds(value: object) -> float | None:
     """Read a time-out. Raises ValueError for what is none, before anything is started."""
     if value is None:
         return None

@@ -12,7 +12,7 @@ from . import wire
 from .lifetime import Lifetime
 from .loop import POLLIN, Loop, now
 from .ports import connect, listening
-from .process import MOST_KEPT_EXITS, Process
+from .process import MOST_KEPT_EXITS, Process, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
 WNOHANG, SIGCONT, SIGSTOP = os.WNOHANG, 18, 19
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
+ROOM_S = 0.02  # between two looks at whether a process that waits for room can be started
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
@@ -49,6 +50,8 @@ class Server:
         self.processes: dict[str, Process] = {}
         self.by_pid: dict[int, Process] = {}
         self.kept: dict[str, Process] = {}  # ended, oldest first
+        self.waiting: dict[int, _Waiting] = {}  # for room, by channel, in their order
+        self.most_at_once = 0  # processes of the sandbox when there was no room for another one
         self.pausing: set[Process] = set()  # operations for which everything else stands still
         self.is_held = False  # by the client, until it says so
         self.number = 0
@@ -143,7 +146,62 @@ class Server:
             self.host.note_busy(is_busy=is_busy)
 
     def _start(self, number: int, order: dict[str, Any]) -> None:
-        self.start(number, order).announce()
+        """Start a process; who is allowed to waits until there is room for it, as long as it may take in all."""
+        if order.get("waits") and self.waiting:
+            self._wait(number, order)
+            return
+        try:
+            self.start(number, order).announce()
+        except wire.Refused as error:
+            if error.error["kind"] != "pids" or not order.get("waits"):
+                raise
+            self.most_at_once = len(self.host.others())
+            self._wait(number, order)
+
+    def _wait(self, number: int, order: dict[str, Any]) -> None:
+        longest_s = seconds(order.get("timeout_s"))
+        one = self.channels[number] = self.waiting[number] = _Waiting(self, number, order)
+        until = now() + (wire.LONGEST_WAIT_S if longest_s is None else longest_s)
+        self.loop.call_at((one, "clock"), until, lambda: self.give_up(one, "the limit on processes is reached"))
+        self.loop.send(wire.json_frame(wire.EVENT, number, event="waiting"))
+        self.loop.call_at("room", now() + ROOM_S, self._start_waiting)
+
+    def _start_waiting(self) -> None:
+        """Start the first that waits, if there is room: not all at once, as each starts others."""
+        if self.waiting and not self.loop.is_paused and self._has_room():
+            self._start_first(next(iter(self.waiting.values())))
+        if self.waiting:
+            self.loop.call_at("room", now() + ROOM_S, self._start_waiting)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more would fit that has as many processes as those that run have each."""
+        there, running = len(self.host.others()), max(1, len(self.processes))
+        return there + -(-there // running) <= self.most_at_once or not self.processes
+
+    def _start_first(self, one: _Waiting) -> None:
+        try:
+            process = self.start(one.number, one.order)
+        except wire.Refused as error:
+            if error.error["kind"] == "pids":
+                self.most_at_once = len(self.host.others())
+            else:
+                self.give_up(one, **error.error)
+        except OSError as error:
+            self.give_up(one, f"{error.strerror or error}", kind="os", errno=error.errno or 0)
+        else:
+            self.forget_waiting(one)
+            process.announce()
+            one.hand_over(process)
+
+    def give_up(self, one: _Waiting, message: str, kind: str = "pids", **more: Any) -> None:
+        """Start one that waits no more, and say why."""
+        self.forget_waiting(one)
+        self.close(one.number, kind=kind, message=message, **more)
+
+    def forget_waiting(self, one: _Waiting) -> None:
+        """Take one out of those that wait."""
+        self.waiting.pop(one.number, None)
+        self.loop.cancel((one, "clock"))
 
     def _files(self, number: int, order: dict[str, Any]) -> None:
         """Start an operation on files; with `pauses`, everything else stands still until it has ended."""
@@ -260,6 +318,42 @@ class Server:
             while len(self.kept) > MOST_KEPT_EXITS:
                 self.kept.pop(next(iter(self.kept))).release()
         self.note_pace()
+
+
+class _Waiting:
+    """Be the channel of a process that waits for room, and keep what is sent to it meanwhile."""
+
+    def __init__(self, server: Server, number: int, order: dict[str, Any]):
+        self.server, self.number, self.order = server, number, order
+        self.sent: list[tuple[int, bytes | None]] = []  # pieces by stream; None is the end of one
+        self.held: dict[int, int] = {}
+
+    def ask(self, body: dict[str, Any]) -> None:
+        if body.get("do") == "kill":
+            self.server.give_up(self, "it was killed before it had started")
+
+    def take(self, stream: int, data: memoryview) -> None:
+        held = self.held[stream] = self.held.get(stream, 0) + len(data)
+        if held > wire.WINDOW_BYTES:
+            raise wire.WireError("more than the window")
+        self.sent.append((stream, bytes(data)))
+
+    def take_end(self, stream: int) -> None:
+        if (stream, None) not in self.sent[-wire.REQUESTS :]:
+            self.sent.append((stream, None))
+
+    def grant(self, stream: int, count: int) -> None: ...
+
+    def leave(self) -> None:
+        self.server.forget_waiting(self)
+
+    def hand_over(self, process: Process) -> None:
+        """Pass on what was sent."""
+        for stream, data in self.sent:
+            if data is None:
+                process.take_end(stream)
+            else:
+                process.take(stream, memoryview(data))
 
 
 class _Nothing:

@@ -20,10 +20,11 @@ own streams alone. To send more than the window ends the connection.
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
   `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in hexadecimal:
-  done first, by the process).
-  Events: `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped` bytes,
-  how many system calls of the tree were `denied`, and of one that failed `pids_hits` and `is_full`: whether the limit
-  on processes was reached meanwhile, and nothing more can be written.
+  done first, by the process). With `waits`, one for which there is no room among the sandbox's processes waits for it,
+  as long as its time-out or LONGEST_WAIT_S, after those that came before, and then fails as it does without: `pids`.
+  Events: `waiting`; `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`,
+  `dropped` bytes, how many system calls of the tree were `denied`, and of one that failed `pids_hits` and `is_full`:
+  whether the limit on processes was reached meanwhile, and nothing more can be written.
   Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
   `is_resting`: nothing is asked of it now, so its memory need not be watched closely. CLOSE by the client kills the
@@ -71,6 +72,7 @@ MOST_BODY = 2 << 20  # an argument list of 1 MiB, as JSON
 MOST_DATA = 1 << 16  # content of one DATA frame
 WINDOW_BYTES = 1 << 18
 MOST_CHANNELS = 512  # of one connection
+LONGEST_WAIT_S = 30.0  # for room, of a process without a time-out
 STDIN, STDOUT, STDERR, REPORT, REQUESTS = range(5)
 
 

@@ -54,7 +54,7 @@ class RemoteProcess:
         call.on_data, call.on_end = self._take, self._take_end
         call.ended.add_done_callback(self._note_over)
         try:
-            await asyncio.wait([self._started], timeout=START_S)
+            await asyncio.wait([self._started], timeout=START_S + (self._timeout_s or 0.0))  # it may wait for room
         except asyncio.CancelledError:
             call.cancel()
             await asyncio.wait([call.ended], timeout=CANCEL_S)
