@@ -311,6 +311,21 @@ def test_clearing_up_removes_what_a_killed_keeper_left(names: Path) -> None:
         assert living.exec(["true"]).ok
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_keeper_of_another_name_is_asked_nothing(names: Path) -> None:
+    """Where the socket of a name is that of another sandbox, nobody attaches, and `kill` does not end that one."""
+    with cloche.Sandbox(name="x") as meant, cloche.Sandbox(name="y") as other:
+        (names / "x.sock").rename(names / "kept")
+        (names / "x.sock").symlink_to(names / "y.sock")
+        with pytest.raises(OutcomeUnknown, match="not its keeper"), cloche.Sandbox.attach("x"):
+            pass
+        with pytest.raises(OutcomeUnknown, match="not its keeper"):
+            visit(registry.find("x"), "end")
+        (names / "kept").rename(names / "x.sock")
+        assert meant.exec(["true"]).ok
+        assert other.exec(["true"]).ok
+
+
 @pytest.mark.root
 @pytest.mark.usefixtures("nothing_left")
 def test_another_user_is_not_let_in_even_where_the_folder_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:

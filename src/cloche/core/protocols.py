@@ -623,7 +623,15 @@ class SupportsNames(Protocol):
         ...
 
     def attach_live(
-        self, policy: Policy, limits: Limits, enforcement: Enforcement, connect: Callable[[], Awaitable[socket.socket]]
+        self,
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
+        connect: Callable[[], Awaitable[socket.socket]],
+        check_greeting: Callable[[Mapping[str, Any]], None],
     ) -> AbstractAsyncContextManager[OpenLiveSandbox]:
-        """Come back into one that was opened so, by a connection to who keeps it."""
+        """Come back into one that was opened so, by a connection to who keeps it.
+
+        `check_greeting` raises OutcomeUnknown where another one answers; nothing is asked of that.
+        """
         ...

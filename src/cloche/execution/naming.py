@@ -50,7 +50,13 @@ class NameOperations(LiveOperations):
         prepared, name, kept = self._prepared, self._name, self._kept
         if name is not None and kept is not None:
             backend = _naming_backend(prepared.backend)
-            return backend.attach_live(kept.policy, kept.limits, kept.enforcement, lambda: attach.connect(name))
+            return backend.attach_live(
+                kept.policy,
+                kept.limits,
+                kept.enforcement,
+                lambda: attach.connect(name),
+                lambda greeting: attach.check_greeting(name, greeting),
+            )
         if self._terms is not None:
             entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
             keeping = attach.Keeping(self._terms, entry)

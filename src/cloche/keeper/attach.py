@@ -240,14 +240,14 @@ def visit(found: registry.Found, op: str, *, timeout_s: float = VISIT_S, **argum
     try:
         with found.connect() as link:
             link.settimeout(timeout_s)
-            order = wire.json_frame(wire.OPEN, 1, op=op, **arguments)
-            link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, is_visit=True) + order)
-            return _await_answer(found.name, link, until)
+            link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, is_visit=True))
+            return _ask(found.name, link, until, wire.json_frame(wire.OPEN, 1, op=op, **arguments))
     except (OSError, wire.WireError) as error:
         raise OutcomeUnknown(f"the keeper of sandbox {found.name!r} does not answer: {error}") from error
 
 
-def _await_answer(name: str, link: socket.socket, until: float) -> dict[str, Any]:
+def _ask(name: str, link: socket.socket, until: float, order: bytes) -> dict[str, Any]:
+    """Send an order once the greeting has said that this is the right keeper, and return what it answers."""
     frames, event = wire.FrameBuffer(), {}
     while True:
         link.settimeout(max(0.01, until - monotonic()))
@@ -257,6 +257,7 @@ def _await_answer(name: str, link: socket.socket, until: float) -> dict[str, Any
         for kind, channel, body in frames.feed(data):
             if kind == wire.HELLO:
                 check_greeting(name, wire.read_object(body))
+                link.sendall(order)
             elif channel == 1 and kind == wire.EVENT:
                 event = wire.read_object(body)
             elif channel == 1 and kind == wire.CLOSE:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
@@ -130,7 +130,12 @@ class LocalBackend:
         return _Entering(lambda: self._make_live(policy, limits, keeping), LocalLiveSandbox.connected)
 
     def attach_live(
-        self, policy: Policy, limits: Limits, enforcement: Enforcement, connect: Callable[[], Awaitable[socket.socket]]
+        self,
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
+        connect: Callable[[], Awaitable[socket.socket]],
+        check_greeting: Callable[[Mapping[str, Any]], None],
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
 
@@ -138,7 +143,7 @@ class LocalBackend:
             return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
 
         async def join(sandbox: LocalLiveSandbox) -> None:
-            await sandbox.join(await connect())
+            await sandbox.join(await connect(), check_greeting=check_greeting)
 
         return _Entering(make, join)
 

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Control, Enforcement
@@ -289,7 +289,13 @@ class LocalLiveSandbox(LiveSandbox):
             self._claim = None
         return await self.join(client, is_owner=keeping.ends_with_caller)
 
-    async def join(self, client: socket.socket, *, is_owner: bool = False) -> InitLink:
+    async def join(
+        self,
+        client: socket.socket,
+        *,
+        is_owner: bool = False,
+        check_greeting: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> InitLink:
         """Be a client of the sandbox, by a connection to its keeper; closing it ends it for its owner alone."""
         self.is_kept, self._is_owner = True, is_owner
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
@@ -298,7 +304,13 @@ class LocalLiveSandbox(LiveSandbox):
         await asyncio.wait((self.link.greeting,), timeout=OPEN_S)
         if not self.link.greeting.done():
             self.link.close("its keeper does not answer")
-        await self.link.greeting
+        greeting = await self.link.greeting
+        if check_greeting is not None:
+            try:
+                check_greeting(greeting)
+            except BaseException:
+                self.link.close("another keeper has answered")
+                raise
         return self.link
 
     async def kill(self) -> None:
