@@ -70,6 +70,13 @@ def test_who_does_without_is_well(level: str) -> None:
     assert cloche.run(BLOCKED["mount"], level=level).status == "denied"
 
 
+def test_a_debugger_that_was_refused_comes_with_advice() -> None:
+    """What gdb and strace say then is followed by where they work."""
+    code = "import ctypes, os\nif ctypes.CDLL(None, use_errno=True).ptrace(0, 0, 0, 0):\n"
+    code += "    exit(f'strace: ptrace: {os.strerror(ctypes.get_errno())}')"
+    assert "backend gvisor or microvm" in cloche.run(code).meta["advice"]
+
+
 @pytest.mark.both_users
 def test_a_sandbox_that_lives_counts_the_calls_of_each_command() -> None:
     """Those of its descendants, too; attempts to reach the network are anybody's there, and count for nobody."""

@@ -85,13 +85,16 @@ def test_changes_are_told(opened: cloche.Sandbox) -> None:
 
 
 def test_a_file_goes_in_and_comes_out(opened: cloche.Sandbox, tmp_path: Path) -> None:
-    """A single file is copied to the very path that was named, with its mode."""
+    """A single file is copied to the very path that was named, with its mode; through links, with that of the file."""
     (tmp_path / "in").write_text("text")
     (tmp_path / "in").chmod(0o755)
     assert opened.upload(tmp_path / "in", "/tmp/there") == Transfer(files=1, size=4)
     assert opened.stat("/tmp/there").mode == 0o755
     assert opened.download("/tmp/there", tmp_path / "new" / "out") == Transfer(files=1, size=4)
     assert (tmp_path / "new" / "out").read_text() == "text"
+    opened.exec(shell="ln -sf /tmp/there /tmp/link; ln -sf link /tmp/further")
+    opened.download("/tmp/further", tmp_path / "followed")
+    assert (tmp_path / "followed").stat().st_mode & 0o777 == 0o755
     with pytest.raises(cloche.InvalidRequest, match="nothing-here"):
         opened.upload(tmp_path / "nothing-here", "/tmp/x")
     with pytest.raises(SandboxFileNotFound):

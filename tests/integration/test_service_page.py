@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import re
 import threading
@@ -138,8 +139,14 @@ def picture(page: Page, name: str) -> None:
 
         PICTURES.mkdir(exist_ok=True)
         page.evaluate("document.activeElement?.blur()")
-        page.set_viewport_size({"width": 1280, "height": 400})  # the whole page is taken, and no more than that
-        page.screenshot(path=PICTURES / name, full_page=True)
+        page.set_viewport_size({"width": 1280, "height": 400})  # no less than its content is as high as the page then
+        height = int(page.evaluate("document.documentElement.scrollHeight"))
+        page.set_viewport_size({"width": 1280, "height": height})
+        for frame in page.locator("iframe").all():  # each is drawn by a process of its own, and only where it is seen
+            expect(frame.content_frame.locator("body")).to_be_visible()
+            shot = Image.open(io.BytesIO(frame.screenshot()))
+            assert len(shot.convert("L").getcolors() or ()) > 2, "the frame is empty"
+        page.screenshot(path=PICTURES / name)
         with Image.open(PICTURES / name) as found:  # 256 colours are enough, and take a third
             smaller = found.convert("RGB").quantize(256, dither=Image.Dither.NONE)
         smaller.save(PICTURES / name, optimize=True)

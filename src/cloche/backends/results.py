@@ -14,6 +14,12 @@ from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verd
 
 from .saved_files import Changes
 
+MOST_LOOKED_AT = 1 << 13  # bytes at the end of what a program says
+NO_TRACING = (
+    "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "
+    "processes"
+)
+
 
 def make_result(
     verdict: Verdict,
@@ -49,8 +55,15 @@ def make_result(
         stdout_bytes=stdout,
         stderr_bytes=stderr,
         save_files=found.save,
-        meta={**meta, **found.meta()},
+        meta={**meta, **found.meta(), **_tracing_note(verdict.status, stderr)},
     )
+
+
+def _tracing_note(status: Status, stderr: bytes) -> dict[str, str]:
+    """Return advice for a debugger that was refused its way into another process."""
+    said = stderr[-MOST_LOOKED_AT:].lower()
+    is_refused = status in (Status.DENIED, Status.ERROR) and b"ptrace" in said and b"not permitted" in said
+    return {"advice": NO_TRACING} if is_refused else {}
 
 
 def run_notes(

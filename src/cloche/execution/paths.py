@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from .live import LiveOperations
 READ_BYTES = 16 * MIB
 PIECE_BYTES = 1 << 18
 MOST_MODE = 0o7777
+MOST_LINKS = 40  # in a row, as for the kernel
 
 
 @runtime_checkable
@@ -189,6 +191,7 @@ class PathOperations(LiveOperations):
         found = await live.stat_path(path)
         if not found.is_directory:
             data = await live.read_path(path, max_bytes=most)
+            found = await _followed(live, path, found)
             await asyncio.to_thread(write_host_file, target, data, found.mode)
             return Transfer(files=1, size=len(data))
         with tempfile.TemporaryFile() as archive:
@@ -198,6 +201,16 @@ class PathOperations(LiveOperations):
 
     def _most_bytes(self, max_bytes: int | None) -> int:
         return self._prepared.limits.disk_bytes if max_bytes is None else max_bytes
+
+
+async def _followed(live: OpenLiveSandbox, path: str, found: FileInfo) -> FileInfo:
+    """Return what a link, or a link to a link, leads to; after so many of them, the next one."""
+    for _ in range(MOST_LINKS):
+        if found.type != "link":
+            break
+        path = posixpath.join(posixpath.dirname(path), found.target)
+        found = await live.stat_path(path)
+    return found
 
 
 async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, most: int) -> int:
