@@ -85,7 +85,7 @@ base.close()
 
 
 def test_locks_in_a_folder_of_the_host(tmp_path: Path) -> None:
-    """A workspace below /tmp, /var, or a home has locks of each kind, by each way of running, whatever the host holds."""
+    """A workspace below /tmp, /var or a home has locks of each kind, in each kind of run, whatever the host holds."""
     (tmp_path / "kept").write_text("kept\n")
     with open(tmp_path / "kept") as held, cloche.Sandbox(workspace=tmp_path, timeout=60) as sandbox:
         fcntl.flock(held, fcntl.LOCK_EX)
