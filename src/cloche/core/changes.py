@@ -30,7 +30,8 @@ class HostFolder:
     that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
     `left_out` are paths that the copy lacks. Further folders are `read_only`. `tracked` are the hidden paths that git
     tracks, or has tracked files below, each behind the folder of its repository, "" for the folder itself. `git_config`
-    is the text of the sandbox's /etc/gitconfig.
+    is the text of the sandbox's /etc/gitconfig. `git` is the folder that is shown as `.git`, in place of a file that
+    names it.
     """
 
     path: str
@@ -48,6 +49,7 @@ class HostFolder:
     read_only: tuple[HostFolder, ...] = ()
     tracked: tuple[tuple[str, str], ...] = ()
     git_config: str = ""
+    git: HostFolder | None = None
 
     @property
     def tracked_here(self) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ class HostFolder:
         for name in ("masked_folders", "tracked"):
             rows[name] = tuple(map(tuple, rows.get(name, ())))
         rows["read_only"] = tuple(map(cls.from_dict, rows.get("read_only", ())))
+        rows["git"] = None if rows.get("git") is None else cls.from_dict(rows["git"])
         return cls(**rows)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import ClocheError
 from cloche.core.escape import escape_line
+from cloche.core.loops import finish
 from cloche.core.processes import ProcessRequest
 
 if TYPE_CHECKING:
     from cloche.core.changes import HostFolder
     from cloche.core.protocols import OpenLiveSandbox
+    from cloche.workspace.archive import Packed
 
+    from .open_folder import OpenFolder
+
+WORKSPACE = "/workspace"
 PATIENCE_S, MOST_AT_ONCE = 60.0, 500
 CONFIG = "/tmp/.cloche-gitconfig"  # of a copy, whose /etc is not ours to write to
 # No key is inside, so what a repository asks to be signed would not be made at all. `git commit -S` still signs.
@@ -48,6 +54,40 @@ async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
             if why := await _mark(live, at, paths[start : start + MOST_AT_ONCE]):
                 return [f"Git inside takes hidden files that it tracks for deleted, as they could not be marked: {why}"]
     return []
+
+
+async def give_git(live: OpenLiveSandbox, found: OpenFolder, *, is_copy: bool) -> None:
+    """Make `.git` of a worktree or a submodule the directory of a repository like any other.
+
+    In a view it has what all worktrees share, in a copy nothing yet. Raises InvalidRequest for too much.
+    """
+    shown, git = found.folder.git, found.git
+    if shown is None or git is None:
+        return
+    from cloche.workspace.archive import pack, paths_below
+    from cloche.workspace.git_folder import PLACES, own_config
+
+    at = f"{WORKSPACE}/.git" if is_copy else shown.at
+    most = shown.disk_bytes
+    if is_copy:
+        await _unpack(live, at, lambda: pack(git.fd, paths_below(git.fd, hidden=shown.hidden), max_bytes=most))
+    if git.is_shared:
+        await _unpack(live, at, lambda: pack(git.own, paths_below(git.own, hidden=PLACES), max_bytes=most))
+    config = await finish(asyncio.to_thread(own_config, git))
+    if config is not None:
+        await live.write_path(f"{at}/config", config, mode=0o644)
+
+
+async def _unpack(live: OpenLiveSandbox, at: str, packing: Callable[[], Packed]) -> None:
+    packed = await finish(asyncio.to_thread(packing))
+    with packed.file:
+        await live.unpack_path(at, in_threads(packed.pieces()))
+
+
+async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield what is read in threads."""
+    while piece := await finish(asyncio.to_thread(next, pieces, b"")):
+        yield piece
 
 
 async def _mark(live: OpenLiveSandbox, at: str, paths: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,7 +21,7 @@ from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
 from .commits import BranchOptions, Choice, compare, is_of_git, name_for, read_known, selected, write_changes
-from .git_inside import prepare_git, variables_for
+from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from cloche.workspace.snapshot import Snapshot
 
 T = TypeVar("T")
-WORKSPACE = "/workspace"
 MOST_ENTRIES = 1_000_000
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 
@@ -83,6 +82,7 @@ class HostFolderOperations(NameOperations):
                 async with AsyncExitStack() as attempt:
                     opened = await attempt.enter_async_context(self._opening())
                     await cast("OpenLiveSandbox", opened).ask("clock")  # which starts it
+                    await give_git(cast("OpenLiveSandbox", opened), found, is_copy=False)
                     stack.push_async_exit(attempt.pop_all())
             except StartFailed as error:
                 if error.step != OVERLAY:
@@ -114,8 +114,9 @@ class HostFolderOperations(NameOperations):
         if found.further:
             raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
         folder, limits = found.folder, self._prepared.limits
+        hidden = folder.hidden if folder.git is None else (*folder.hidden, ".git")
         packed = await _finished(
-            lambda: pack(found.fd, paths_below(found.fd, hidden=folder.hidden), max_bytes=folder.disk_bytes)
+            lambda: pack(found.fd, paths_below(found.fd, hidden=hidden), max_bytes=folder.disk_bytes)
         )
         with packed.file:
             self._prepared = replace(
@@ -123,7 +124,8 @@ class HostFolderOperations(NameOperations):
             )
             opened = await stack.enter_async_context(self._opening())
             live = self._checked(opened)
-            await live.unpack_path(WORKSPACE, _in_threads(packed.pieces()))
+            await live.unpack_path(WORKSPACE, in_threads(packed.pieces()))
+            await give_git(live, found, is_copy=True)
             copied_ns = (await live.ask("clock")).get("ns")
         if not isinstance(copied_ns, int) or copied_ns <= 0:
             raise BackendUnavailable(f"workspace: backend {self.backend!r} does not tell the time of its files.")
@@ -232,7 +234,7 @@ class HostFolderOperations(NameOperations):
                 if one.what != "removed" and (one.kind != "directory" or one.what == "added"):
                     await live.remove_path(f"{found.folder.at}/{one.path}", recursive=True)
             if back:
-                await live.unpack_path(found.folder.at, _in_threads(packed.pieces()))
+                await live.unpack_path(found.folder.at, in_threads(packed.pieces()))
         return tuple(one.path for one in changes)
 
     @asynccontextmanager
@@ -311,8 +313,3 @@ async def _stoppable(work: Callable[[Callable[[], None]], T]) -> T:
 
 class _NobodyWaits(Exception):
     """End a work in a thread."""
-
-
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while piece := await finish(asyncio.to_thread(next, pieces, b"")):
-        yield piece

@@ -19,6 +19,8 @@ from cloche.core.escape import escape_name
 from cloche.core.limits import parse_size
 
 if TYPE_CHECKING:
+    from cloche.workspace.allowed import AllowedFolder
+    from cloche.workspace.git_folder import GitFolder
     from cloche.workspace.hidden import Hidden
 
 DISK_BYTES = 2 << 30
@@ -77,6 +79,7 @@ class OpenFolder:
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
     known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
+    git: GitFolder | None = None  # of a worktree or a submodule, while the sandbox is opened
 
     def add(self, further: OpenFolder) -> None:
         """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
@@ -96,6 +99,9 @@ class OpenFolder:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+        git, self.git = self.git, None
+        if git is not None:
+            git.close()
         for one in self.further:
             one.close()
 
@@ -152,12 +158,49 @@ def open_new(options: FolderOptions) -> OpenFolder:
         raise
     found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
     try:
+        _add_git(found, allowed)
         for path in options.read:
             found.add(open_new(replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)))
     except BaseException:
         found.close()
         raise
     return found
+
+
+def _add_git(found: OpenFolder, allowed: AllowedFolder) -> None:
+    """Show the repository of a worktree or a submodule, where that is this folder's and may be shown; else say why not.
+
+    Raises OSError where it cannot be read.
+    """
+    from cloche.workspace.allowed import check_folder
+    from cloche.workspace.git_folder import find_git_folder, hidden_of
+
+    try:
+        git = found.git = find_git_folder(allowed.fd)
+        if git is None:
+            return
+        same = check_folder(git.path, is_git=True)
+        os.close(same.fd)
+        if (same.dev, same.ino) != git.identity:
+            raise InvalidRequest(f"Git does not work inside: {escape_name(git.path)} was replaced.")
+        hidden, mask = hidden_of(git)
+    except InvalidRequest as error:
+        found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), str(error)]}
+        if found.git is not None:
+            found.git.close()
+            found.git = None
+        return
+    state, folder = os.fstat(git.fd), found.folder
+    shown = replace(
+        folder, path=git.path, at=f"{folder.at}/.git", owner=(state.st_uid, state.st_gid), mode=state.st_mode & 0o777,
+        opened_as=f"/proc/{os.getpid()}/fd/{git.fd}" if folder.opened_as else "", identity=git.identity,
+        hidden=mask.whiteouts, masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
+        tracked=(), git_config="",
+    )  # fmt: skip
+    found.folder = replace(folder, git=shown)
+    paths = [*found.notes["hidden"], *hidden.paths][:MOST_TOLD]
+    warnings = [*found.notes.get("warnings", ()), *hidden.warnings]
+    found.notes = {**found.notes, "hidden": paths, **({"warnings": warnings} if warnings else {})}
 
 
 def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:

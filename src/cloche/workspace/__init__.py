@@ -14,4 +14,5 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
   written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors,
   written to.
 - `git.py`: a guest's commits as references; changes as a new branch. `git_identity.py`: who makes commits here.
+  `git_folder.py`: the repository that a `.git` file names, if it is the folder's.
 """

@@ -152,10 +152,12 @@ def homes() -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.normpath(home) for home in found if os.path.isabs(home)))
 
 
-def check_folder(path: str | os.PathLike[str], *, places: Sequence[OwnPlace] | None = None) -> AllowedFolder:
+def check_folder(
+    path: str | os.PathLike[str], *, places: Sequence[OwnPlace] | None = None, is_git: bool = False
+) -> AllowedFolder:
     """Open a folder that may be shown to a sandbox. `places` are Cloche's own, by default `own_folders()`.
 
-    Raises InvalidRequest, which says why not, and what to do.
+    One that `is_git` is git's own, and may lie in a `.git`. Raises InvalidRequest, which says why not, and what to do.
     """
     named = os.fspath(path)
     fd = _open(named)
@@ -165,7 +167,7 @@ def check_folder(path: str | os.PathLike[str], *, places: Sequence[OwnPlace] | N
         above = _identities_above(fd)
         _refuse_system(real, named, above)
         _refuse_homes(real, named, above[0], facts.st_uid)
-        _refuse_credentials(real, named)
+        _refuse_credentials(real, named, is_git=is_git)
         for place in own_folders() if places is None else places:
             _refuse_own(real, named, above, place)
         return AllowedFolder(path=real, fd=fd, owner=(facts.st_uid, facts.st_gid), dev=facts.st_dev, ino=facts.st_ino)
@@ -257,14 +259,14 @@ def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
             raise _refused(named, f"holds the home {escape_name(home)}", remedy)
 
 
-def _refuse_credentials(real: str, named: str) -> None:
+def _refuse_credentials(real: str, named: str, *, is_git: bool) -> None:
     remedy = "Name a folder without credentials."
     parts = real.split("/")
     for above, name in zip(("", *parts), parts, strict=False):
         is_folder_of_keys = name in CREDENTIAL_FOLDERS or (above == ".config" and name in BELOW[".config"])
         if is_folder_of_keys:
             raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
-    if ".git" in parts:
+    if ".git" in parts and not is_git:
         raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
     for home in map(os.path.realpath, homes()):
         for name in sorted(_OF_HOMES):

@@ -21,7 +21,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from cloche import hostfs
@@ -29,6 +29,7 @@ from cloche.core.changes import Change
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
 from cloche.core.escape import escape_line, escape_name
 
+from .git_folder import GitFolder, git_folder
 from .snapshot import Entry, Snapshot
 
 PATIENCE_S = 120.0
@@ -162,7 +163,7 @@ def commit_to_branch(
     if who is None:
         raise InvalidRequest(f"the author is to be NAME <MAIL>, not {escape_name(author)}")
     found = os.fstat(folder)
-    with _opened(folder, (found.st_uid, found.st_gid), {}) as git:
+    with _opened(folder, (found.st_uid, found.st_gid), _discovered(folder)) as git:
         code, prefix, _ = git.call("rev-parse", "--show-prefix")
         if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
             raise InvalidRequest("the folder is in no git repository that is its owner's, so there can be no branch")
@@ -188,7 +189,7 @@ def commit_to_branch(
 def base_of(folder: int, path: str) -> bytes | None:
     """Return a file's content in the commit that is checked out, None where it has none."""
     found = os.fstat(folder)
-    with _opened(folder, (found.st_uid, found.st_gid), {}) as git:
+    with _opened(folder, (found.st_uid, found.st_gid), _discovered(folder)) as git:
         code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
     return None if code else out
 
@@ -208,6 +209,28 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
     finally:
         os.close(here)
     return out if code == 0 else None
+
+
+def _discovered(folder: int) -> dict[str, str]:
+    """Return what tells a git in an open folder where the repository around it is, where it cannot be left to find it.
+
+    Raises InvalidRequest where the nearest `.git` is a file that names another one's.
+    """
+    with ExitStack() as stack:
+        here = hostfs.open_folder(".", folder)
+        stack.callback(os.close, here)
+        while hostfs.look(".git", here) is None:
+            above = hostfs.open_folder("..", here)
+            stack.callback(os.close, above)
+            if os.path.samestat(os.fstat(above), os.fstat(here)):
+                return {}
+            here = above
+        found = stack.enter_context(git_folder(here))
+        if found is None:
+            return {}
+        own = os.path.normpath(os.path.join(found.path, found.name))
+        tree = os.readlink(f"/proc/self/fd/{here}")
+        return {"GIT_DIR": own, "GIT_COMMON_DIR": found.path, "GIT_WORK_TREE": tree}
 
 
 @contextmanager
@@ -254,9 +277,9 @@ def _check_name(git: _Git, reference: str, name: str) -> None:
 # The guest's branches.
 
 
-def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int) -> dict[str, str]:
+def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
     """Return the value of each branch that the guest may have moved, and of HEAD where that is on none."""
-    branches = _read_packed(snapshot, entries, folder)
+    branches = _read_packed(snapshot, entries, git)
     for path, entry in entries.items():
         match = _BRANCH.match(path)
         if match is None or entry.kind in {"directory", "removed", "unchanged"} or path.endswith(b".lock"):
@@ -276,7 +299,7 @@ def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: i
     return {reference.removeprefix(_HEADS): value for reference, value in branches.items()}
 
 
-def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int) -> dict[str, str]:
+def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
     """Return the branches in the guest's `packed-refs`, but those that a file of the host's says better."""
     packed = entries.get(b".git/packed-refs")
     if packed is None or packed.kind in {"removed", "unchanged"}:
@@ -288,18 +311,20 @@ def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], folder: int
         match = _PACKED_LINE.match(line)
         if match is None:
             raise InvalidRequest("the guest's .git/packed-refs is not as git writes it")
-        if b".git/" + match[2] in entries or not _is_loose(folder, match[2]):
+        loose = entries.get(b".git/" + match[2])
+        is_as_on_host = loose is None and not snapshot.is_whole and _is_loose(git, match[2])
+        if not is_as_on_host and (loose is None or loose.kind != "unchanged"):
             branches[_text(match[2])] = match[1].decode()
     return branches
 
 
-def _is_loose(folder: int, reference: bytes) -> bool:
+def _is_loose(git: int, reference: bytes) -> bool:
     """Tell whether the host has a file for a reference, which goes before what is packed."""
-    *above, name = [".git", *_text(reference).split("/")]
+    *above, name = _text(reference).split("/")
     if any(part in {"", ".", ".."} for part in (*above, name)):
         return False
     try:
-        with hostfs.descended(folder, above) as at:
+        with hostfs.descended(git, above) as at:
             return hostfs.look(name, at) is not None
     except OSError:
         return False
@@ -344,21 +369,34 @@ class _Quarantine:
 @contextmanager
 def _quarantined(folder: int, snapshot: Snapshot) -> Iterator[_Quarantine | None]:
     """Give the guest's commits, in quarantine; None where it has made none."""
-    found = hostfs.look(".git", folder)
     entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
-    if found is None or not stat.S_ISDIR(found.st_mode) or not entries:
-        yield None
+    with _repository(folder) if entries else nullcontext() as repository:
+        branches = _read_branches(snapshot, entries, repository.fd) if repository is not None else {}
+        if repository is None or not branches:
+            yield None
+            return
+        with _opened(repository.fd, repository.owner(), repository.variables()) as git:
+            moved = _moved(git, branches)
+            place = _make_quarantine(git, snapshot, entries, moved) if moved else ""
+            yield _Quarantine(git=git, place=place, moved=moved) if moved else None
+
+
+@contextmanager
+def _repository(folder: int) -> Iterator[GitFolder | None]:
+    """Give the git directory of an open folder, None where it has none; raises what `find_git_folder` does."""
+    found = hostfs.look(".git", folder)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        with git_folder(folder) as named:
+            yield named
         return
     if os.geteuid() not in {0, found.st_uid}:
         raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
-    branches = _read_branches(snapshot, entries, folder)
-    if not branches:
-        yield None
-        return
-    with _opened(folder, (found.st_uid, found.st_gid), {"GIT_DIR": ".git"}) as git:
-        moved = _moved(git, branches)
-        place = _make_quarantine(git, snapshot, entries, moved) if moved else ""
-        yield _Quarantine(git=git, place=place, moved=moved) if moved else None
+    fd = hostfs.open_folder(".git", folder)
+    own = GitFolder(path=".git", fd=fd, own=os.dup(fd), name=".")
+    try:
+        yield own
+    finally:
+        own.close()
 
 
 def _touching(taken: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -366,7 +404,7 @@ def _touching(taken: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, 
 
     What a branch has is compared with what all the commits had that its new ones were made on.
     """
-    git, inside = taken.git, {"GIT_DIR": taken.place}
+    git, inside = taken.git, _at(taken.place)
     known = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
     head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].strip()
     known += b"^" + head + b"\n" if head else b""
@@ -424,7 +462,7 @@ def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entr
         _make_folder(git, os.path.join(place, name))
     for name, text in files.items():
         _write(git, os.path.join(place, name), [os.fsencode(text)])
-    inside = {"GIT_DIR": place}
+    inside = _at(place)
     _copy_objects(git, snapshot, entries, place)
     _check_commits(git, branches, inside)
     return place
@@ -454,7 +492,12 @@ def _index(git: _Git, pack: str, place: str) -> None:
     """Have git check a pack, and write its index. Its links are checked by the fetch."""
     kept = os.path.join(place, "objects", "pack", f"pack-{os.urandom(20).hex()}")
     os.rename(pack, f"{kept}.pack")
-    git.run("index-pack", "--fsck-objects", "-o", f"{kept}.idx", f"{kept}.pack", more={"GIT_DIR": place})
+    git.run("index-pack", "--fsck-objects", "-o", f"{kept}.idx", f"{kept}.pack", more=_at(place))
+
+
+def _at(place: str) -> dict[str, str]:
+    """Return what makes a git work in the quarantine."""
+    return {"GIT_DIR": place, "GIT_COMMON_DIR": place}
 
 
 def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:

@@ -140,6 +140,20 @@ def find_hidden(folder: int, *, patterns: Sequence[str] = ()) -> Hidden:
     )
 
 
+def find_hidden_in_git(git: int) -> Hidden:
+    """Return what is hidden of an open folder that is shown as `.git`: by paths that begin with that.
+
+    Raises what `find_hidden` does.
+    """
+    none = IgnorePatterns((), where="nothing")
+    walk = _Walk(git, ignore=none, policy=none)
+    walk.run_in_git()
+    return Hidden(
+        paths=tuple(sorted(walk.reasons)), reasons=MappingProxyType(walk.reasons), mounts=tuple(walk.mounts),
+        warnings=tuple(walk.warnings), scanned=walk.scanned,
+    )  # fmt: skip
+
+
 def mask_rows(folder: int, hidden: Hidden) -> Mask:
     """Return the mask for an open folder. A path whose folders above are gone meanwhile, or are links, is left out."""
     folders: dict[str, MaskFolder] = {}
@@ -227,6 +241,13 @@ class _Walk:
         here = hostfs.open_folder(".", self._folder)
         try:
             self._look_in(here, "", "", is_installed=False, depth=0)
+        finally:
+            os.close(here)
+
+    def run_in_git(self) -> None:
+        here = hostfs.open_folder(".", self._folder)
+        try:
+            self._look_in_git(here, ".git/", depth=1)
         finally:
             os.close(here)
 

@@ -177,6 +177,7 @@ class LocalLiveSandbox(LiveSandbox):
         self.writable = tuple(f"/{name}" for name, *_ in self._rows)
         if policy.host_folder is not None:
             self.writable += (policy.host_folder.at,)
+            self.writable += () if policy.host_folder.git is None else (policy.host_folder.git.at,)
         self._has_home = HOME in self.writable
         self._connection: Connection | None = None
         self._claim: Claim | None = None

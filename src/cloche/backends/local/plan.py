@@ -193,12 +193,16 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
     at = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
     rows = [_overlay(run, spec, one, host, number) for number, one in enumerate((folder, *folder.read_only))]
+    if folder.git is not None:
+        rows.insert(1, _overlay(run, spec, folder.git, host, 0, is_inner=True))
     texts = [("text", "etc/gitconfig", folder.git_config)] if folder.git_config else []
     spec.mounts = [*spec.mounts, *texts, *rows, *links]
 
 
-def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) -> layout.Row:
-    """Return the row of an overlay; only the first one can be written to."""
+def _overlay(
+    run: Run, spec: Spec, folder: HostFolder, host: Host, number: int, *, is_inner: bool = False
+) -> layout.Row:
+    """Return the row of an overlay; only the first one can be written to, and what is in that."""
     register, source = "", folder.opened_as or folder.path
     if host.owns_ids:
         if host.idmapped:
@@ -207,9 +211,10 @@ def _overlay(run: Run, spec: Spec, folder: HostFolder, host: Host, number: int) 
         run.owners = {**run.owners, source: folder.owner}
         register = private_register(source)
     overlay = {
-        "number": number, "changes": "" if number else CHANGES[1:], "size_bytes": folder.disk_bytes,
-        "inodes": FOLDER_INODES, "mode": folder.mode, "owner": spec.inside_id, "folders": folder.masked_folders,
-        "masked": folder.hidden, "register": register,
+        "number": number, "changes": "" if number else CHANGES[1:] + "/.git" * is_inner, "is_inner": is_inner,
+        "size_bytes": folder.disk_bytes, "inodes": FOLDER_INODES, "mode": folder.mode, "owner": spec.inside_id,
+        "folders": folder.masked_folders, "masked": folder.hidden, "register": register,
+        "inner": ".git" if folder.git is not None else "",
     }  # fmt: skip
     return ("overlay", source, folder.at.lstrip("/"), overlay)
 

@@ -198,9 +198,14 @@ class Overlay(Bind):
     `masked` are paths of it that are not there: a layer between has a whiteout for each, and the folders above them, as
     rows of path, mode and time of change (ns). The folder itself can be reached by no other path. What was written is
     shown, read-only and as the layer has it, at `changes`; without that, nothing can be written.
+
+    A second folder may be shown at a path in the first one, `inner`, which is a folder of the layer then, whatever the
+    first has there. What is written to it goes to the same file system: `is_inner` says that it is the second.
     """
 
-    __slots__ = ("changes", "inodes", "masked", "mode", "owner", "shown_folders", "size_bytes", "stage")
+    __slots__ = (
+        "changes", "inner", "inodes", "is_inner", "masked", "mode", "owner", "shown_folders", "size_bytes", "stage",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -216,56 +221,57 @@ class Overlay(Bind):
         folders: Sequence[tuple[str, int, int]] = (),
         masked: Sequence[str] = (),
         register: str = "",
+        inner: str = "",
+        is_inner: bool = False,
     ):
         super().__init__(source, target, register=register)
+        self.inner, self.is_inner = inner, is_inner
         self.changes, self.size_bytes, self.inodes, self.mode, self.owner = changes, size_bytes, inodes, mode, owner
         self.shown_folders, self.masked = folders, masked
         self.stage = f".overlay{number}"
 
     def calls(self) -> list[Call]:
-        data, flags = f"userxattr,lowerdir={self.stage}/mask:{self.stage}/lower", MS_NOSUID | MS_NODEV
+        layers = f"{self.stage}/inner-" if self.is_inner else f"{self.stage}/"
+        upper, mask, work, lower = (f"{layers}{name}" for name in ("upper", "mask", "work", "lower"))
+        data, flags = f"userxattr,lowerdir={mask}:{lower}", MS_NOSUID | MS_NODEV
         if self.changes:
-            data += f",upperdir={self.stage}/upper,workdir={self.stage}/work"
+            data += f",upperdir={upper},workdir={work}"
         else:
             flags |= MS_RDONLY
+        stage = Tmpfs(self.stage, self.size_bytes, self.inodes, "0700").calls()
         return [
-            *Tmpfs(self.stage, self.size_bytes, self.inodes, "0700").calls(),
-            *self._folder(f"{self.stage}/upper", self.mode),
-            *self._folder(f"{self.stage}/mask", self.mode),
+            *([] if self.is_inner else stage),
+            *self._folder(upper, self.mode),
+            *(self._folder(f"{upper}/{self.inner}", 0o755) if self.inner else []),
+            *self._folder(mask, self.mode),
+            *(make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700) for path in (work, lower)),
+            *(call for path, mode, _ in self.shown_folders if path for call in self._folder(f"{mask}/{path}", mode)),
+            *(make("mknodat", AT_FDCWD, os.fsencode(f"{mask}/{path}"), stat.S_IFCHR, 0) for path in self.masked),
             *(
-                make("mkdirat", AT_FDCWD, os.fsencode(path), 0o700)
-                for path in (f"{self.stage}/work", f"{self.stage}/lower")
-            ),
-            *(
-                call
-                for path, mode, _ in self.shown_folders
-                if path
-                for call in self._folder(f"{self.stage}/mask/{path}", mode)
-            ),
-            *(
-                make("mknodat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), stat.S_IFCHR, 0)
-                for path in self.masked
-            ),
-            *(
-                make("utimensat", AT_FDCWD, os.fsencode(f"{self.stage}/mask/{path}"), _times(changed_ns), 0)
+                make("utimensat", AT_FDCWD, os.fsencode(f"{mask}/{path}"), _times(changed_ns), 0)
                 for path, _, changed_ns in reversed(self.shown_folders)
             ),
-            move_mount(self.register, f"{self.stage}/lower"),
+            move_mount(self.register, lower),
             make("close", self.register),
-            *_make_mount_point(self.target, is_directory=True),
+            *([] if self.is_inner else _make_mount_point(self.target, is_directory=True)),
             mount("overlay", self.target, "overlay", flags, data),
-            *self._show_changes(),
-            make("umount2", os.fsencode(f"{self.stage}/lower"), MNT_DETACH),
+            *self._show_changes(upper),
+            make("umount2", os.fsencode(lower), MNT_DETACH),
+            *([] if self.inner else self._unstaging()),
+        ]
+
+    def _unstaging(self) -> list[Call]:
+        return [
             make("umount2", os.fsencode(self.stage), MNT_DETACH),
             make("unlinkat", AT_FDCWD, os.fsencode(self.stage), AT_REMOVEDIR),
         ]
 
-    def _show_changes(self) -> list[Call]:
+    def _show_changes(self, upper: str) -> list[Call]:
         if not self.changes:
             return []
         return [
-            *_make_mount_point(self.changes, is_directory=True),
-            mount(f"{self.stage}/upper", self.changes, "", MS_BIND),
+            *([] if self.is_inner else _make_mount_point(self.changes, is_directory=True)),
+            mount(upper, self.changes, "", MS_BIND),
             mount("none", self.changes, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC),
         ]
 

@@ -1,0 +1,272 @@
+"""Where the repository of a worktree or a submodule is, whose `.git` is a file with a path in it.
+
+Theory of operation: that file may come from anywhere, and name anything. A folder is shown in its place only where it
+is a git directory of the same owner that itself names the file's folder: a worktree's own directory lies in `worktrees`
+of the common one and has the file's path in `gitdir`, a submodule's configuration has the folder's path in
+`core.worktree`. Neither is written by a checkout. All of it is compared by device and inode, of open folders.
+
+What git keeps for a worktree alone (HEAD, the index) goes, in the sandbox, over what the common directory has, so that
+`.git` there is the directory of a repository like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from cloche import hostfs
+from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
+
+from .hidden import Hidden, Mask, find_hidden_in_git, mask_rows
+
+MOST_POINTER_BYTES, MOST_CONFIG_BYTES, PATIENCE_S = 8192, 1 << 20, 5.0
+# Of a common directory, what belongs to all worktrees; all else is the main one's, or no part of git.
+SHARED = frozenset(
+    {"config", "description", "info", "lfs", "logs", "objects", "packed-refs", "refs", "rr-cache", "shallow"}
+)
+# In these, what belongs to one worktree.
+OF_ONE = ("info/sparse-checkout", "logs/HEAD", "refs/bisect", "refs/rewritten", "refs/worktree")
+# Of a worktree's own directory, what says where it is, and what is not shown.
+PLACES = ("commondir", "gitdir", "locked", "hooks", "modules")
+_POINTS = b"gitdir: "
+_VARIABLES = {
+    "HOME": "/nonexistent", "LC_ALL": "C", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_DIR": "/nonexistent",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitFolder:
+    """Hold the open directory that has the objects and branches, and `own`, which has HEAD; who gets it closes both.
+
+    `path` is the first one's, and `name` the path of `own` from there: "." where that is the same.
+    """
+
+    path: str
+    fd: int
+    own: int
+    name: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether it is of a worktree, beside others."""
+        return self.name != "."
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Return device and inode of the first one."""
+        facts = os.fstat(self.fd)
+        return facts.st_dev, facts.st_ino
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.own)
+        os.close(self.fd)
+
+    def variables(self) -> dict[str, str]:
+        """Return what tells a git that works in the first one where all is."""
+        return {"GIT_DIR": self.name, **({"GIT_COMMON_DIR": "."} if self.is_shared else {})}
+
+    def owner(self) -> tuple[int, int]:
+        """Return uid and gid of the first one's owner."""
+        facts = os.fstat(self.fd)
+        return facts.st_uid, facts.st_gid
+
+
+@contextmanager
+def git_folder(folder: int) -> Iterator[GitFolder | None]:
+    """Give what the `.git` of an open folder names, as long as it is needed; see `find_git_folder`."""
+    found = find_git_folder(folder)
+    try:
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+
+
+def find_git_folder(folder: int) -> GitFolder | None:
+    """Return what the `.git` of an open folder names; None where that is no file, or lies in the folder itself.
+
+    Raises InvalidRequest where it is not this folder's.
+    """
+    try:
+        at = os.readlink(f"/proc/self/fd/{folder}")
+        pointer, file = _pointer(folder)
+        if pointer is None:
+            return None
+        own = _open(os.path.join(at, pointer))
+    except OSError as error:
+        raise _refused(f"what it names cannot be opened: {error.strerror}") from error
+    try:
+        path = os.readlink(f"/proc/self/fd/{own}")
+        if f"{path}/".startswith(f"{at.rstrip('/')}/"):
+            os.close(own)
+            return None
+        found = _of_worktree(own, path, file) or _of_submodule(own, path, folder)
+        _check(found, folder)
+        return found
+    except OSError as error:
+        os.close(own)
+        raise _refused(f"what it names cannot be read: {error.strerror}") from error
+    except BaseException:
+        os.close(own)
+        raise
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"Git does not work inside, as .git is a file, and {why}.")
+
+
+def _open(path: str) -> int:
+    return hostfs.open_folder(path, follows_link=True)
+
+
+def _pointer(folder: int) -> tuple[str | None, os.stat_result]:
+    """Return the path in a folder's `.git`, None where that is no file. Raises OSError, InvalidRequest."""
+    facts = hostfs.look(".git", folder)
+    if facts is None or not stat.S_ISREG(facts.st_mode):
+        return None, os.fstat(folder)
+    text, facts = _text(".git", folder)
+    if not text.startswith(_POINTS):
+        raise _refused("names no directory")
+    return _path(text[len(_POINTS) :]), facts
+
+
+def _path(text: bytes) -> str:
+    """Return the path that a file of git's has. Raises InvalidRequest."""
+    if b"\0" in text:
+        raise _refused("what it names is no path")
+    return os.fsdecode(text.rstrip(b"\r\n"))
+
+
+def _text(name: str, at: int, most: int = MOST_POINTER_BYTES) -> tuple[bytes, os.stat_result]:
+    """Return a small file in an open folder. Raises OSError."""
+    fd, facts = hostfs.open_regular(name, at)
+    with open(fd, "rb", buffering=0) as file:
+        return file.read(most) or b"", facts
+
+
+def _of_worktree(own: int, path: str, file: os.stat_result) -> GitFolder | None:
+    """Return the directories of a worktree that names this `.git`; None where there is no worktree's own directory."""
+    if hostfs.look("commondir", own) is None:
+        return None
+    common, above = os.path.dirname(os.path.dirname(path)), os.path.basename(os.path.dirname(path))
+    says = os.path.join(path, _path(_text("commondir", own)[0]))
+    back = os.path.join(path, _path(_text("gitdir", own)[0]))
+    if above != "worktrees" or not os.path.samestat(os.stat(says), os.stat(common)):
+        raise _refused(f"{escape_name(path)} is in no repository's list of worktrees")
+    if not os.path.samestat(os.stat(back, follow_symlinks=False), file):
+        raise _refused(f"{escape_name(path)} is of another worktree; git worktree repair mends one that was moved")
+    return GitFolder(path=common, fd=_open(common), own=own, name=os.path.relpath(path, common))
+
+
+def _of_submodule(own: int, path: str, folder: int) -> GitFolder:
+    back = config_value(own, "core.worktree")
+    try:
+        is_back = bool(back) and os.path.samestat(os.stat(os.path.join(path, back)), os.fstat(folder))
+    except OSError:
+        is_back = False
+    if not is_back:
+        raise _refused(f"{escape_name(path)} is not the repository of this folder")
+    return GitFolder(path=path, fd=os.dup(own), own=own, name=".")
+
+
+def _check(found: GitFolder, folder: int) -> None:
+    """Refuse what is no git directory, or another owner's. Raises InvalidRequest, OSError."""
+    try:
+        if not os.path.samestat(os.stat(found.path), os.fstat(found.fd)):
+            raise _refused("what it names has changed meanwhile")
+        kinds = (
+            (found.own, "HEAD", stat.S_ISREG),
+            (found.fd, "objects", stat.S_ISDIR),
+            (found.fd, "refs", stat.S_ISDIR),
+        )
+        for at, name, is_kind in kinds:
+            facts = hostfs.look(name, at)
+            if facts is None or not is_kind(facts.st_mode):
+                raise _refused(f"{escape_name(found.path)} is no git directory")
+        owner = os.fstat(folder).st_uid
+        if {os.fstat(found.fd).st_uid, os.fstat(found.own).st_uid} != {owner} or os.geteuid() not in (0, owner):
+            raise _refused(f"{escape_name(found.path)} is another user's")
+    except BaseException:
+        os.close(found.fd)
+        raise
+
+
+def hidden_of(found: GitFolder) -> tuple[Hidden, Mask]:
+    """Return what is not shown of the first directory: by paths that begin with `.git`, and as a layer's mask.
+
+    Of a common one only what all worktrees share is shown.
+    """
+    hidden = find_hidden_in_git(found.fd)
+    others = set(os.listdir(found.fd)) - SHARED - {"hooks"} if found.is_shared else set[str]()
+    told = tuple(path for path in hidden.paths if path.split("/")[1] not in others)
+    here = {path for path in OF_ONE if found.is_shared and _is_there(found.fd, path)}
+    paths = {path.removeprefix(".git/") for path in told} | others | here
+    return replace(hidden, paths=told), mask_rows(found.fd, Hidden(paths=tuple(sorted(paths))))
+
+
+def _is_there(folder: int, path: str) -> bool:
+    *above, name = path.split("/")
+    try:
+        with hostfs.descended(folder, above) as at:
+            return hostfs.look(name, at) is not None
+    except OSError:
+        return False
+
+
+def own_config(found: GitFolder) -> bytes | None:
+    """Return the configuration as a repository has it whose files are beside its `.git`; None where it has that.
+
+    Raises OSError, InvalidRequest.
+    """
+    if not (config_value(found.fd, "core.worktree") or config_value(found.fd, "core.bare") == "true"):
+        return None
+    import tempfile
+
+    text, _ = _text("config", found.fd, MOST_CONFIG_BYTES + 1)
+    if len(text) > MOST_CONFIG_BYTES:
+        raise _refused("its configuration is too large")
+    with tempfile.TemporaryDirectory(prefix="cloche-git-") as folder:
+        with open(os.path.join(folder, "config"), "wb") as file:
+            file.write(text)
+        at = _open(folder)
+        try:
+            _git(at, "--unset-all", "core.worktree")
+            _git(at, "core.bare", "false")
+            return _text("config", at, 2 * MOST_CONFIG_BYTES)[0]
+        finally:
+            os.close(at)
+
+
+def config_value(at: int, key: str) -> str:
+    """Return what the file `config` in an open folder says, without what it includes; empty for nothing."""
+    with suppress(OSError, subprocess.SubprocessError):
+        fd, _ = hostfs.open_regular("config", at)
+        os.close(fd)
+        return os.fsdecode(_git(at, "--get", key).rstrip(b"\n"))
+    return ""
+
+
+def _git(at: int, *words: str) -> bytes:
+    """Run `git config` on the file `config` of an open folder, and no other. Raises OSError, SubprocessError."""
+    program = shutil.which("git")
+    if program is None:
+        return b""
+    done = subprocess.run(
+        [program, "--no-pager", "config", "--file", "config", "--no-includes", *words],
+        cwd=f"/proc/{os.getpid()}/fd/{at}",
+        env={**_VARIABLES, "PATH": os.environ.get("PATH", os.defpath)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.stdout
