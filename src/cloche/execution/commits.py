@@ -243,12 +243,11 @@ def _merged(
 
 def _text_of(folder: int, path: str) -> bytes | None:
     """Return a file of the host's that is to be merged; None where it is none, or is too large."""
-    *above, name = path.split("/")
+    from cloche.workspace.host_files import Tree
+
     try:
-        with hostfs.descended(folder, above) as at:
-            fd, _ = hostfs.open_regular(name, at)
-            with open(fd, "rb") as file:
-                data = file.read(MOST_MERGED_BYTES + 1)
+        with Tree(folder) as tree, open(tree.open_regular(path)[0], "rb") as file:
+            data = file.read(MOST_MERGED_BYTES + 1)
     except OSError:
         return None
     return data if len(data) <= MOST_MERGED_BYTES else None
@@ -307,15 +306,16 @@ def read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
 
 
 def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
+    from cloche.workspace.host_files import Tree
+
     known = read_known(found)
-    for path in written:
-        *above, name = path.split("/")
-        try:
-            with hostfs.descended(found.fd, above) as at:
-                state = hostfs.look(name, at)
-        except OSError:
-            state = None
-        known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    with Tree(found.fd) as tree:
+        for path in written:
+            try:
+                state = tree.look(path)
+            except OSError:
+                state = None
+            known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
     if found.known is not None:
         return
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DISK_BYTES = 2 << 30
 MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
 MOST_TOLD = 100  # hidden paths that a result lists
-TICK_S = 0.001
+TICK_S, MOST_BEHIND_S = 0.001, 0.5
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
@@ -115,11 +115,14 @@ def state_folder() -> str:
 
 
 def after_now() -> int:
-    """Return a time in ns that no file has which was changed before: the kernel's clock of files moves in ticks."""
-    before = now = time.clock_gettime_ns(REALTIME_COARSE)
-    while now == before:
+    """Return a time in ns that no file has which was changed before, and none that is changed after is older than.
+
+    The kernel's clock of files moves in ticks. Since Linux 6.13 a file may have the time of the exact clock instead,
+    behind which that of the ticks stays: so it is waited for, but for a clock that is set back meanwhile.
+    """
+    began, until = time.time_ns(), time.monotonic() + MOST_BEHIND_S
+    while (now := time.clock_gettime_ns(REALTIME_COARSE)) <= began and time.monotonic() < until:
         time.sleep(TICK_S)
-        now = time.clock_gettime_ns(REALTIME_COARSE)
     return now
 
 

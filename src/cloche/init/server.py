@@ -35,6 +35,7 @@ _signal: Any = __import__("_signal")  # `signal` would take as long to load as a
 WNOHANG, SIGCONT, SIGSTOP = os.WNOHANG, 18, 19
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
 ROOM_S = 0.02  # between two looks at whether a process that waits for room can be started
+MOST_BEHIND_S = 0.5  # how long is looked, where that clock was set back meanwhile
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
 
 
@@ -247,11 +248,15 @@ class Server:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))
         self.close(number)
 
-    def _clock(self, number: int, _: dict[str, Any], before: int = 0) -> None:
-        """Tell the time once it has moved on, a few milliseconds later: no file that changed before has that one."""
+    def _clock(self, number: int, _: dict[str, Any], began: int = 0, until: float = 0.0) -> None:
+        """Tell the time once it has moved on, a few milliseconds later: no file that changed before has that one.
+
+        Since Linux 6.13 a file may have the time of the exact clock, behind which that of the ticks stays.
+        """
+        began, until = began or time.time_ns(), until or now() + MOST_BEHIND_S
         moment = time.clock_gettime_ns(REALTIME_COARSE)
-        if moment == (before or moment) and number in self.channels:
-            self.loop.call_at((number, "tick"), now() + TICK_S, lambda: self._clock(number, _, moment))
+        if moment <= began and now() < until and number in self.channels:
+            self.loop.call_at((number, "tick"), now() + TICK_S, lambda: self._clock(number, _, began, until))
         elif number in self.channels:
             self.loop.send(wire.json_frame(wire.EVENT, number, event="clock", ns=moment))
             self.close(number)

@@ -7,12 +7,12 @@ so are names; the host's folder is worked on by descriptors alone, and no link i
 - `snapshot.py`: read the stream into one unnamed file and a row for each path.
 - `hidden.py`: what is not shown, `ignore.py`: by patterns, `tracked.py`: what git tracks of it. `allowed.py`: which
   folders may be shown at all. `archive.py`: files of the host's for a sandbox that has a copy, or gets them back.
-- `compare.py`: rows and the host's files become changes. `host_files.py`: the host's folder by descriptors, read.
+- `host_files.py`: the host's folder by descriptors, through no link and no mount (`mounts.py`).
+- `compare.py`: rows and the host's files become changes.
 - `patch.py`: unified diffs, `lines.py`: with bounded work. `dangers.py`: the table of changes that need a yes of their
   own.
 - `commit.py`: stage, journal, rename. `recover.py`: complete or undo what was interrupted. `journal.py`: what is
-  written down of it in the user's state folder. `host_tree.py`, `renames.py`: the host's folder by descriptors,
-  written to.
+  written down of it in the user's state folder. `renames.py`: system calls for it.
 - `git.py`: a guest's commits as references; changes as a new branch. `git_identity.py`: who makes commits here.
   `git_folder.py`: the repository that a `.git` file names, if it is the folder's.
 """

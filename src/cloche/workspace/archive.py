@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
@@ -13,33 +14,39 @@ from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 
+from .host_files import MOST_DEPTH, Tree
+
 PIECE_BYTES = 1 << 18
-MOST_DEPTH = 256
+_LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EXDEV)
 ENCODING, ERRORS = "utf-8", "surrogateescape"
 
 
 def paths_below(folder: int, *, hidden: Collection[str] = ()) -> Iterator[str]:
     """Yield the paths of all files, folders and links, folders before what is in them, without what is hidden.
 
-    No other file system is entered. Raises OSError for a folder that cannot be read.
+    Nothing that is mounted there is entered. Raises OSError for a folder that cannot be read.
     """
-    left_out, device = frozenset(hidden), os.fstat(folder).st_dev
-    stack = [""]
-    while stack:
-        above = stack.pop()
-        parts = above.split("/") if above else []
-        with hostfs.descended(folder, parts) as at:
-            if os.fstat(at).st_dev != device:
-                continue
-            with os.scandir(at) as entries:
-                found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-        for name, is_folder in found:
-            path = f"{above}/{name}" if above else name
-            if path in left_out:
-                continue
-            yield path
-            if is_folder and len(parts) < MOST_DEPTH:
-                stack.append(path)
+    left_out = frozenset(map(os.fsencode, hidden))
+    stack = [b""]
+    with Tree(folder) as tree:
+        while stack:
+            above = stack.pop()
+            for name, is_folder in _names_in(tree, above):
+                path = above + b"/" + name if above else name
+                if path in left_out:
+                    continue
+                yield os.fsdecode(path)
+                if is_folder and path.count(b"/") < MOST_DEPTH:
+                    stack.append(path)
+
+
+def _names_in(tree: Tree, folder: bytes) -> list[tuple[bytes, bool]]:
+    try:
+        return tree.names(folder)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return []
+        raise
 
 
 class Packed:
@@ -59,16 +66,24 @@ class Packed:
 def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
     """Pack files, folders and links of a folder, by descriptors and through no link; what has gone is left out.
 
-    What is none of these, or cannot be read, is left out as well. Raises InvalidRequest for more than `max_bytes`.
+    What is none of these, cannot be read, is too deep, or is on another mount, is left out as well. Raises
+    InvalidRequest for more than `max_bytes`.
     """
     file = tempfile.TemporaryFile()  # noqa: SIM115 - who gets it closes it
     left_out: list[str] = []
     try:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS) as into:
+        with (
+            Tree(folder) as tree,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS) as into,
+        ):
             for path in paths:
                 try:
-                    is_packed = _add(into, folder, path, max_bytes)
-                except (FileNotFoundError, NotADirectoryError, PermissionError, hostfs.NotRegular):
+                    is_packed = _add(into, tree, path, max_bytes)
+                except hostfs.NotRegular:
+                    is_packed = False
+                except OSError as error:
+                    if error.errno not in _LEFT_OUT:
+                        raise
                     is_packed = False
                 if not is_packed:
                     left_out.append(path)
@@ -78,29 +93,29 @@ def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
     return Packed(file, tuple(left_out))
 
 
-def _add(into: tarfile.TarFile, folder: int, path: str, max_bytes: int) -> bool:
-    *above, name = path.split("/")
-    with hostfs.descended(folder, above) as at:
-        state = hostfs.look(name, at)
-        if state is None:
+def _add(into: tarfile.TarFile, tree: Tree, path: str, max_bytes: int) -> bool:
+    state = tree.look(path)
+    if state is None:
+        return False
+    member = tarfile.TarInfo(path)
+    member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
+    if stat.S_ISDIR(state.st_mode):
+        if path.count("/") >= MOST_DEPTH:  # what is in it cannot be reached
             return False
-        member = tarfile.TarInfo(path)
-        member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
-        if stat.S_ISDIR(state.st_mode):
-            member.type = tarfile.DIRTYPE
-            into.addfile(member)
-        elif stat.S_ISLNK(state.st_mode):
-            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=at)
-            into.addfile(member)
-        elif stat.S_ISREG(state.st_mode):
-            _add_file(into, member, name, at, max_bytes)
-        else:
-            return False
+        member.type = tarfile.DIRTYPE
+        into.addfile(member)
+    elif stat.S_ISLNK(state.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.fsdecode(tree.target(path))
+        into.addfile(member)
+    elif stat.S_ISREG(state.st_mode):
+        _add_file(into, member, tree, max_bytes)
+    else:
+        return False
     return True
 
 
-def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, name: str, at: int, max_bytes: int) -> None:
-    fd, state = hostfs.open_regular(name, at)
+def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, max_bytes: int) -> None:
+    fd, state = tree.open_regular(member.name)
     with open(fd, "rb") as source:
         if into.offset + state.st_size > max_bytes:
             raise InvalidRequest(

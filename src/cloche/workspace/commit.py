@@ -33,7 +33,7 @@ from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFaile
 from cloche.core.escape import escape_name
 
 from . import journal as journals
-from .host_tree import Tree, facts_of, names_in
+from .host_files import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
 from .recover import MOST_SYNCED, kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
 from .renames import exchange, rename_new, sync_file_system
@@ -74,8 +74,11 @@ def commit(
 
     Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is as it was.
     """
-    tree = Tree(folder)
-    with journals.open_records(state) as at, journals.locked(at, journals.key_of(tree.facts)) as is_ours:
+    with (
+        Tree(folder) as tree,
+        journals.open_records(state) as at,
+        journals.locked(at, journals.key_of(tree.facts)) as is_ours,
+    ):
         if not is_ours:
             raise WorkspaceFailed("another commit to this folder is under way; try again when it has ended")
         recover_locked(folder, at, step)
@@ -200,7 +203,7 @@ class _Plan:
 
     def _stays_inside(self, path: str) -> str:
         """Return a name in a folder of the host that is not planned to go, empty where there is none."""
-        for name in sorted(self.tree.names_in(path)):
+        for name in sorted(os.fsdecode(one) for one, _ in self.tree.names(path)):
             if (inside := f"{path}/{name}") not in self.removes or inside in self.left:
                 return name
         return ""
@@ -485,17 +488,17 @@ class _Commit:
         if one.do == "chmod":
             self._chmod(one)
             return
-        with self.tree.parent(one.path) as (at, name):
-            self._check_in(one, facts_of(name, at))
-            self.step(f"between {one.path}")
-            if one.do == "take":
-                rename_new(name, at, one.slot, stage)
-            elif one.was is None:
-                rename_new(one.slot, stage, name, at)
-            else:
-                exchange(one.slot, stage, name, at)
-            if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
-                raise conflict_of({one.path: _CHANGED})
+        at, name = self.tree.parent(one.path)
+        self._check_in(one, facts_of(name, at))
+        self.step(f"between {one.path}")
+        if one.do == "take":
+            rename_new(name, at, one.slot, stage)
+        elif one.was is None:
+            rename_new(one.slot, stage, name, at)
+        else:
+            exchange(one.slot, stage, name, at)
+        if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
+            raise conflict_of({one.path: _CHANGED})
         _check_out(stage, one)
         if one.was is not None:
             self.moved.add(one.was.ino)

@@ -213,7 +213,7 @@ class _Comparing:
         found: set[bytes] = set()
         for above, names in by_folder.items():
             try:
-                if not takes_names_for_equal(self.tree.nearest_folder(above.split(b"/") if above else ())):
+                if not takes_names_for_equal(self.tree.nearest_folder(os.fsdecode(above).split("/") if above else ())):
                     continue
                 on_host = {name for name, _ in self.tree.names(above)}
             except OSError:
@@ -265,7 +265,7 @@ class _Comparing:
         """Tell whether the host's may have been there: a file that was moved inside is a copy that never was."""
         return (
             self.opened_ns is not None
-            and os.fstat(self.tree.nearest_folder(path.split(b"/")[:-1])).st_ctime_ns >= self.opened_ns
+            and os.fstat(self.tree.nearest_folder(os.fsdecode(path).split("/")[:-1])).st_ctime_ns >= self.opened_ns
         )
 
     def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
@@ -410,7 +410,12 @@ class _Comparing:
                 continue
             if self.to_remove < 0:
                 return False, has_changed
-            host = self.tree.look(path)
+            try:
+                host = self.tree.look(path)
+            except OSError as error:  # something is mounted there
+                self._block(path, f"the host's cannot be read: {error.strerror}")
+                is_whole = False
+                continue
             if host is not None:
                 goes, changed = self._remove(path, host)
                 is_whole, has_changed = is_whole and goes, has_changed or changed

@@ -24,6 +24,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
 from .ignore import MOST_BYTES, IgnorePatterns
+from .mounts import mount_of, mounts_below
 from .tracked import find_tracked
 
 IGNORE_FILE, STAGE_PREFIX = ".clocheignore", ".cloche-"
@@ -69,6 +70,7 @@ _GIT_MARKS = frozenset({"HEAD", "objects", "refs"})
 _GIT_HEAD = re.compile(rb"\A(?:ref: |[0-9a-f]{40})")
 _NOTED = CREDENTIAL_FILES | KEY_FILES | BY_CONTENT.keys() | _ENVIRONMENT_MARKS | _GIT_MARKS | {"config"}
 _NOTHING: frozenset[str] = frozenset()
+_MOUNTED = "something else is mounted there"
 _LOOK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # by something else, since it was listed
 _OUT_OF_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -84,8 +86,8 @@ class Hidden:
     """Say what is hidden: paths below the folder, topmost only, each with its reason.
 
     `tracked` are those of them that git tracks, or has tracked files below; `repositories` are the folders that have a
-    `.git`, "" for the first. `mounts` are folders where another file system begins, which are hidden, too. `warnings`
-    are sentences for the user. `scanned` counts the names seen.
+    `.git`, "" for the first. `mounts` are those on which something else is mounted. `warnings` are sentences for the
+    user. `scanned` counts the names seen.
     """
 
     paths: tuple[str, ...] = ()
@@ -233,7 +235,7 @@ class _Walk:
         self.repositories: list[str] = []
         self.scanned = 0
         self._folder = folder
-        self._device = os.fstat(folder).st_dev
+        self._device, self._mount = os.fstat(folder).st_dev, mount_of(folder)
         self._patterns = [(one, why) for one, why in ((ignore, IGNORE_FILE), (policy, "policy")) if one]
         self._deadline = time.monotonic() + MOST_TIME_S
 
@@ -243,6 +245,12 @@ class _Walk:
             self._look_in(here, "", "", is_installed=False, depth=0)
         finally:
             os.close(here)
+        # Files as well: what a view shows there is what the mount covers.
+        for path in mounts_below(os.readlink(f"/proc/self/fd/{self._folder}")):
+            names = path.split("/")
+            if not any("/".join(names[:depth]) in self.reasons for depth in range(1, len(names) + 1)):
+                self.mounts.append(path)
+                self._hide(path, _MOUNTED)
 
     def run_in_git(self) -> None:
         here = hostfs.open_folder(".", self._folder)
@@ -344,9 +352,9 @@ class _Walk:
                 self._hide(path, "cannot be read, so not looked at")
             return
         try:
-            if os.fstat(inner).st_dev != self._device:
+            if os.fstat(inner).st_dev != self._device or mount_of(inner) != self._mount:
                 self.mounts.append(path)
-                self._hide(path, "another file system")
+                self._hide(path, _MOUNTED)
             elif name == ".git":
                 self._look_in_git(inner, f"{path}/", depth=depth + 1)
             else:

@@ -1,4 +1,4 @@
-"""A folder of the host, read by descriptors: name by name, through no link, and on one file system alone."""
+"""A folder of the host by its descriptor: what is below it is reached name by name, through no link and no mount."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import hostfs
+from .journal import Facts, names_of
+from .mounts import mount_at, mount_of
 
 PIECE_BYTES = 1 << 20
 MOST_DEPTH = 128  # of folders that are open at once
@@ -21,19 +23,21 @@ def _nothing() -> None:
 
 
 class Tree:
-    """Look at files below an open folder. The folders down to the last path stay open, so go through them in order.
+    """Look at files below an open folder, `fd`, which whoever passes it closes.
 
-    What is on another file system raises OSError (EXDEV), as does what is too deep (ENAMETOOLONG) or may not be read.
+    The folders down to the last path stay open, so go through them in order. What another file system, or another part
+    of the same one, is mounted on raises OSError (EXDEV), as does what is too deep (ENAMETOOLONG) or may not be read.
     `check` is called before each look and each piece that is read: what it raises ends a work that nobody waits for.
     """
 
     def __init__(self, folder: int, check: Callable[[], None] = _nothing):
+        self.fd, self.facts = folder, os.fstat(folder)
         self._check = check
-        self._open: list[tuple[bytes, int]] = [(b"", os.dup(folder))]
-        self._device = os.fstat(folder).st_dev
+        self._mount = mount_of(folder)
+        self._open: list[tuple[str, int]] = []
 
     def close(self) -> None:
-        """Close all folders."""
+        """Close all folders but the first, after which they may be opened again."""
         self._leave(0)
 
     def __enter__(self) -> Tree:
@@ -42,53 +46,86 @@ class Tree:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def folder(self, names: Sequence[bytes]) -> int | None:
+    def folder(self, names: Sequence[str]) -> int | None:
         """Return the descriptor of a folder, which is not the caller's to close; None where no folder is there."""
+        try:
+            return self._entered(names)
+        except OSError as error:
+            if error.errno in _NOT_THERE and len(names) <= MOST_DEPTH:
+                return None
+            raise
+
+    def _entered(self, names: Sequence[str]) -> int:
         self._check()
         if len(names) > MOST_DEPTH:
-            raise OSError(errno.ENAMETOOLONG, "too deep")
+            raise OSError(errno.ENAMETOOLONG, "too deep", "/".join(names))
         depth = 0
-        while depth < len(names) and depth + 1 < len(self._open) and self._open[depth + 1][0] == names[depth]:
+        while depth < len(names) and depth < len(self._open) and self._open[depth][0] == names[depth]:
             depth += 1
-        self._leave(depth + 1)
+        self._leave(depth)
         for name in names[depth:]:
-            try:
-                here = hostfs.open_folder(os.fsdecode(name), self._open[-1][1])
-            except OSError as error:
-                if error.errno in _NOT_THERE:
-                    return None
-                raise
+            here = hostfs.open_folder(name, self._last())
             self._open.append((name, here))
-            if os.fstat(here).st_dev != self._device:
+            if os.fstat(here).st_dev != self.facts.st_dev or mount_of(here) != self._mount:
+                path = "/".join(one for one, _ in self._open)
                 self._leave(len(self._open) - 1)
-                raise OSError(errno.EXDEV, "another file system is mounted there")
-        return self._open[-1][1]
+                raise _mounted(path)
+        return self._last()
+
+    def _last(self) -> int:
+        return self._open[-1][1] if self._open else self.fd
 
     def _leave(self, depth: int) -> None:
         while len(self._open) > depth:
             os.close(self._open.pop()[1])
 
-    def look(self, path: bytes) -> os.stat_result | None:
-        """Return what is at a path, a link as a link; None where nothing is."""
-        *above, name = path.split(b"/")
-        here = self.folder(above)
-        return None if here is None else hostfs.look(os.fsdecode(name), here)
+    def parent(self, path: str) -> tuple[int, str]:
+        """Return the folder that a path's last name is in, and that name; both are good until the next call.
 
-    def nearest_folder(self, names: Sequence[bytes]) -> int:
+        All folders are entered anew, since others may have been put in their place. Raises OSError.
+        """
+        *above, name = names_of(path)
+        self.close()
+        return self._entered(above), name
+
+    def look(self, path: bytes | str) -> os.stat_result | None:
+        """Return what is at a path, a link as a link; None where nothing is, or no folder above it."""
+        *above, name = os.fsdecode(path).split("/")
+        here = self.folder(above)
+        found = None if here is None else hostfs.look(name, here)
+        if found is not None and here is not None and self._is_mounted(name, here):
+            raise _mounted(os.fsdecode(path))
+        return found
+
+    def _is_mounted(self, name: str, at: int) -> bool:
+        try:
+            return mount_at(name, at) != self._mount
+        except FileNotFoundError:
+            return False
+
+    def nearest_folder(self, names: Sequence[str]) -> int:
         """Return the descriptor of a folder, or of the last one on the way to it that is there."""
         while (here := self.folder(names)) is None:
             names = names[:-1]
         return here
 
-    def target(self, path: bytes) -> bytes:
+    def target(self, path: bytes | str) -> bytes:
         """Return where a link leads to."""
-        *above, name = path.split(b"/")
-        return os.readlink(name, dir_fd=self._folder(above))
+        *above, name = os.fsdecode(path).split("/")
+        return os.fsencode(os.readlink(name, dir_fd=self._entered(above)))
 
-    def read(self, path: bytes) -> Iterator[bytes]:
+    def open_regular(self, path: bytes | str) -> tuple[int, os.stat_result]:
+        """Return a descriptor of a regular file, which the caller closes, and what that says of it."""
+        *above, name = os.fsdecode(path).split("/")
+        fd, facts = hostfs.open_regular(name, self._entered(above))
+        if mount_of(fd) != self._mount:
+            os.close(fd)
+            raise _mounted(os.fsdecode(path))
+        return fd, facts
+
+    def read(self, path: bytes | str) -> Iterator[bytes]:
         """Yield the content of a regular file, piece by piece; it is open from the first one on."""
-        *above, name = path.split(b"/")
-        fd, _ = hostfs.open_regular(os.fsdecode(name), self._folder(above))
+        fd, _ = self.open_regular(path)
         try:
             while piece := os.read(fd, PIECE_BYTES):
                 self._check()
@@ -96,19 +133,50 @@ class Tree:
         finally:
             os.close(fd)
 
-    def names(self, path: bytes) -> list[tuple[bytes, bool]]:
+    def names(self, path: bytes | str) -> list[tuple[bytes, bool]]:
         """Return the names in a folder, and whether each is a folder's, in their order; none where no folder is."""
-        here = self.folder(path.split(b"/") if path else ())
+        here = self.folder(os.fsdecode(path).split("/") if path else ())
         if here is None:
             return []
         with os.scandir(here) as entries:
             return sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
 
-    def _folder(self, names: Sequence[bytes]) -> int:
-        here = self.folder(names)
-        if here is None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return here
+    def set_mode(self, path: str, ino: int, mode: int) -> bool:
+        """Give a file or folder permission bits, if it is the one with this inode; tell whether it is.
+
+        It needs no right to read it, and follows no link: `fchmod` takes no O_PATH descriptor, its name in /proc does.
+        """
+        at, name = self.parent(path)
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            found = os.fstat(fd)
+            if found.st_ino != ino or stat.S_ISLNK(found.st_mode):
+                return False
+            if mount_of(fd) != self._mount:
+                raise _mounted(path)
+            os.chmod(f"/proc/self/fd/{fd}", mode & 0o777)
+            return True
+        finally:
+            os.close(fd)
+
+
+def _mounted(path: str) -> OSError:
+    return OSError(errno.EXDEV, "something else is mounted there", path)
+
+
+def names_in(name: str, at: int) -> list[str]:
+    """Return the names in a folder that is in an open one."""
+    fd = hostfs.open_folder(name, at)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def facts_of(name: str, at: int) -> Facts | None:
+    """Return what has a name in an open folder, None where nothing has."""
+    found = hostfs.look(name, at)
+    return None if found is None else Facts.of(found)
 
 
 def takes_names_for_equal(folder: int) -> bool:

@@ -25,7 +25,7 @@ from cloche.core.errors import WorkspaceFailed
 from cloche.core.escape import escape_name
 
 from . import journal as journals
-from .host_tree import Tree, facts_of, names_in
+from .host_files import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
 from .renames import exchange, rename_new, sync_file_system
 
@@ -77,7 +77,8 @@ def recover_locked(folder: int, at: int, step: Told = nothing) -> str:
     if not journal.is_of(found):
         return _warn(f"the journal {key}.json was left: it is of another folder")
     try:
-        return _settle(Tree(folder), at, key, journal, step)
+        with Tree(folder) as tree:
+            return _settle(tree, at, key, journal, step)
     except OSError as error:
         where = escape_name(journal.path)
         raise WorkspaceFailed(f"an interrupted commit to {where} cannot be undone now: {error.strerror}") from error
@@ -145,7 +146,8 @@ def _recover_named(at: int, key: str) -> str:
         try:
             if not journal.is_of(os.fstat(folder)):
                 return _warn(f"the journal {key}.json was left: {escape_name(journal.path)} is another folder by now")
-            return _settle(Tree(folder), at, key, journal, nothing)
+            with Tree(folder) as tree:
+                return _settle(tree, at, key, journal, nothing)
         finally:
             os.close(folder)
 
@@ -210,8 +212,8 @@ def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
     os.fsync(tree.fd)
     for folder in sorted(folders):
         try:
-            with tree.parent(folder) as (at, name):
-                fd = hostfs.open_folder(name, at)
+            at, name = tree.parent(folder)
+            fd = hostfs.open_folder(name, at)
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 continue
@@ -232,8 +234,8 @@ def _undo_step(tree: Tree, stage: int, one: Step) -> str | None:
     if not is_hosts and (in_stage is not None or one.do == "take"):
         return None  # it was not done, or is undone
     try:
-        with tree.parent(one.path) as (at, name):
-            return (_put_back if is_hosts else _take_back)(stage, one, at, name)
+        at, name = tree.parent(one.path)
+        return (_put_back if is_hosts else _take_back)(stage, one, at, name)
     except OSError as error:
         if error.errno not in _ELSEWHERE:
             raise

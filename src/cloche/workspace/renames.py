@@ -25,7 +25,7 @@ def sync_file_system(fd: int) -> None:
     """Have all of the file system that an open file is on written to disk. Raises OSError."""
     import ctypes
 
-    if _library().syncfs(fd):
+    if library().syncfs(fd):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -38,13 +38,14 @@ def _renameat2(old: str, old_at: int, new: str, new_at: int, flags: int) -> None
         raise OSError(38, f"renameat2: no number known on {os.uname().machine}")
     word, text = ctypes.c_long, ctypes.c_char_p
     words = (word(old_at), text(os.fsencode(old)), word(new_at), text(os.fsencode(new)), word(flags))
-    if _library().syscall(word(number), *words):
+    if library().syscall(word(number), *words):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), old, None, new)
 
 
 @cache
-def _library() -> Any:  # noqa: ANN401 - the C library, which has no types
+def library() -> Any:  # noqa: ANN401 - which has no types
+    """Return the C library."""
     import ctypes
 
     return ctypes.CDLL(None, use_errno=True)

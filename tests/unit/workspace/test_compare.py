@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +178,42 @@ def test_no_other_file_system_is_entered() -> None:
         found = compare(entries(new(b"proc/new"), removed(b"proc/version")), fd)
     assert told(found) == {}
     assert set(left_out(found)) == {"proc/new", "proc/version"}
+
+
+_MOUNTED = """
+import os, subprocess, sys
+from cloche.workspace.archive import pack, paths_below
+from cloche.workspace.compare import make_diff
+from cloche.workspace.snapshot import Entry, Snapshot
+host, outside = sys.argv[1:]
+subprocess.run(["mount", "--bind", outside, f"{host}/folder"], check=True)
+subprocess.run(["mount", "--bind", f"{outside}/secret", f"{host}/above/file"], check=True)
+given = [
+    Entry(path=b"above", kind="removed"),
+    Entry(path=b"fine", kind="file", mode=0o600, size=1, sha256="other"),
+    Entry(path=b"folder", kind="directory", mode=0o755),
+    Entry(path=b"folder/secret", kind="file", mode=0o600, size=1, sha256="other"),
+]
+fd, contents = os.open(host, os.O_RDONLY), os.memfd_create("contents")
+os.write(contents, b"0")
+diff = make_diff(Snapshot(entries={one.path: one for one in given}, contents=contents), fd)
+with pack(fd, paths_below(fd), max_bytes=1 << 20).file as file:
+    file.seek(0)
+    copied = file.read()
+print([one.path for one in diff.changes], [one.path for one in diff.left_out], "CANARY" in diff.patch + str(copied))
+"""
+
+
+def test_what_is_mounted_below_is_neither_read_nor_in_the_way(host: Path, tmp_path: Path) -> None:
+    """A bind mount of the same file system, of a folder or a file, is named; others are compared, nothing is read."""
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "secret").write_text("CANARY\n")
+    for name in ("folder/secret", "above/file", "above/other", "fine"):
+        (host / name).parent.mkdir(exist_ok=True)
+        (host / name).write_text("host's\n")
+    words = ["unshare", "-Urm", sys.executable, "-c", _MOUNTED, os.fspath(host), os.fspath(outside)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "['above/other', 'fine'] ['above', 'above/file', 'folder'] False\n"
 
 
 def test_descriptors_are_closed(host: Path) -> None:

@@ -341,15 +341,22 @@ def test_a_folder_that_cannot_be_read_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "locked").chmod(0o755)
 
 
-def test_another_file_system_below_is_hidden(tmp_path: Path) -> None:
-    """What is mounted in the folder is not looked at, not shown, and told."""
-    (tmp_path / "mounted").mkdir()
+@pytest.mark.parametrize("how", ["-t tmpfs none", '--bind "$1"/../outside', '--bind "$1/../outside/secret"'])
+def test_what_is_mounted_below_is_hidden(tmp_path: Path, how: str) -> None:
+    """It is not looked at, not shown, and told: another file system, a folder or a file of the same one."""
+    tmp_path, outside = tmp_path / "host", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").touch()
+    (tmp_path / "mounted").mkdir(parents=True)
+    if how.endswith('secret"'):
+        (tmp_path / "mounted").rmdir()
+        (tmp_path / "mounted").touch()
     program = (
         "import os, sys; from cloche.workspace.hidden import find_hidden\n"
         "found = find_hidden(os.open(sys.argv[1], os.O_RDONLY))\n"
         "print(found.mounts, found.paths, found.scanned)"
     )
-    script = 'mount -t tmpfs none "$1/mounted" && touch "$1/mounted/a" && exec "$2" -c "$3" "$1"'
+    script = f'mount {how} "$1/mounted" && exec "$2" -c "$3" "$1"'
     words = ["unshare", "-Urm", "sh", "-c", script, "sh", os.fspath(tmp_path), sys.executable, program]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "('mounted',) ('mounted',) 1\n"
