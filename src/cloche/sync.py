@@ -7,7 +7,7 @@ asynchronous classes (`_method`); how a call waits is in `blocking.calls`.
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import functools
 import inspect
 import os
@@ -25,6 +25,7 @@ from .core.policy import Policy
 from .core.processes import FileChange
 from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
+from .execution.held import Holder, close_left
 from .execution.history import HistoryEntry
 from .execution.inputs import Files
 from .execution.naming import Duration
@@ -131,6 +132,8 @@ def _delivered(kwargs: Mapping[str, Any], deliver: calls.Deliver) -> dict[str, A
 def _queued(callback: Callable[..., None], deliver: calls.Deliver) -> Callable[..., None]:
     return lambda *args: deliver(functools.partial(callback, *args))
 
+
+atexit.register(close_left)  # after `calls` was, whose loop is closed after it
 
 run = blocking(arun, name="run", runs_anywhere=True)
 
@@ -301,6 +304,8 @@ class Sandbox:
     with Sandbox(preset="standard") as sandbox:
         sandbox.write_file("in.csv", data)
         result = sandbox.run("...")
+
+    Where no block can be: `sandbox = Sandbox().open()`, and `sandbox.close()` at the end.
     """
 
     def __init__(
@@ -326,7 +331,7 @@ class Sandbox:
             workspace_read=workspace_read,
             **options,
         )  # fmt: skip
-        self._scope: _ScopeTask | None = None
+        self._pid = os.getpid()
 
     @classmethod
     def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
@@ -342,7 +347,7 @@ class Sandbox:
     def of(cls, sandbox: AsyncSandbox) -> Self:
         """Return a blocking Sandbox for an open AsyncSandbox, which somebody else will close."""
         found = cls.__new__(cls)
-        found._sandbox, found._scope = sandbox, None
+        found._sandbox, found._pid = sandbox, os.getpid()
         return found
 
     @property
@@ -380,26 +385,50 @@ class Sandbox:
         """Return the network of a sandbox that lives; see `AsyncSandbox.network`."""
         return Network(self._sandbox.network)
 
-    def __enter__(self) -> Self:
-        scope = self._scope = _ScopeTask(self._sandbox)
+    def open(self) -> Self:
+        """Open it without a block, and return it: in a notebook, or for an object that has a sandbox.
+
+        `close` ends it. So does the end of the interpreter, and the collection of this object, with a ResourceWarning.
+        Its sessions keep it, its processes do not. Raises InvalidRequest where it is open, and what entering the block
+        raises.
+        """
+        holder = Holder(self._sandbox, run_at_exit=calls.call)
         try:
-            calls.call(scope.open)
+            calls.call(holder.open)
+            self._pid = os.getpid()
             return self
         except BaseException:  # Ctrl-C among them, which may come when it has just been opened
-            self._scope = None
-            calls.call(scope.abandon)
+            calls.call(holder.abandon)
+            raise
+
+    def close(self) -> None:
+        """Do at once what leaving the block does, also in the block; one that is closed stays so."""
+        if self._pid != os.getpid():  # a forked child has neither its task nor its loop
+            return
+        holder = self._sandbox._holder
+        try:
+            calls.call(self._sandbox.close)
+        except BaseException:  # Ctrl-C among them, which may come before it was told to close
+            if holder is not None:
+                calls.call(holder.abandon)
+            raise
+
+    def __enter__(self) -> Self:
+        was_open = self._sandbox._holder is not None
+        try:
+            if self._sandbox._in_block or not was_open:
+                self.open()
+            self._sandbox._in_block = True
+            return self
+        except BaseException:  # as above
+            if not was_open:
+                self.close()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        scope, self._scope = self._scope, None
-        if scope is not None and scope.is_of_this_process():
-            try:
-                calls.call(scope.close)
-            except BaseException:  # Ctrl-C among them, which may come before it was told to close
-                calls.call(scope.abandon)
-                raise
+        self.close()
 
     run = _method(AsyncSandbox.run, "_sandbox")
     read_file = _method(AsyncSandbox.read_file, "_sandbox")
@@ -515,56 +544,6 @@ class Session:
         """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
         forks = calls.call(lambda: self._session.fork(count))
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
-
-
-class _ScopeTask:
-    """Hold an AsyncSandbox open in one task: an async context must be left by the task that entered it."""
-
-    def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox, self._pid = sandbox, os.getpid()
-        self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
-
-    def is_of_this_process(self) -> bool:
-        """Tell whether the task is here: a forked child has neither it nor its loop, and nothing to close."""
-        return self._pid == os.getpid()
-
-    async def open(self) -> None:
-        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold_open(opened))
-        try:
-            await asyncio.wait([opened, self._task], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            raise
-        if not opened.done():
-            await self._task  # raises what the opening raised
-
-    async def close(self) -> None:
-        self._closing.set()
-        if self._task is not None:
-            await self._task
-
-    async def abandon(self) -> None:
-        """Close, in whatever state it is, and leave what went wrong to somebody else."""
-        self._closing.set()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def _hold_open(self, opened: asyncio.Future[None]) -> None:
-        _open.add(self)
-        try:
-            async with self._sandbox:
-                opened.set_result(None)
-                await self._closing.wait()
-        finally:
-            _open.discard(self)
-
-
-_open: set[_ScopeTask] = (
-    set()
-)  # a loop holds its tasks weakly: one that nobody else holds would be lost before the exit
 
 
 class BackendSandbox:

@@ -170,29 +170,6 @@ def test_a_blocking_call_from_our_own_loop_is_refused_instead_of_hanging() -> No
     calls.call(scenario)
 
 
-def test_a_program_that_ends_with_an_open_sandbox_closes_it(tmp_path: Path) -> None:
-    """Leaving the interpreter cancels what is left and waits for it."""
-    script = (
-        "import cloche, contextlib\n"
-        "from cloche.testing import FakeBackend\n"
-        "class Loud(FakeBackend):\n"
-        "    @contextlib.asynccontextmanager\n"
-        "    async def open(self, policy, limits):\n"
-        "        try: yield None\n"
-        "        finally: print('closed', flush=True)\n"
-        "cloche.Sandbox(backend=Loud()).__enter__()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        cwd=tmp_path,
-    )
-    assert (done.stdout, done.stderr) == ("closed\n", "")
-
-
 def test_a_backend_of_ones_own_runs_in_a_task() -> None:
     """It may use time-outs and groups of tasks, which ours does without at first."""
     backend = _OneTaskBackend()
@@ -293,19 +270,20 @@ def test_queue_time_is_nobodys_wall_clock() -> None:
     assert time.monotonic() - started < 60
 
 
-def test_ctrl_c_while_a_sandbox_opens_leaves_none_open() -> None:
+@pytest.mark.parametrize("how", ["__enter__", "open"])
+def test_ctrl_c_while_a_sandbox_opens_leaves_none_open(how: str) -> None:
     """Wherever it comes, the sandbox is closed again before it is raised: nobody else could close it."""
     number, came = 0, True
     while came:
         number += 1
         opened: list[cloche.Sandbox] = []
         backend = _Counting()
-        enter = cloche.Sandbox(backend=backend).__enter__
+        sandbox = cloche.Sandbox(backend=backend)
+        enter = getattr(sandbox, how)
         came, was_raised = interrupted(sync, number, lambda: opened.append(enter()))  # noqa: B023 - called at once
         assert was_raised == came, f"at instruction {number}"
         assert backend.open_ones == len(opened), f"at instruction {number}"
-        for sandbox in opened:
-            sandbox.__exit__(None, None, None)
+        sandbox.close()
         assert backend.open_ones == 0
     assert number > 20
 

@@ -8,6 +8,7 @@ has run.
   the only importer of concrete ones.
 - `run`: one run in a throwaway sandbox, and what each run needs: request, callbacks, spilled output, files out, fixers.
 - `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: what a session has run.
+- `held`: what is open without a block.
 - `live`, `processes`, `paths`, `ports`: what `AsyncSandbox` can do with `live=True`. `folders`: folders in and out.
 - `host_folder`: a folder of the host as workspace. `open_folder`: what it is before it is shown. `commits`: what is
   written to it. `git_inside`: git in the sandbox.

@@ -112,7 +112,7 @@ class LiveOperations:
 
     def _require_open(self) -> OpenSandbox:
         if self._opened is None:
-            raise InvalidRequest("this sandbox is not open; use it inside its with block")
+            raise InvalidRequest("this sandbox is not open; use it inside its with block, or open it by open()")
         return self._opened
 
     def _require_live(self, what: str) -> OpenLiveSandbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest, PolicyDenied
@@ -12,6 +13,7 @@ from cloche.core.protocols import OpenLiveSandbox, SupportsNetwork
 from .live import LiveOperations
 
 if TYPE_CHECKING:
+    from cloche.core.ceilings import NetworkCeiling
     from cloche.core.network import NetworkRules
 
 CheckRules = Callable[["NetworkRules"], None]
@@ -99,14 +101,15 @@ class NetworkOperations(LiveOperations):
                 f"network: this sandbox was opened with network {self.policy.network!r}, which nothing serves; open it "
                 'with network="allowlist" (its list may be empty) or "open", on backend "local"'
             )
-        return AsyncNetwork(live, self.policy, self._check_network)
+        # The sandbox keeps that, and must not keep the object that its caller has.
+        return AsyncNetwork(live, self.policy, partial(_check_ceiling, self._prepared.settings.ceilings.get("network")))
 
-    def _check_network(self, rules: NetworkRules) -> None:
-        """Raise PolicyDenied for what is more than the operator lets anybody have."""
-        most = self._prepared.settings.ceilings.get("network")
-        above = most.excess(rules) if most is not None else ""
-        if above:
-            raise PolicyDenied(
-                f"network: {above} is above the operator's ceiling (ceilings.network: {most}); ask for less, or have "
-                "the operator raise it"
-            )
+
+def _check_ceiling(most: NetworkCeiling | None, rules: NetworkRules) -> None:
+    """Raise PolicyDenied for what is more than the operator lets anybody have."""
+    above = most.excess(rules) if most is not None else ""
+    if above:
+        raise PolicyDenied(
+            f"network: {above} is above the operator's ceiling (ceilings.network: {most}); ask for less, or have "
+            "the operator raise it"
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -28,6 +29,7 @@ from cloche.core.screen import apply_screen
 from .accounts import account_of, counted
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
+from .prepare import Prepared
 from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink
 
 Argv = Sequence[str | PathLike[str]]
@@ -183,7 +185,7 @@ class ProcessOperations(LiveOperations):
         request = self._command(argv, shell, cwd, env, user, timeout_s=self.timeout_s(timeout), has_input=bool(data))
         sink = make_sink(on_output, on_event)
         async with self._turns:
-            return await self._noted(lambda: _run_command(live, request, data, sink), "exec", request, shell)
+            return await _noted(self._prepared, lambda: _run_command(live, request, data, sink), "exec", request, shell)
 
     async def start(
         self,
@@ -279,6 +281,7 @@ class ProcessOperations(LiveOperations):
         if not is_wanted(self._prepared.audit) and account_of(self._prepared.backend) is None:
             return AsyncProcess(await live.start_process(request), notes=notes, is_kept=request.kept)
         started: asyncio.Future[OpenProcess] = asyncio.get_running_loop().create_future()
+        here = weakref.ref(self)  # its record shall not keep the sandbox
 
         async def run() -> Result:
             process = await live.start_process(request)
@@ -286,11 +289,12 @@ class ProcessOperations(LiveOperations):
             try:
                 return await process.result(takes_output=False)
             except OutcomeUnknown:
-                if self._opened is not None:
+                sandbox = here()
+                if sandbox is not None and sandbox._opened is not None:
                     raise
                 raise asyncio.CancelledError from None  # it was killed with its sandbox
 
-        recording = asyncio.ensure_future(self._noted(run, kind, request, shell))
+        recording = asyncio.ensure_future(_noted(self._prepared, run, kind, request, shell))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
         recording.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is in the record
@@ -305,23 +309,27 @@ class ProcessOperations(LiveOperations):
             await recording  # which raises why it could not be started
         return AsyncProcess(started.result(), notes=notes, is_kept=request.kept, recording=recording)
 
-    async def _noted(
-        self, run: Callable[[], Awaitable[Result]], kind: str, request: ProcessRequest, shell: str | None
-    ) -> Result:
-        """Run, record it where anybody wants to know, and complete the result's meta."""
-        prepared = self._prepared
-        running = functools.partial(counted, run, prepared.backend, request.timeout_s)
-        if is_wanted(prepared.audit):
-            execution = Execution(
-                kind=kind, backend=prepared.backend.name, language=COMMAND_LANGUAGE, code=shell, argv=request.argv,
-                env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
-                account=account_of(prepared.backend),
-            )  # fmt: skip
-            result = await recorded(running, prepared.audit, execution)
-        else:
-            result = await running()
-        result.meta = {**prepared.notes, **result.meta}
-        return result
+
+async def _noted(
+    prepared: Prepared,
+    run: Callable[[], Awaitable[Result]],
+    kind: str,
+    request: ProcessRequest,
+    shell: str | None,
+) -> Result:
+    """Run, record it where anybody wants to know, and complete the result's meta."""
+    running = functools.partial(counted, run, prepared.backend, request.timeout_s)
+    if is_wanted(prepared.audit):
+        execution = Execution(
+            kind=kind, backend=prepared.backend.name, language=COMMAND_LANGUAGE, code=shell, argv=request.argv,
+            env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+            account=account_of(prepared.backend),
+        )  # fmt: skip
+        result = await recorded(running, prepared.audit, execution)
+    else:
+        result = await running()
+    result.meta = {**prepared.notes, **result.meta}
+    return result
 
 
 async def _run_command(live: OpenLiveSandbox, request: ProcessRequest, stdin: bytes, sink: Sink | None) -> Result:

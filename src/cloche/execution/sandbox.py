@@ -38,6 +38,7 @@ from cloche.keeper.attach import Kept, find_kept
 
 from .accounts import account_of, counted
 from .concurrency import shared_slots
+from .held import ALREADY_OPEN, HeldOperations, Interpreter
 from .history import History, HistoryEntry
 from .host_folder import HostFolderOperations
 from .inputs import Files, gather_files, read_env
@@ -95,17 +96,26 @@ class AsyncSession:
         env: Mapping[str, str],
         idle_timeout_s: float | None,
         close_sandbox: Callable[[], Awaitable[None]] | None = None,
+        beside: AsyncSandbox | AsyncSession | None = None,
     ) -> None:
-        self._sandbox, self._opened, self._env = sandbox, opened, env
-        self._close_sandbox = close_sandbox  # where it has one of its own
+        self._sandbox, self._env = sandbox, env
+        self._beside = beside  # which closes the sandbox, so it must not be collected
+        self._interpreter = Interpreter(opened, close_sandbox)
         self._language, self._idle_timeout_s = language, idle_timeout_s
         self._history = History()
-        self._is_closed = self._is_expired = False
+        self._is_expired = False
         self._running = 0
         self._last_used = time.monotonic()
-        self._expiry: asyncio.TimerHandle | None = None
-        self._closing: asyncio.Task[None] | None = None
         self._check_idle()
+
+    def __del__(self) -> None:
+        interpreter: Interpreter | None = self.__dict__.get("_interpreter")  # none where it could not be made
+        if interpreter is not None and not self._sandbox._in_block:
+            interpreter.let_go(self)
+
+    @property
+    def _opened(self) -> OpenSession:
+        return self._interpreter.opened
 
     @property
     def sandbox(self) -> AsyncSandbox:
@@ -125,7 +135,7 @@ class AsyncSession:
     @property
     def is_alive(self) -> bool:
         """Tell whether the next run will find the state of the last one."""
-        return not self._is_closed and not self._is_expired and self._opened.is_alive
+        return not self._interpreter.is_closed and not self._is_expired and self._opened.is_alive
 
     @property
     def why_ended(self) -> str:
@@ -288,7 +298,7 @@ class AsyncSession:
     def _copy_for_fork(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
         """Return a session like this one for what was forked from it."""
         copy = AsyncSession(
-            sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
+            sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s, beside=self
         )
         copy._history = History(self._history)
         return copy
@@ -303,33 +313,24 @@ class AsyncSession:
 
     async def restart(self) -> None:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
-        if self._is_closed:
+        if self._interpreter.is_closed:
             raise InvalidRequest("this session is closed; open another one")
         await self.end()
-        self._opened = await self._sandbox.open_interpreter(self._language, self._env)
+        self._interpreter.opened = await self._sandbox.open_interpreter(self._language, self._env)
         self._is_expired = False
         self._last_used = time.monotonic()
         self._check_idle()
 
     async def end(self) -> None:
         """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        await self._opened.close()
+        await self._interpreter.end()
 
     async def close(self) -> None:
         """End the interpreter for good, and everything it started; the sandbox and its workspace stay.
 
         A sandbox of its own, which a session with checkpoints has in one that lives, is removed. Forks of it stay.
         """
-        self._is_closed = True
-        if self._expiry is not None:
-            self._expiry.cancel()
-        if self._closing is not None:
-            await self._closing
-        await self._opened.close()
-        if self._close_sandbox is not None:
-            await self._close_sandbox()
+        await self._interpreter.close()
 
     async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Return a file of the workspace; see `AsyncSandbox.read_file`."""
@@ -342,7 +343,7 @@ class AsyncSession:
         await self._sandbox.write_file(path, data)
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._interpreter.is_closed:
             raise InvalidRequest("this session is closed; open another one")
         if self._is_expired:
             raise InvalidRequest(
@@ -352,19 +353,25 @@ class AsyncSession:
 
     def _check_idle(self) -> None:
         """Look again when the session may have been idle for too long."""
-        if self._idle_timeout_s is None or self._is_closed or self._is_expired:
+        if self._idle_timeout_s is None or self._interpreter.is_closed or self._is_expired:
             return
         left = self._last_used + self._idle_timeout_s - time.monotonic()
         if self._running or left > 0:
             pause = self._idle_timeout_s if self._running else left
-            self._expiry = asyncio.get_running_loop().call_later(max(pause, 0.01), self._check_idle)
+            self._interpreter.look_again_in(max(pause, 0.01), weakref.WeakMethod(self._check_idle))
             return
         self._is_expired = True
-        self._closing = asyncio.ensure_future(self._opened.close())
+        self._interpreter.end_soon()
 
 
 class AsyncSandbox(
-    ProcessOperations, PathOperations, PortOperations, NetworkOperations, PackageOperations, HostFolderOperations
+    HeldOperations,
+    ProcessOperations,
+    PathOperations,
+    PortOperations,
+    NetworkOperations,
+    PackageOperations,
+    HostFolderOperations,
 ):
     """Open a sandbox for several runs.
 
@@ -373,7 +380,8 @@ class AsyncSandbox(
             result = await sandbox.run("...")
 
     Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
-    start. Leaving the block kills what is left and removes all files.
+    start. Leaving the block kills what is left and removes all files. Where no block can be, `open` and `close` do the
+    same: `sandbox = await AsyncSandbox().open()`.
 
     It is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`) go on at the
     same time, and share files, loopback and what they leave running in the background. Results have the files that
@@ -448,9 +456,9 @@ class AsyncSandbox(
         """Return its name, None for one that has none."""
         return self._name
 
-    async def __aenter__(self) -> Self:
+    async def _open_here(self) -> None:
         if self._opened is not None:
-            raise InvalidRequest("this sandbox is already open; make another one")
+            raise InvalidRequest(ALREADY_OPEN)
         note_fallback(self.audit, self.notes)
         if self.policy.packages and self._kept is None:
             from .packages import check_not_auto, with_packages  # which only some sandboxes need
@@ -465,10 +473,12 @@ class AsyncSandbox(
         self._opened = opened
         if self._is_live:
             self._turns = asyncio.Semaphore(most_at_once(self.limits.pids))
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    async def _close_here(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
         self._opened = None
         await self._close_ports()
@@ -576,7 +586,7 @@ class AsyncSandbox(
             return await self._open_apart(name, variables, limit)
         opened = await self.open_interpreter(name, variables)
         session = AsyncSession(self, opened, language=name, env=variables, idle_timeout_s=limit)
-        self._stack.push_async_callback(session.close)
+        self._stack.push_async_callback(session._interpreter.close)
         return session
 
     async def open_interpreter(self, language: str, env: Mapping[str, str]) -> OpenSession:
@@ -598,16 +608,17 @@ class AsyncSandbox(
         sandbox = self._beside(opened.sandbox)
         session = AsyncSession(
             sandbox, opened, language=language, env=env, idle_timeout_s=idle_timeout_s,
-            close_sandbox=getattr(opened.sandbox, "close", None),
+            close_sandbox=getattr(opened.sandbox, "close", None), beside=self,
         )  # fmt: skip
         self._stack.push_async_exit(sandbox)  # with the forks that were made of it
-        self._stack.push_async_callback(session.close)
+        self._stack.push_async_callback(session._interpreter.close)
         return session
 
     def _beside(self, opened: OpenSandbox) -> AsyncSandbox:
         """Return a sandbox like this one around another workspace, which it closes when it is closed."""
         sandbox = AsyncSandbox.__new__(AsyncSandbox)
         sandbox.__dict__.update(self.__dict__)
+        sandbox._holder = None  # this one's stack closes it
         sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
         sandbox._connections = weakref.WeakSet()
@@ -637,7 +648,7 @@ class AsyncSandbox(
             raise InternalError("what was forked cannot say which sandbox it is in")
         sandbox = self._beside(fork.sandbox)
         copy = session._copy_for_fork(sandbox, fork)
-        sandbox._stack.push_async_callback(copy.close)
+        sandbox._stack.push_async_callback(copy._interpreter.close)
         self._stack.push_async_exit(sandbox)  # with all that was opened or forked in it
         return copy
 
