@@ -14,7 +14,7 @@ from tests.harness.processes import held_up
 
 def inner_of(session: cloche.AsyncSession) -> LocalSession:
     """Return what the backend holds of a session."""
-    found = session._opened
+    found = session._interpreter.opened
     assert isinstance(found, LocalSession)
     return found
 

@@ -169,13 +169,8 @@ class HeldOperations(LiveOperations):
         """Open it in this task."""
         raise NotImplementedError
 
-    async def _close_here(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        """Close it, in the task that opened it."""
+    async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - as __aexit__ has it
+        """Close it, in the task that opened it, with what was raised in the block."""
         raise NotImplementedError
 
     def _check_not_open(self) -> None:

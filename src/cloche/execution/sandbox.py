@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
 from cloche.config.options import SandboxOptions
@@ -114,10 +114,6 @@ class AsyncSession:
             interpreter.let_go(self)
 
     @property
-    def _opened(self) -> OpenSession:
-        return self._interpreter.opened
-
-    @property
     def sandbox(self) -> AsyncSandbox:
         """Return the sandbox whose workspace this session works in, which may be one of its own."""
         return self._sandbox
@@ -130,19 +126,19 @@ class AsyncSession:
     @property
     def runtime(self) -> str:
         """Name the engine with its version, as it calls itself."""
-        return self._opened.runtime
+        return self._interpreter.opened.runtime
 
     @property
     def is_alive(self) -> bool:
         """Tell whether the next run will find the state of the last one."""
-        return not self._interpreter.is_closed and not self._is_expired and self._opened.is_alive
+        return not self._interpreter.is_closed and not self._is_expired and self._interpreter.opened.is_alive
 
     @property
     def why_ended(self) -> str:
         """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
         if self._is_expired:
             return f"it was not used for {self._idle_timeout_s:g} s"
-        why = self._opened.why_ended
+        why = self._interpreter.opened.why_ended
         return f"it has ended ({why})" if why else ""
 
     @property
@@ -240,9 +236,9 @@ class AsyncSession:
         return result
 
     def _run(self, code: str, timeout_s: float, sink: Sink | None, collect: tuple[str, ...]) -> Awaitable[Result]:
-        run = self._opened.run
-        if collect and isinstance(self._opened, SupportsCollecting):
-            run = functools.partial(self._opened.run_collecting, collect=collect)
+        run = self._interpreter.opened.run
+        if collect and isinstance(self._interpreter.opened, SupportsCollecting):
+            run = functools.partial(self._interpreter.opened.run_collecting, collect=collect)
         if sink is None:
             return run(code, timeout_s=timeout_s, sink=discard)
         return with_sink(lambda guarded: run(code, timeout_s=timeout_s, sink=guarded), sink)
@@ -258,7 +254,7 @@ class AsyncSession:
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""
-        await self._opened.interrupt()
+        await self._interpreter.opened.interrupt()
 
     async def checkpoint(self, name: str) -> None:
         """Remember memory and workspace under `name`.
@@ -304,12 +300,12 @@ class AsyncSession:
         return copy
 
     def _forkable(self) -> SupportsFork:
-        if not isinstance(self._opened, SupportsFork):
+        if not isinstance(self._interpreter.opened, SupportsFork):
             raise BackendUnavailable(
                 f"backend {self._sandbox.backend!r} has no checkpoints and no forks; Python sessions of backend "
                 '"local" have, at level jail'
             )
-        return self._opened
+        return self._interpreter.opened
 
     async def restart(self) -> None:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
@@ -474,15 +470,10 @@ class AsyncSandbox(
         if self._is_live:
             self._turns = asyncio.Semaphore(most_at_once(self.limits.pids))
 
-    async def _close_here(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    async def _close_here(self, *raised: Any) -> None:
         self._opened = None
         await self._close_ports()
-        await self._stack.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(*raised or (None, None, None))
         if self._recordings:
             await asyncio.wait(self._recordings)
 
