@@ -34,7 +34,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import become_task, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
-from cloche.core.request import InputFile, Request
+from cloche.core.request import InputFile, Request, read_patterns
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 from cloche.hostfs import open_in_place_of
@@ -323,6 +323,11 @@ async def _run_prepared(
         result.duration,
     )
     return result
+
+
+def collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) -> tuple[str, ...]:
+    """Return the patterns of what a result shall have: all that is copied `out`, unless others were given."""
+    return (("**",) if out is not None else ()) if collect is None else read_patterns(collect)
 
 
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:

@@ -32,7 +32,6 @@ from cloche.core.protocols import (
     SupportsSessions,
     SupportsSessionsApart,
 )
-from cloche.core.request import read_patterns
 from cloche.core.result import Result
 from cloche.keeper.attach import Kept, find_kept
 
@@ -55,6 +54,7 @@ from .run import (
     OnOutput,
     PreparedRequest,
     check_language,
+    collected,
     copy_out,
     make_sink,
     prepare_request,
@@ -68,11 +68,6 @@ if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
 MOST_FORKS = 64  # at once
-
-
-def _collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) -> tuple[str, ...]:
-    """Return the patterns of what a result shall have: all that is copied `out`, unless others were given."""
-    return (("**",) if out is not None else ()) if collect is None else read_patterns(collect)
 
 
 class AsyncSession:
@@ -109,9 +104,8 @@ class AsyncSession:
         self._check_idle()
 
     def __del__(self) -> None:
-        interpreter: Interpreter | None = self.__dict__.get("_interpreter")  # none where it could not be made
-        if interpreter is not None and not self._sandbox._in_block:
-            interpreter.let_go(self)
+        if "_interpreter" in self.__dict__ and not self._sandbox._in_block:
+            self._interpreter.let_go(self)
 
     @property
     def sandbox(self) -> AsyncSandbox:
@@ -183,7 +177,7 @@ class AsyncSession:
         limit = self._sandbox.timeout_s(timeout)
         findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
-        patterns = _collected(collect, out)
+        patterns = collected(collect, out)
         cell = await self._sandbox.install_for_cell(code) if self._language == "python" else code
         async with self._sandbox._slot():
             self._running += 1
@@ -224,7 +218,7 @@ class AsyncSession:
         async def attempt(other: str) -> Result:
             if not self.is_alive:
                 raise StateLost("the interpreter has ended, and its state is lost; restart the session")
-            return await self.run(other, timeout=timeout, on_event=sink, collect=_collected(collect, out))
+            return await self.run(other, timeout=timeout, on_event=sink, collect=collected(collect, out))
 
         limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
         notes = {"network": sandbox.policy.network}
@@ -470,7 +464,7 @@ class AsyncSandbox(
         if self._is_live:
             self._turns = asyncio.Semaphore(most_at_once(self.limits.pids))
 
-    async def _close_here(self, *raised: Any) -> None:
+    async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - as __aexit__ has it
         self._opened = None
         await self._close_ports()
         await self._stack.__aexit__(*raised or (None, None, None))
@@ -507,7 +501,7 @@ class AsyncSandbox(
         prepared_request = await prepare_request(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
-            collect=_collected(collect, out),
+            collect=collected(collect, out),
         )  # fmt: skip
         sink = make_sink(on_output, on_event)
         if fixer is None:
