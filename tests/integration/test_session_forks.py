@@ -209,7 +209,7 @@ def test_how_many_is_checked(session: Session) -> None:
         ("import socket; s = socket.socketpair()", "a socket"),
         ("import mmap; m = mmap.mmap(-1, 4096)", "has shared memory"),
         ("import os; p = os.pipe()", "a pipe"),
-        (WAITING_TASK, r"1 task\(s\) that still run"),
+        (WAITING_TASK, r"1 task that waits in the background: Task-\d+ \(sleep\)"),
         ("import ctypes; ctypes.CDLL(None).timerfd_create(0, 0)", "timerfd"),
     ],
 )

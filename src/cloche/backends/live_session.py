@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, OutcomeUnknown
-from cloche.core.events import HeadTail, OutputChunk, Sink, discard
+from cloche.core.events import HeadTail, OutputChunk, Sink, discard, kept_between
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed, Result
@@ -56,12 +56,12 @@ class LiveTransport:
         self.on_flood: Callable[[], None] = lambda: None
         self.link = SessionLink(codec, self._flood)
         self._sink: Sink = discard
-        self._kept = self._empty()
+        self._kept = self._between()
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._lost = ""
 
-    def _empty(self) -> dict[int, HeadTail]:
-        return {stream: HeadTail(self._limits.output_bytes) for stream in NAMES}
+    def _between(self) -> dict[int, HeadTail]:
+        return {stream: kept_between() for stream in NAMES}
 
     def _flood(self) -> None:
         self.on_flood()
@@ -92,13 +92,14 @@ class LiveTransport:
 
     def begin(self, sink: Sink) -> None:
         self._sink = sink
+        self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
         for stream, kept in self._kept.items():
             if kept.total and sink is not discard:
                 sink(OutputChunk(stream=NAMES[stream], data=kept.joined()))
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
         """Return what was printed: what came before an answer was taken before it."""
-        kept, self._kept, self._sink = self._kept, self._empty(), discard
+        kept, self._kept, self._sink = self._kept, self._between(), discard
         return Printed(
             stdout=kept[wire.STDOUT].joined(),
             stderr=kept[wire.STDERR].joined(),

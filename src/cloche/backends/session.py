@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
 from cloche.core.events import Displayed, Sink, Started, discard
-from cloche.core.frames import MAX_OUTPUTS, read_output
+from cloche.core.frames import MAX_OUTPUTS, encode, read_output
 from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
@@ -380,11 +380,11 @@ class Session:
     async def _run_cell(self, code: str, timeout_s: float, sink: Sink) -> Result:
         transport, link = self._transport, self._transport.link
         outputs = link.begin(sink)
-        transport.begin(sink)
         started = time.monotonic()
         is_soon = False
         try:
             sink(Started())
+            transport.begin(sink)
             answer, data = link.ask(self._request_id, code)
             sending = transport.send(data)
             self._answer = answer
@@ -405,6 +405,7 @@ class Session:
         if frame is None:
             return await self._lost_result(outputs, duration, timeout_s)
         printed = self._collect(is_up_to_date=is_soon)  # first: what is read only now may be too much
+        await self._release_tasks(frame)
         return await self._result(
             frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, error_notes(frame), timeout_s
         )
@@ -444,11 +445,14 @@ class Session:
     async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         """Do to a cell what a time-out does: it is interrupted, and killed only if it resists."""
         self._interrupt(KillCause.CANCELLED)
+        frame = None
         try:
-            await finish(self._wait_for(answer))
+            frame = await finish(self._wait_for(answer))
         finally:  # also when it was cancelled once more: else the next cell would have said what this one said
             self._collect()
             self._set_pace(is_busy=False)
+            if frame is not None:
+                await self._release_tasks(frame)
 
     async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
         """Wait for the answer or for the session's end; None when it has ended without one."""
@@ -461,6 +465,15 @@ class Session:
             return answer.result()
         await self._transport.stop(self._cause)
         return None
+
+    async def _release_tasks(self, frame: Mapping[str, Any]) -> None:
+        """Let tasks go on that a cell has left: what they print from now on is the next cell's."""
+        if frame.get("has_tasks") is not True:
+            return
+        sending = self._transport.send(encode({"op": "collected"}))
+        if sending is not None:
+            with suppress_logged(log, "a session does not read, as its next cell will show", TimeoutError):
+                await asyncio.wait_for(sending, INTERRUPT_TIMEOUT_S * self._transport.slowness)
 
     def _on_flood(self) -> None:
         """Interrupt a cell that sends or prints too much; between two cells the interpreter is killed."""

@@ -96,14 +96,19 @@ def report_progress(progress: Progress) -> None:
         watch(progress)
 
 
-class HeadTail:
-    """Keep the first and the last half of `limit` bytes, and count all."""
+BETWEEN_BYTES = 64 * 1024  # of each stream of a session, between two cells
 
-    def __init__(self, limit: int):
-        self._half = max(1, limit // 2)
+
+class HeadTail:
+    """Keep the first and the last half of `limit` bytes, or the last `limit` of them, and count all."""
+
+    def __init__(self, limit: int, *, keeps_head: bool = True):
+        self._head_bytes = max(1, limit // 2) if keeps_head else 0
+        self._tail_bytes = self._head_bytes or limit
         self.limit = limit
         self._head = bytearray()
         self._tail = bytearray()
+        self._has_gap = False
         self.total = 0
 
     def add(self, data: bytes) -> None:
@@ -117,16 +122,30 @@ class HeadTail:
             if len(self._tail) > 4 * self.limit:
                 del self._tail[: -self.limit]
 
+    def followed(self, limit: int) -> HeadTail:
+        """Return what goes on after it, within a limit of its own: what it holds comes first."""
+        after = HeadTail(limit)
+        if self.total:
+            after.add(self.joined())
+            after._has_gap = self.is_truncated
+        return after
+
     @property
     def is_truncated(self) -> bool:
-        return self.total > self.limit
+        return self._has_gap or self.total > self.limit
 
     def joined(self) -> bytes:
         """Return everything, or head, a line that says how much is missing, and tail."""
         if not self.total:
             return b""
-        if not self.is_truncated:
+        if self.total <= self.limit:
             return bytes(self._head + self._tail)
-        head, tail = bytes(self._head[: self._half]), bytes((self._head + self._tail)[-self._half :])
+        head, tail = bytes(self._head[: self._head_bytes]), bytes((self._head + self._tail)[-self._tail_bytes :])
         missing = self.total - len(head) - len(tail)
-        return head + f"\n[cloche: {missing} bytes left out]\n".encode() + tail
+        between = b"\n" if head else b""
+        return head + between + f"[cloche: {missing} bytes left out]\n".encode() + tail
+
+
+def kept_between() -> HeadTail:
+    """Return what keeps the end of a stream between two cells."""
+    return HeadTail(BETWEEN_BYTES, keeps_head=False)

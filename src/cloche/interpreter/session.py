@@ -17,7 +17,18 @@ import select
 import sys
 from json import encoder as _encoder
 
-from . import cell_magics, command_line, ipython, line_magics, magics, oneshot, result_value, session_fork
+from . import (
+    cell_magics,
+    command_line,
+    ipython,
+    line_magics,
+    magics,
+    oneshot,
+    result_value,
+    session_fork,
+    session_processes,
+    session_tasks,
+)
 from .pretty import report, text_of
 from .rich import Display, as_text, bundle, parts_of, shows_itself
 
@@ -73,7 +84,8 @@ class Session:
         self.request_id = 0
         self.room = result_value.Room()
         self.flags = 0
-        self.loop: Any = None
+        self.tasks = session_tasks.Tasks(link, namespace)
+        self._runs_tasks = False  # while it waits, once the other end has taken what the last cell printed
         self.clones: set[int] = set()
         self.files: list[session_fork.OpenFile] | None = None  # what was found open since the last cell
         self.history: list[str] = [""]
@@ -81,6 +93,7 @@ class Session:
         self.display = Display(self._show)
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
         ipython.install(self.display, namespace)
+        ipython.when_loaded({"asyncio": self.tasks.lead, **session_processes.actions()})
         self.magics = magics.Magics(self, line_magics.LINE_MAGICS, cell_magics.CELL_MAGICS)
         sys.displayhook = self._display_value
 
@@ -97,7 +110,11 @@ class Session:
                 self.send({"op": "done", "id": NOTHING})
             elif request["op"] == "run":
                 self.request_id, self.files, self.room = request["id"], None, result_value.Room()
-                self.send(self._answer(request["code"]))
+                answer = self._answer(request["code"])
+                self._runs_tasks = False
+                self.send({**answer, "has_tasks": True} if self.tasks.has_work() else answer)
+            elif request["op"] == "collected":
+                self._is_receiving, self._runs_tasks = False, True
             elif request["op"] == "fork":
                 self._is_receiving = self._is_early = False
                 self._fork(request)
@@ -108,7 +125,7 @@ class Session:
         """Clone this process, and go on in both; in the clone when it has namespaces and mounts of its own."""
         _, fds = self._privileges.recvmsg(self.link, 1, session_fork.CLONE_FDS)
         try:
-            self._close_loop()
+            self.tasks.close()
             plan = session_fork.Clone((self.answers, self.link), fds, self._look_around(fds))
             pid = self._privileges.clone(request["flags"])
         except (OSError, RuntimeError) as error:
@@ -152,23 +169,11 @@ class Session:
             status = session_fork.wait_as_init(pid)
             self.send({"op": "gone", "wait_status": status})
             os._exit(0)
-        self.pid = os.getpid()
+        self.pid = self.tasks.pid = os.getpid()
         self.clones.clear()
         self.files = None
         plan.finish_set_up(is_fork=bool(go.get("is_fork")), reseed=oneshot.reseed_all)
         self.send({"op": "ready", "runtime": _runtime()})
-
-    def _close_loop(self) -> None:
-        """Close the event loop when nothing waits in it: it holds a socket, and is made again when it is needed."""
-        if self.loop is None or self.loop.is_closed():
-            return
-        import asyncio
-
-        waiting = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
-        if waiting:
-            raise RuntimeError(f"{len(waiting)} task(s) that still run in the background; await or cancel them first")
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
 
     def _close_all(self, fds: list[int]) -> None:
         for fd in fds:
@@ -193,8 +198,11 @@ class Session:
     def receive(self) -> dict[str, Any] | None:
         """Wait for a frame; None when the other end is gone.
 
-        Who sleeps in `poll` is not woken, as in `read`, when the other end takes what was sent.
+        Tasks of the event loop go on meanwhile. Who sleeps in `poll` is not woken, as in `read`, when the other end
+        takes what was sent.
         """
+        if self._runs_tasks:
+            self.tasks.wait()
         self._waiting.poll()
         self._is_receiving = True
         head = self._read(4)
@@ -215,23 +223,19 @@ class Session:
             if len(data) == size:
                 return data
 
-    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
         """Interrupt a cell, when it has said what it says, or as it begins; between two there is nothing to interrupt.
 
-        A cell is on the link before it is interrupted.
+        A cell is on the link before it is interrupted. A task that keeps it waiting there is interrupted, too.
         """
         self._is_late = self._sender == self._main
         if self._is_late:
             return
         if self.is_running:
             raise KeyboardInterrupt
-        self._is_early = self._is_early or self._is_receiving or self._has_come()
-
-    def _has_come(self) -> bool:
-        """Tell whether there is something on the link; not by the object that may be waiting, which is for one call."""
-        glance = select.poll()
-        glance.register(self.link, select.POLLIN)
-        return bool(glance.poll(0))
+        self._is_early = self._is_early or self._is_receiving or session_tasks.has_come(self.link)
+        if self._is_early and self.tasks.is_in_callback(frame or sys._getframe()):
+            raise KeyboardInterrupt
 
     def _answer(self, code: str) -> dict[str, Any]:
         """Run a cell and return the frame that ends it."""
@@ -328,7 +332,7 @@ class Session:
         first, second = self._compile(tree, name, "exec"), self._compile(last, name, "eval")
         # A magic may run a cell of its own, for which the loop has to stand still.
         if source == code and (first.co_flags | second.co_flags) & IS_COROUTINE:
-            return self._await(self._evaluate_both(first, second))
+            return self.tasks.run(self._evaluate_both(first, second))
         self._evaluate(first)
         return self._evaluate(second)
 
@@ -353,7 +357,7 @@ class Session:
 
     def _evaluate(self, code: CodeType) -> Any:
         result = eval(code, self.namespace)
-        return self._await(result) if code.co_flags & IS_COROUTINE else result
+        return self.tasks.run(result) if code.co_flags & IS_COROUTINE else result
 
     async def _evaluate_both(self, first: CodeType, second: CodeType) -> Any:
         """Evaluate a cell's lines and its last expression in the event loop, as one of them awaits."""
@@ -362,25 +366,6 @@ class Session:
             await result
         result = eval(second, self.namespace)
         return await result if second.co_flags & IS_COROUTINE else result
-
-    def _await(self, coroutine: Any) -> Any:
-        """Run a coroutine on the session's own event loop, which stands still between cells."""
-        import asyncio
-
-        if self.loop is None or self.loop.is_closed():
-            self.loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self.loop)
-        task = self.loop.create_task(coroutine)
-        try:
-            return self.loop.run_until_complete(task)
-        except BaseException:
-            if not task.done():  # interrupted: let it clean up
-                task.cancel()
-                try:
-                    self.loop.run_until_complete(task)
-                except BaseException as error:
-                    del error
-            raise
 
     def _remember(self, value: Any) -> None:
         if value is None:

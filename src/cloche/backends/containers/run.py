@@ -21,7 +21,7 @@ from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, State
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
-from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard
+from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard, kept_between
 from cloche.core.frames import GuestReport, GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
@@ -79,9 +79,10 @@ class Outputs:
                 self._post(self._on_flood)
 
     def hand_on_to(self, sink: Sink) -> None:
-        """Hand on what comes, and first what has come since it was renewed."""
+        """Hand on what comes, and first what is kept of what has come since it was renewed."""
         with self._turn:
             self._sink = sink
+            self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
             for stream, output in self._kept.items():
                 if output.total and sink is not discard:
                     sink(OutputChunk(stream=stream, data=output.joined()))
@@ -89,7 +90,7 @@ class Outputs:
     def renew(self) -> None:
         """Keep nothing of what has come so far, and hand on nothing of what comes."""
         with self._turn:
-            self._sink, self._kept = discard, self._empty()
+            self._sink, self._kept = discard, {stream: kept_between() for stream in STREAMS.values()}
 
     def kept(self, stream: Stream) -> bytes:
         """Return what is kept of a stream."""

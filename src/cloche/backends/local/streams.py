@@ -19,7 +19,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard
+from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard, kept_between
 from cloche.core.frames import MAX_REPORT_BYTES, GuestReport, GuestReportReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import KillCause
@@ -53,7 +53,7 @@ class StreamReader:
         on_chunk: Callable[[bytes], None],
         on_flood: Callable[[], None],
     ):
-        self.output = HeadTail(limit)
+        self.output, self._limit = HeadTail(limit), limit
         self._fd, self._flood_limit = fd, flood_limit
         self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
@@ -77,14 +77,12 @@ class StreamReader:
             self._loop.add_reader(self._fd, self._read)
 
     def renew(self) -> None:
-        """Begin anew with what comes from now on, for a stream that outlives a run."""
-        self._on_chunk = ignore
-        if self.output.total:
-            self.output = HeadTail(self.output.limit)
+        """Begin anew with what comes from now on, for a stream that outlives a run: its end is kept."""
+        self._on_chunk, self.output = ignore, kept_between()
 
     def hand_on_to(self, on_chunk: Callable[[bytes], None]) -> None:
-        """Hand on what comes, and first what has come since it began anew."""
-        self._on_chunk = on_chunk
+        """Hand on what comes, and first what is kept of what has come since it began anew."""
+        self._on_chunk, self.output = on_chunk, self.output.followed(self._limit)
         if self.output.total:
             on_chunk(self.output.joined())
 

@@ -1,0 +1,120 @@
+"""Functions and classes of cells on their way to other processes: refused where they could not arrive.
+
+Theory of operation: `multiprocessing` sends a function by its name. A process that was forked has the cells' names; one
+that was started by `spawn` or `forkserver` has an empty `__main__`, fails at the name and ends, and whoever waits for
+its result, as `Pool` does, waits for ever. So what goes to such a process is looked at as it is pickled: what a process
+is started with, and what is put into a queue that such a process was started with. `concurrent.futures` uses the same
+queues; joblib's own processes get functions by value, which is none of this.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_thread: Any = __import__("_thread")
+_sending: Any = _thread._local()  # `writer`: the end of a pipe for which this thread pickles
+_FUNCTION = type(lambda: None)
+
+
+def actions() -> dict[str, Callable[[Any], None]]:
+    """Return what is to be done to modules when they are loaded."""
+    return {
+        "multiprocessing.reduction": _lead_pickler,
+        "multiprocessing.connection": _lead_connection,
+        "multiprocessing.queues": _lead_queues,
+    }
+
+
+def _lead_pickler(module: Any) -> None:
+    pickler = module.ForkingPickler
+    begin = _original(pickler, "__init__")
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's
+        begin(self, *args, **kwargs)
+        if _goes_to_new_interpreter():
+            self.reducer_override = _refuse
+
+    _put(pickler, "__init__", __init__, begin)
+
+
+def _lead_connection(module: Any) -> None:
+    send = _original(module._ConnectionBase, "send")
+
+    def send_for(self: Any, obj: Any) -> None:
+        _sending.writer = self
+        try:
+            send(self, obj)
+        finally:
+            _sending.writer = None
+
+    _put(module._ConnectionBase, "send", send_for, send)
+
+
+def _lead_queues(module: Any) -> None:
+    """Note which queues a new interpreter was started with, and what is pickled for each."""
+    for queue in (module.Queue, module.SimpleQueue):
+        _lead_state(queue)
+    put = _original(module.SimpleQueue, "put")
+
+    def put_for(self: Any, obj: Any) -> None:
+        _sending.writer = self._writer
+        try:
+            put(self, obj)
+        finally:
+            _sending.writer = None
+
+    _put(module.SimpleQueue, "put", put_for, put)
+    feed = _original(module.Queue, "_feed")
+
+    def feed_for(buffer: Any, notempty: Any, send_bytes: Any, *others: Any) -> None:  # in a thread of its own
+        _sending.writer = getattr(send_bytes, "__self__", None)
+        feed(buffer, notempty, send_bytes, *others)
+
+    _put(module.Queue, "_feed", staticmethod(feed_for), feed)
+
+
+def _lead_state(queue: Any) -> None:
+    state = _original(queue, "__getstate__")
+
+    def __getstate__(self: Any) -> Any:  # noqa: N807 - it becomes the class's
+        found = state(self)  # which is for no other purpose
+        self._writer.is_read_elsewhere = True
+        return found
+
+    _put(queue, "__getstate__", __getstate__, state)
+
+
+def _original(owner: Any, name: str) -> Any:
+    """Return a function of a class, and not what another session in this process has made of it."""
+    function = getattr(owner, name)
+    return getattr(function, "__wrapped__", function)
+
+
+def _put(owner: Any, name: str, ours: Any, original: Any) -> None:
+    getattr(ours, "__func__", ours).__wrapped__ = original
+    setattr(owner, name, ours)
+
+
+def _goes_to_new_interpreter() -> bool:
+    """Tell whether this thread pickles for a process that was not forked from this one."""
+    if getattr(getattr(_sending, "writer", None), "is_read_elsewhere", False):
+        return True
+    return sys.modules["multiprocessing.context"].get_spawning_popen() is not None
+
+
+def _refuse(value: Any) -> Any:
+    """Let everything be pickled as it is, but for what a cell has defined."""
+    if isinstance(value, (_FUNCTION, type)) and value.__module__ == "__main__" and "<" not in value.__qualname__:
+        main = sys.modules["__main__"]
+        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+            raise sys.modules["pickle"].PicklingError(
+                f"{value.__qualname__} was defined in a cell, and a process that is started by 'spawn' or 'forkserver' "
+                "does not have it: it begins without the names of the cells. Use "
+                f"multiprocessing.get_context('fork'), or write {value.__qualname__} to a module file and import it"
+            )
+    return NotImplemented
