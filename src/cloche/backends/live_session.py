@@ -61,7 +61,7 @@ class LiveTransport:
         self._lost = ""
 
     def _between(self) -> dict[int, HeadTail]:
-        return {stream: kept_between() for stream in NAMES}
+        return {stream: kept_between(self._limits.output_bytes) for stream in NAMES}
 
     def _flood(self) -> None:
         self.on_flood()
@@ -94,8 +94,8 @@ class LiveTransport:
         self._sink = sink
         self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
         for stream, kept in self._kept.items():
-            if kept.total and sink is not discard:
-                sink(OutputChunk(stream=NAMES[stream], data=kept.joined()))
+            if sink is not discard and (before := kept.joined()):
+                sink(OutputChunk(stream=NAMES[stream], data=before))
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
         """Return what was printed: what came before an answer was taken before it."""

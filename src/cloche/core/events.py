@@ -96,7 +96,7 @@ def report_progress(progress: Progress) -> None:
         watch(progress)
 
 
-BETWEEN_BYTES = 64 * 1024  # of each stream of a session, between two cells
+BETWEEN_BYTES = 64 * 1024  # of each stream of a session, between two cells, or less where a cell may print less
 
 
 class HeadTail:
@@ -108,7 +108,7 @@ class HeadTail:
         self.limit = limit
         self._head = bytearray()
         self._tail = bytearray()
-        self._has_gap = False
+        self._before, self._has_gap = b"", False
         self.total = 0
 
     def add(self, data: bytes) -> None:
@@ -123,11 +123,9 @@ class HeadTail:
                 del self._tail[: -self.limit]
 
     def followed(self, limit: int) -> HeadTail:
-        """Return what goes on after it, within a limit of its own: what it holds comes first."""
+        """Return what goes on after it, within a limit of its own: what this one holds comes first, uncounted."""
         after = HeadTail(limit)
-        if self.total:
-            after.add(self.joined())
-            after._has_gap = self.is_truncated
+        after._before, after._has_gap = self.joined(), self.is_truncated
         return after
 
     @property
@@ -137,15 +135,15 @@ class HeadTail:
     def joined(self) -> bytes:
         """Return everything, or head, a line that says how much is missing, and tail."""
         if not self.total:
-            return b""
+            return self._before
         if self.total <= self.limit:
-            return bytes(self._head + self._tail)
+            return self._before + self._head + self._tail
         head, tail = bytes(self._head[: self._head_bytes]), bytes((self._head + self._tail)[-self._tail_bytes :])
         missing = self.total - len(head) - len(tail)
         between = b"\n" if head else b""
-        return head + between + f"[cloche: {missing} bytes left out]\n".encode() + tail
+        return self._before + head + between + f"[cloche: {missing} bytes left out]\n".encode() + tail
 
 
-def kept_between() -> HeadTail:
-    """Return what keeps the end of a stream between two cells."""
-    return HeadTail(BETWEEN_BYTES, keeps_head=False)
+def kept_between(limit: int) -> HeadTail:
+    """Return what keeps the end of a stream between two cells, of which `limit` bytes are kept."""
+    return HeadTail(min(BETWEEN_BYTES, limit), keeps_head=False)

@@ -323,12 +323,13 @@ def report(error: BaseException) -> None:
     """Print a traceback on standard error, without the frames of this package."""
     import traceback
 
-    trace = _without_ours(error.__traceback__)
+    trace = without_ours(error.__traceback__)
     if sys.stderr is not None:
         traceback.print_exception(type(error), error, trace, file=sys.stderr)
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this package."""
     here = os.path.dirname(report.__code__.co_filename)
     found: list[TracebackType] = []
     while trace is not None:

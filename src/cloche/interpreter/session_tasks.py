@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from .pretty import report
+from .pretty import report, without_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,7 +137,12 @@ class Tasks:
             self._left_running = left
 
     def has_work(self) -> bool:
-        """Tell whether something may happen in the loop: by a task, a callback, a descriptor, or another thread."""
+        """Tell whether something may happen in the loop: by a task, a callback, a descriptor, or another thread.
+
+        It is asked after each cell, and notes which loop that has left as the running one.
+        """
+        if "asyncio" in sys.modules:
+            self._left_running = sys.modules["asyncio"]._get_running_loop()
         if not self.is_open:
             return False
         loop = self.loop
@@ -155,8 +160,6 @@ class Tasks:
 
     def wait(self) -> None:
         """Run the loop until something is on the link. Returns at once where there is no loop, or it cannot run."""
-        if "asyncio" in sys.modules:
-            self._left_running = sys.modules["asyncio"]._get_running_loop()
         while self.is_open and os.getpid() == self.pid:
             try:
                 self._alone(self._run_until_readable)
@@ -170,7 +173,12 @@ class Tasks:
 
     def _run_until_readable(self) -> None:
         loop = self.loop
-        loop.add_reader(self._link, loop.stop)
+
+        def stop() -> None:
+            loop.remove_reader(self._link)  # before it is called once more, which would stop the next use of some loops
+            loop.stop()
+
+        loop.add_reader(self._link, stop)
         try:
             self._is_waiting = True
             loop.run_forever()
@@ -232,8 +240,10 @@ def _replace(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callab
 
 
 def _report(error: BaseException) -> None:
+    """Print what a task ended with, and leave no frames of ours for whoever prints it again."""
     try:
         report(error)
+        error.__traceback__ = without_ours(error.__traceback__)
     except BaseException as another:  # of the program's own streams, say
         del another
 

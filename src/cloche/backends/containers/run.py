@@ -84,13 +84,14 @@ class Outputs:
             self._sink = sink
             self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
             for stream, output in self._kept.items():
-                if output.total and sink is not discard:
-                    sink(OutputChunk(stream=stream, data=output.joined()))
+                if sink is not discard and (before := output.joined()):
+                    sink(OutputChunk(stream=stream, data=before))
 
     def renew(self) -> None:
         """Keep nothing of what has come so far, and hand on nothing of what comes."""
         with self._turn:
-            self._sink, self._kept = discard, {stream: kept_between() for stream in STREAMS.values()}
+            self._sink, limit = discard, self._limits.output_bytes
+            self._kept = {stream: kept_between(limit) for stream in STREAMS.values()}
 
     def kept(self, stream: Stream) -> bytes:
         """Return what is kept of a stream."""

@@ -140,7 +140,9 @@ class ForkTree:
             asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._left_s())
             await self._first_of(asked, parent.pipes.link.lost, self.end)
             if not asked.done():
-                raise StartFailed(f"the session ended while it was cloned{_stderr_tail(parent.pipes)}")
+                has_ended = parent.pipes.link.lost.done() or self.end.done()
+                why = "ended" if has_ended else "did not answer (a task in it that never awaits, say)"
+                raise StartFailed(f"the session {why} while it was cloned{_stderr_tail(parent.pipes)}")
             error = asked.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"

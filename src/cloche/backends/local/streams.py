@@ -78,13 +78,13 @@ class StreamReader:
 
     def renew(self) -> None:
         """Begin anew with what comes from now on, for a stream that outlives a run: its end is kept."""
-        self._on_chunk, self.output = ignore, kept_between()
+        self._on_chunk, self.output = ignore, kept_between(self._limit)
 
     def hand_on_to(self, on_chunk: Callable[[bytes], None]) -> None:
         """Hand on what comes, and first what is kept of what has come since it began anew."""
         self._on_chunk, self.output = on_chunk, self.output.followed(self._limit)
-        if self.output.total:
-            on_chunk(self.output.joined())
+        if before := self.output.joined():
+            on_chunk(before)
 
     def _read(self) -> None:
         try:
