@@ -30,6 +30,16 @@ async def hog():
         pass
 task = asyncio.create_task(hog())
 """
+COUNTING = """\
+import asyncio
+n = 0
+async def count():
+    global n
+    while True:
+        n += 1
+        await asyncio.sleep(0)
+task = asyncio.create_task(count())
+"""
 LIBRARY = """\
 import asyncio
 def is_loop_running():
@@ -145,8 +155,7 @@ def test_for_a_library_no_loop_runs_during_a_cell_that_does_not_await(session: S
 
 def test_tasks_stand_still_during_a_cell_that_does_not_await(session: Session) -> None:
     """However long it takes; they advance while a cell awaits."""
-    counting = "n = 0\nasync def count():\n    global n\n    while True:\n        n += 1\n        await asyncio.sleep(0)"
-    assert session.run(f"import asyncio\n{counting}\ntask = asyncio.create_task(count())").ok
+    assert session.run(COUNTING).ok
     until(session, "n")
     assert session.run("import time\nbefore = n\ntime.sleep(0.05)\nn - before").value == 0
     assert session.run("before = n\nawait asyncio.sleep(0.01)\nn - before").value > 0
@@ -165,7 +174,8 @@ def test_a_task_that_never_awaits_costs_a_cell_and_no_state(any_session: Session
 
 def test_a_task_that_ends_by_an_exception_ends_no_session(session: Session) -> None:
     """`sys.exit` and errors alike; what ends other programs is told, and what awaits it gets it."""
-    assert session.run("import asyncio, sys\nasync def leave():\n    sys.exit(3)\ntask = asyncio.create_task(leave())").ok
+    leaving = "async def leave():\n    sys.exit(3)\ntask = asyncio.create_task(leave())"
+    assert session.run(f"import asyncio, sys\n{leaving}").ok
     assert "SystemExit: 3" in until(session, "task.done()")
     assert session.run("repr(task.exception())").value == "SystemExit(3)"
     assert session.run("async def fail():\n    1 / 0\ntask = asyncio.create_task(fail())").ok

@@ -187,7 +187,7 @@ class Tasks:
             loop.remove_reader(self._link)
 
     def is_in_callback(self, frame: FrameType | None) -> bool:
-        """Tell whether a task or a callback runs at `frame`, while the link is waited for, rather than the loop itself."""
+        """Tell whether a task or a callback runs at `frame` while the link is waited for, and not the loop itself."""
         if not self._is_waiting:
             return False
         wait = self._run_until_readable.__code__
@@ -198,7 +198,7 @@ class Tasks:
         return False
 
     def close(self) -> None:
-        """Close the loop, which is made again when it is needed. Raises RuntimeError where tasks wait, with their names.
+        """Close the loop, which is made again when it is needed. Raises RuntimeError that names the tasks that wait.
 
         It holds descriptors, and so can be in no clone.
         """
