@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -144,18 +145,29 @@ def check_files(sandbox: Sandbox) -> None:
 
 
 def check_folder_of_the_host(folder: Path, **options: Any) -> None:
-    """A copy of it is the workspace: a scripted agent edits and tests it, and what is committed is what was shown."""
-    folder = folder / "project"
-    folder.mkdir()
+    """A copy of it is the workspace: a scripted agent edits and tests it, and what is committed is what was shown.
+
+    It is a worktree, which has a repository in the copy.
+    """
+    repository, folder = folder / "repository", folder / "project"
+    for words in (
+        ["init", "-q", os.fspath(repository)],
+        ["-C", os.fspath(repository), "commit", "-q", "--allow-empty", "-m", "first"],
+        ["-C", os.fspath(repository), "worktree", "add", "-q", os.fspath(folder)],
+    ):
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *words], check=True)
+    pointer = (folder / ".git").read_text()
     for path, text in {"b.py": "def f():\n    return 1\n", "old": "old\n", ".env": "KEY=1\n", "sub/x": "x"}.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     with Sandbox(workspace=folder, **options) as sandbox:
         tests = "print(__import__('b').f())"
-        edits = f'echo "def f(): return 2" > b.py; mv old new; rm -r sub; echo "{tests}" > t.py; ls -A; python3 t.py'
+        edits = f'echo "def f(): return 2" > b.py; mv old new; rm -r sub; echo "{tests}" > t.py; ls; python3 t.py'
         result = sandbox.exec(["sh", "-c", edits], env={"PYTHONDONTWRITEBYTECODE": "1"})
         assert result.stdout.split() == ["b.py", "new", "t.py", "2"], result.stderr
         assert result.meta["workspace"]["how"] == "copy"
+        assert sandbox.read_file(".git/HEAD") == b"ref: refs/heads/project\n"
+        assert {"objects", "config"} < {one.name for one in sandbox.list_dir(".git")}
         diff = sandbox.diff()
         told = {(one.what, one.path) for one in diff.changes}
         assert told == {
@@ -169,7 +181,7 @@ def check_folder_of_the_host(folder: Path, **options: Any) -> None:
         assert set(sandbox.commit().written) == {"new", "sub", "sub/x"}
         assert sandbox.diff().changes == ()
     found = {path.name: path.read_text() for path in folder.iterdir()}
-    assert found == {"b.py": "the host's\n", "new": "old\n", ".env": "KEY=1\n"}
+    assert found == {"b.py": "the host's\n", "new": "old\n", ".env": "KEY=1\n", ".git": pointer}
 
 
 def assert_answers(process: Process) -> None:

@@ -142,6 +142,24 @@ def test_sandboxes_with_a_name_and_forks_have_the_repository_too(root: Path) -> 
         assert [ref.rpartition("/")[2] for ref in session.sandbox.commit().refs] == ["one"]
 
 
+def test_what_has_no_repository_inside_stops_no_git(root: Path) -> None:
+    """A submodule of a worktree is no error of `git status`; a hidden `.git` and a folder to read have none at all."""
+    made(root, "library")
+    git(made(root, "main"), "submodule", "add", "-q", os.fspath(root / "library"), "sub")
+    git(root / "main", "commit", "-qnm", "with a submodule")
+    for name in ("one", "two"):
+        git(root / "main", "worktree", "add", "-q", os.fspath(root / name))
+    git(root / "one", "submodule", "update", "-q", "--init")
+    with cloche.Sandbox(workspace=root / "one", workspace_read=[root / "two"]) as sandbox:
+        (said,) = sandbox.notes["workspace"]["warnings"]
+        assert said == "Git does not work inside in sub: the repository is not in the folder."
+        done = sandbox.exec(shell=f"git status --porcelain && cat sub/a.txt && cat {root}/two/a.txt")
+        assert (done.stdout, done.stderr) == ("one\none\n", "")
+    with cloche.Sandbox(workspace=root / "one", workspace_hide=["/.git"]) as sandbox:
+        assert "warnings" not in sandbox.notes["workspace"]
+        assert ".git" not in {one.name for one in sandbox.list_dir(".")}
+
+
 # What is not this folder's.
 
 

@@ -126,8 +126,11 @@ def after_now() -> int:
     return now
 
 
-def open_new(options: FolderOptions) -> OpenFolder:
-    """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden."""
+def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolder:
+    """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden.
+
+    In one that `is_read_only` a worktree has no repository.
+    """
     from cloche.workspace.allowed import at_for, check_folder
     from cloche.workspace.git_identity import author_config
     from cloche.workspace.hidden import find_hidden, mask_rows
@@ -140,6 +143,7 @@ def open_new(options: FolderOptions) -> OpenFolder:
             recover(allowed.fd, state_folder())
         hidden = find_hidden(allowed.fd, patterns=options.hide)
         mask = mask_rows(allowed.fd, hidden)
+        tracked = [(nearest(path, hidden.repositories) or "", path) for path in hidden.tracked]
         state = os.fstat(allowed.fd)
         folder = HostFolder(
             path=allowed.path,
@@ -153,7 +157,7 @@ def open_new(options: FolderOptions) -> OpenFolder:
             identity=(state.st_dev, state.st_ino),
             disk_bytes=options.disk_bytes,
             opened_ns=after_now(),
-            tracked=tuple((nearest(path, hidden.repositories) or "", path) for path in hidden.tracked),
+            tracked=tuple((place, path) for place, path in tracked if f"{place}/.git".lstrip("/") not in hidden.paths),
             git_config=author_config(allowed.fd),
         )
     except BaseException:
@@ -161,22 +165,25 @@ def open_new(options: FolderOptions) -> OpenFolder:
         raise
     found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
     try:
-        _add_git(found, allowed)
+        if not is_read_only and ".git" not in hidden.paths:
+            _add_git(found, allowed, hidden)
         for path in options.read:
-            found.add(open_new(replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)))
+            further = replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)
+            found.add(open_new(further, is_read_only=True))
     except BaseException:
         found.close()
         raise
     return found
 
 
-def _add_git(found: OpenFolder, allowed: AllowedFolder) -> None:
+def _add_git(found: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
     """Show the repository of a worktree or a submodule, where that is this folder's and may be shown; else say why not.
 
     Raises OSError where it cannot be read.
     """
     from cloche.workspace.allowed import check_folder
-    from cloche.workspace.git_folder import find_git_folder, hidden_of
+    from cloche.workspace.git_folder import find_git_folder, hidden_of, named_outside
+    from cloche.workspace.hidden import mask_rows
 
     try:
         git = found.git = find_git_folder(allowed.fd)
@@ -186,7 +193,7 @@ def _add_git(found: OpenFolder, allowed: AllowedFolder) -> None:
         os.close(same.fd)
         if (same.dev, same.ino) != git.identity:
             raise InvalidRequest(f"Git does not work inside: {escape_name(git.path)} was replaced.")
-        hidden, mask = hidden_of(git)
+        inner, mask = hidden_of(git)
     except InvalidRequest as error:
         found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), str(error)]}
         if found.git is not None:
@@ -200,9 +207,18 @@ def _add_git(found: OpenFolder, allowed: AllowedFolder) -> None:
         hidden=mask.whiteouts, masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
         tracked=(), git_config="",
     )  # fmt: skip
-    found.folder = replace(folder, git=shown)
-    paths = [*found.notes["hidden"], *hidden.paths][:MOST_TOLD]
-    warnings = [*found.notes.get("warnings", ()), *hidden.warnings]
+    # What names a repository that is not there would be an error of each `git status`.
+    outside = named_outside(allowed.fd, hidden.repositories)
+    outer = mask_rows(allowed.fd, replace(hidden, paths=(*hidden.paths, *(f"{one}/.git" for one in outside))))
+    found.folder = replace(
+        folder, git=shown, hidden=outer.whiteouts,
+        masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in outer.folders),
+    )  # fmt: skip
+    paths = [*found.notes["hidden"], *(f"{one}/.git" for one in outside), *inner.paths][:MOST_TOLD]
+    warnings = [*found.notes.get("warnings", ()), *inner.warnings]
+    if outside:
+        told = ", ".join(map(escape_name, outside[:5])) + (" and others" if outside[5:] else "")
+        warnings.append(f"Git does not work inside in {told}: the repository is not in the folder.")
     found.notes = {**found.notes, "hidden": paths, **({"warnings": warnings} if warnings else {})}
 
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -136,6 +136,21 @@ def _pointer(folder: int) -> tuple[str | None, os.stat_result]:
     if not text.startswith(_POINTS):
         raise _refused("names no directory")
     return _path(text[len(_POINTS) :]), facts
+
+
+def named_outside(folder: int, places: Sequence[str]) -> list[str]:
+    """Return those of some folders in an open one whose `.git` is a file that names something outside of that."""
+    top, found = os.readlink(f"/proc/self/fd/{folder}"), []
+    for place in filter(None, places):
+        try:
+            with hostfs.descended(folder, place.split("/")) as at:
+                pointer, _ = _pointer(at)
+        except (OSError, InvalidRequest):
+            continue
+        if pointer is not None:
+            named = os.path.normpath(os.path.join(top, place, pointer))
+            found += [] if f"{named}/".startswith(f"{top.rstrip('/')}/") else [place]
+    return found
 
 
 def _path(text: bytes) -> str:
