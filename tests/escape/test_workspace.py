@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -456,6 +456,113 @@ def test_a_repository_of_the_guests_runs_nothing_here(host: Path) -> None:
     assert not (host / "ran").exists()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Detour:
+    """Hold what the host has, what a guest writes, and the command that runs, or gives away, something by it then."""
+
+    name: str
+    files: Mapping[str, str]
+    links: Mapping[str, str]
+    program: str
+    command: Sequence[str]
+    dangerous: Sequence[str]
+    shows: str = "ran"
+
+
+DETOURS = (
+    Detour(
+        name="git-include", files={".git/config": "[core]\n\tbare = false\n[include]\n\tpath = ../dev/git.inc\n"},
+        links={}, command=("git", "status"), dangerous=["dev/git.inc"],
+        program="import os\nos.mkdir('dev')\n"
+        "open('dev/git.inc', 'w').write('[core]\\n\\tfsmonitor = \"touch $RAN; false\"\\n')",
+    ),
+    Detour(
+        name="git-filter", command=("git", "add", "x.dat"), links={}, dangerous=["tools/clean.txt"],
+        files={
+            ".git/config": "[filter \"x\"]\n\tclean = sh ./tools/clean.txt\n", ".gitattributes": "*.dat filter=x\n",
+            "x.dat": "x", "tools/clean.txt": "cat\n",
+        },
+        program="open('tools/clean.txt', 'w').write('touch $RAN; cat')",
+    ),
+    Detour(
+        name="make", files={"scripts/common.mk.txt": "all:\n"}, links={"Makefile": "scripts/common.mk.txt"},
+        program="open('scripts/common.mk.txt', 'w').write('all:\\n\\ttouch $RAN\\n')", command=("make",),
+        dangerous=["scripts/common.mk.txt"],
+    ),
+    Detour(
+        name="folder-above", files={"conf/real/x": ""}, links={"sub": "conf/real"}, command=("make", "-C", "sub"),
+        program="open('conf/real/Makefile', 'w').write('all:\\n\\ttouch $RAN\\n')", dangerous=["conf/real/Makefile"],
+    ),
+    Detour(
+        name="shell-of-the-home", files={"rc/bash": "true\n"}, links={"../home/.bashrc": "../host/rc/bash"},
+        program="open('rc/bash', 'w').write('touch $RAN\\n')", command=("bash", "-i", "-c", "true"),
+        dangerous=["rc/bash"],
+    ),
+    Detour(
+        name="repository-in-two-steps", files={"HEAD~": ""}, links={}, command=("git", "status"),
+        program=REPOSITORY.replace("evil/", "").replace("touch ../ran", "touch $RAN"),
+        dangerous=["HEAD", "config", "objects", "refs"],
+    ),
+    Detour(
+        name="link-to-hidden", files={}, links={}, command=("cat", "public/readme.txt"), shows=HIDDEN,
+        program="os.mkdir('public'); os.symlink('../with/.env', 'public/readme.txt')", dangerous=["public/readme.txt"],
+    ),
+    Detour(
+        name="readable-for-all", files={"diary": "private\n"}, links={}, command=("stat", "-c", "%a", "diary"),
+        program="os.chmod('diary', 0o644)", shows="644", dangerous=["diary"],
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("detour", DETOURS, ids=lambda detour: detour.name)
+def test_what_the_host_reaches_by_another_name_needs_a_yes(
+    host: Path, tmp_path: Path, detour: Detour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links and settings of the host make a harmless name run something; it is asked for, and runs after a yes."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if any(one.startswith(".git/") for one in detour.files):
+        subprocess.run(["git", "init", "-q", host], check=True)
+    for path, text in detour.files.items():
+        (host / path).parent.mkdir(exist_ok=True, parents=True)
+        with open(host / path, "a") as file:
+            file.write(text)
+    for path, target in detour.links.items():
+        (host / path).symlink_to(target)
+    if "diary" in detour.files:
+        (host / "diary").chmod(0o600)
+    ran = tmp_path / "ran"
+    with cloche.Sandbox(workspace=host) as sandbox:
+        result = sandbox.run("import os\n" + detour.program.replace("$RAN", str(ran)))
+        assert result.ok, result.stderr
+        diff = sandbox.diff()
+        assert {one.path for one in diff.dangerous} >= set(detour.dangerous)
+        with pytest.raises(InvalidRequest, match="yes of their own"):
+            sandbox.commit(diff, dangerous=[one.path for one in diff.dangerous if one.path != detour.dangerous[-1]])
+        sandbox.commit(diff, dangerous=True)
+    done = subprocess.run(detour.command, cwd=host, check=False, capture_output=True, text=True)
+    assert detour.shows in done.stdout or (ran.exists() and detour.shows == "ran"), "so it is no danger"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm")
+def test_a_build_file_of_npm_needs_a_yes(host: Path, tmp_path: Path) -> None:
+    """`npm install` runs what `binding.gyp` names, beside any `package.json`."""
+    (host / "package.json").write_text('{"name": "x", "version": "1.0.0"}')
+    sources = json.dumps([f"<!(touch {tmp_path}/ran)"])
+    text = f'{{"targets": [{{"target_name": "x", "type": "none", "sources": {sources}}}]}}'
+    with cloche.Sandbox(workspace=host) as sandbox:
+        sandbox.run(f"open('binding.gyp', 'w').write({text!r})")
+        with pytest.raises(InvalidRequest, match="yes of their own"):
+            sandbox.commit()
+        sandbox.commit(dangerous=["binding.gyp"])
+    subprocess.run(
+        ["npm", "install", "--offline"], cwd=host, check=False, capture_output=True,
+        env={**os.environ, "npm_config_nodedir": "/usr", "npm_config_cache": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert (tmp_path / "ran").exists(), "npm does not run this any more, so it is no danger"
+
+
 BYTECODE = """
 import os, py_compile
 facts = os.stat("folder/b.py")
@@ -522,7 +629,7 @@ def test_what_is_printed_cannot_be_misread(host: Path, capsys: pytest.CaptureFix
 
 def change(path: str, *dangers: str) -> Change:
     """Return a file that is new."""
-    return Change(path=path, what="added", kind="file", dangers=dangers)
+    return Change(path=path, what="added", kind="file", mode=0o644, dangers=dangers)
 
 
 def test_an_approver_sees_each_dangerous_change_among_very_many_others() -> None:

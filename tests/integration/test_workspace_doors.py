@@ -78,7 +78,7 @@ def test_the_command_line_shows_and_commits_what_a_named_sandbox_has_changed(pro
             wanted = shown.splitlines()[-1].removeprefix("id ")
             assert json.loads(cloche("diff", name, "--json").stdout)["id"] == wanted
             assert cloche("diff", name, "--patch").stdout.count("diff --git") == 3
-            assert "need a yes of their own: 'Makefile'" in cloche("commit", name, "--id", wanted, code=2).stderr
+            assert "it names: 'Makefile'; look at them" in cloche("commit", name, "--id", wanted, code=2).stderr
             assert host_of(project) == BEFORE
             cloche("commit", name, "--id", wanted, "--dangerous", "Makefile", "a.txt", "Makefile")
             assert host_of(project) == AFTER
@@ -185,6 +185,7 @@ def test_the_service_gives_folders_below_its_roots_alone(project: Path, tmp_path
                 ("modified", "a.txt"),
                 ("added", "Makefile"),
             }
+            assert [one["paths"] for one in diff["questions"]] == [["Makefile"]]
             post(f"{address}/commit", 403 if name == "readable" else 422, id=diff["id"])
             post(f"{address}/commit", code, id=diff["id"], dangerous=["Makefile"])
             assert host_of(folder) == (AFTER if code == 200 else BEFORE)

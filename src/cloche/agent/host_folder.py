@@ -6,7 +6,7 @@ a yes is for exactly these changes, the dangerous ones among them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.changes import Change, Committed, Diff
@@ -24,6 +24,7 @@ MOST_SHOWN = 8  # diffs that a model may still commit
 MOST_ROWS = 500
 MOST_CHANGES = 20_000  # of a diff that is kept to be committed
 MOST_PATCH_CHARS = 200_000  # that an approver is shown
+MOST_NAMES = 5  # of one change
 
 
 class ShownDiffs:
@@ -58,7 +59,7 @@ class ShownDiffs:
         head = f"id: {diff.id}"
         if len(diff.changes) > MOST_CHANGES:
             head = f"{len(diff.changes)} changes, more than a tool commits ({MOST_CHANGES}): remove what is not needed."
-        text = "\n".join([head, *_rows(diff.changes), *(_left_out(diff)), "", escape(diff.patch)])
+        text = "\n".join([head, *_rows(diff), *(_left_out(diff)), "", escape(diff.patch)])
         return clip(text, where="the folder") if len(text) > MOST_CHARS else text
 
     def _found(self, tool: Tool, wanted: str) -> Diff:
@@ -77,13 +78,13 @@ class ShownDiffs:
                 f"{tool.name}: more than {MOST_ROWS} changes are dangerous, which nobody would look at; "
                 "undo most of them"
             )
-        rows = _rows(diff.changes)
+        rows = _rows(diff)
         patch = escape(diff.patch[:MOST_PATCH_CHARS])
         if diff.is_cut or len(diff.patch) > MOST_PATCH_CHARS:
             patch += "\n(the diff goes on: look at all of it before you say yes)"
         return ApprovalRequest(
             tool=tool.name, risk=Risk.CRITICAL if diff.dangerous else Risk.HIGH, arguments=dict(read),
-            rules={"writes_to": self.folder, "changes": rows}, changes=patch,
+            rules={"writes_to": self.folder, **_dangers(diff), "changes": rows}, changes=patch,
         )  # fmt: skip
 
 
@@ -94,15 +95,30 @@ def _told(done: Committed) -> str:
     return clip("\n".join(lines))
 
 
-def _rows(changes: Sequence[Change]) -> list[str]:
-    """Return a line for each change, the dangerous ones first, so that none of these is one of those cut off."""
-    rows = [_row(one) for one in sorted(changes, key=lambda one: not one.dangers)[:MOST_ROWS]]
+def _dangers(diff: Diff) -> dict[str, list[str]]:
+    """Return why changes are dangerous, the gravest reason first, each with how many are so."""
+    told = [f"{question.reason}: {len(question.paths)}" for question in diff.questions]
+    return {"dangers": told} if told else {}
+
+
+def _rows(diff: Diff) -> list[str]:
+    """Return a line for each change, the dangerous ones first, so that none of these is one of those cut off.
+
+    They stand by their gravest reason, in the order of the questions.
+    """
+    places = {path: place for place, question in enumerate(diff.questions) for path in question.paths}
+    changes = sorted(diff.changes, key=lambda one: (not one.dangers, places.get(one.path, 0)))
+    rows = [_row(one) for one in changes[:MOST_ROWS]]
     return rows if len(changes) <= MOST_ROWS else [*rows, f"and {len(changes) - MOST_ROWS} more"]
 
 
 def _row(one: Change) -> str:
     name = f"{escape_name(one.old_path)} -> {escape_name(one.path)}" if one.old_path else escape_name(one.path)
     notes = [f"DANGEROUS: {', '.join(one.dangers)}"] if one.dangers else []
+    notes += (
+        [f"on the host also by {', '.join(map(escape_name, one.reached_as[:MOST_NAMES]))}"] if one.reached_as else []
+    )
+    notes += [one.mode_note] if one.mode_note else []
     notes += [f"conflict: {one.conflict}"] if one.conflict else []
     return f"{one.what} {one.kind} {name}" + (f" ({'; '.join(notes)})" if notes else "")
 

@@ -51,6 +51,8 @@ def describe_rules(request: ApprovalRequest) -> str:
         parts.append(f"an interpreter that {interpreter}")
     if isinstance(folder := request.rules.get("writes_to"), str):
         parts.append(f"writes to {folder}")
+    if isinstance(dangers := request.rules.get("dangers"), list | tuple):
+        parts.append(f"dangerous: {'; '.join(map(str, dangers))}")
     return ", ".join(parts)
 
 

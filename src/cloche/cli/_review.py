@@ -12,7 +12,7 @@ from cloche.core.escape import escape, escape_name
 from .output import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cloche.core.changes import Change, Committed, Diff
     from cloche.execution.sandbox import AsyncSandbox
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SIGNS: Mapping[str, str] = {"added": "A", "removed": "D", "modified": "M", "renamed": "R", "mode": "m"}
 STYLES: Mapping[str, str] = {"+": "green", "-": "red", "@": "cyan"}
-MOST_ROWS, MOST_LINES, MOST_LINE_CHARS = 200, 2000, 400
+MOST_ROWS, MOST_LINES, MOST_LINE_CHARS, MOST_NAMES = 200, 2000, 400, 5
 FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide", "workspace_read")
 
 
@@ -54,7 +54,10 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
     from rich.text import Text
 
     console = Console(stderr=to_stderr, soft_wrap=True, highlight=False)
-    for one in diff.changes[:MOST_ROWS]:
+    rows = diff.changes  # of very many, those that matter most
+    if len(rows) > MOST_ROWS:
+        rows = tuple(sorted(rows, key=lambda one: not (one.dangers or one.conflict)))
+    for one in rows[:MOST_ROWS]:
         console.print(Text(_row(one), style="yellow" if one.dangers or one.conflict else ""))
     if len(diff.changes) > MOST_ROWS:
         console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
@@ -65,6 +68,10 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
             console.print(Text(_cut(line), style=STYLES.get(line[:1], "")))
         if len(lines) > MOST_LINES or diff.is_cut:
             console.print("the diff goes on; cloche diff NAME --patch prints all that there is of it")
+    if len(diff.dangerous) > 1:
+        console.print("what needs a yes of its own, by its gravest reason:")
+        for question in diff.questions:
+            console.print(Text(f"  {question.reason}: {len(question.paths)}", style="yellow"))
     for left in diff.left_out[:MOST_ROWS]:
         console.print(Text(f"left out: {escape_name(left.path)}: {escape(left.reason)}"))  # a name may look like markup
     if len(diff.left_out) > MOST_ROWS:
@@ -84,15 +91,17 @@ def _row(one: Change) -> str:
         name = f"{escape_name(one.old_path)} -> {name}"
     if one.kind == "link" and one.what != "removed":
         name += f" -> {escape_name(one.target)}"
-    if one.what == "mode":
-        name += f" ({one.old_mode:o} -> {one.mode:o})"
+    if one.mode_note:
+        name += f" ({one.mode_note})"
     notes = [f"needs a yes of its own: {', '.join(one.dangers)}"] if one.dangers else []
+    if one.reached_as:
+        notes.append(f"on the host also by: {', '.join(map(escape_name, one.reached_as[:MOST_NAMES]))}")
     notes += [f"conflict: {one.conflict}"] if one.conflict else []
     return f"{SIGNS[one.what]} {name}" + (f"   [{escape('; '.join(notes))}]" if notes else "")
 
 
 def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer | None:
-    """Ask whether changes are written, all or file by file, and again for each dangerous one; None for no."""
+    """Ask whether changes are written, all or file by file, and once for each reason of dangerous ones; None for no."""
     show_diff(diff)
     if diff.conflicts:
         say("the host has changed some of these files as well; those are not written (see cloche commit --ours)")
@@ -104,19 +113,31 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer |
         return None
     if word == "f":
         chosen = [one for one in chosen if _word(read, f"{_row(one)}: write it? [y/N]: ", "yn") == "y"]
-    paths, dangerous = [], []
-    for one in chosen:
-        if one.dangers:
-            question = (
-                f"{escape_name(one.path)} is dangerous ({', '.join(one.dangers)}). Write it all the same? [y/N]: "
-            )
-            if _word(read, question, "yn") != "y":
-                continue
-            dangerous.append(one.path)
-        paths.append(one.path)
+    dangerous: list[str] = []
+    for question in diff.questions:
+        among = set(question.paths)
+        dangerous += _agreed(question.reason, [one for one in chosen if one.path in among], read)
+    agreed = set(dangerous)
+    paths = tuple(one.path for one in chosen if not one.dangers or one.path in agreed)
     wanted = set(paths)
     declined = tuple(one.path for one in diff.changes if one.path not in wanted)
-    return Answer(tuple(paths), tuple(dangerous), declined) if paths else None
+    return Answer(paths, tuple(dangerous), declined) if paths else None
+
+
+def _agreed(reason: str, asked: Sequence[Change], read: Callable[[str], str]) -> list[str]:
+    """Ask about the changes that are dangerous for a reason, all at once or one by one; return what is written."""
+    if not asked:
+        return []
+    for one in asked:
+        say(_row(one))
+    if len(asked) == 1:
+        question = f"{escape_name(asked[0].path)} is dangerous ({reason}). Write it all the same? [y/N]: "
+        return [asked[0].path] if _word(read, question, "yn") == "y" else []
+    question = f"these {len(asked)} are dangerous ({reason}). Write them all the same? [y]es, [N]o, [o]ne by one: "
+    word = _word(read, question, "yno")
+    if word == "o":
+        return [one.path for one in asked if _word(read, f"{escape_name(one.path)}: write it? [y/N]: ", "yn") == "y"]
+    return [one.path for one in asked] if word == "y" else []
 
 
 def _word(read: Callable[[str], str], question: str, words: str) -> str:

@@ -78,8 +78,9 @@ class Change:
     `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was of
     another kind: such a change is `modified`, and what was in a folder is removed by changes of its own. Modes are
     permission bits (0o777), sizes are bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers`
-    are the reasons why it needs a yes of its own. `conflict` says how the host's file is not what the sandbox began
-    with; empty where it is.
+    are the reasons why it needs a yes of its own, the gravest first; `reached_as` are other names by which the host
+    reaches it, or files of the host that name it, where such a reason comes from those. `conflict` says how the host's
+    file is not what the sandbox began with; empty where it is.
     """
 
     path: str
@@ -97,6 +98,25 @@ class Change:
     is_text: bool = False
     dangers: tuple[str, ...] = ()
     conflict: str = ""
+    reached_as: tuple[str, ...] = ()
+
+    @property
+    def mode_note(self) -> str:
+        """Say how permissions change with a path that stays, or those of a new one that are not the usual ones."""
+        if self.kind == "link" or self.what == "removed":
+            return ""
+        if self.what == "added" or self.old_kind:
+            usual = (0o755,) if self.kind == "directory" else (0o644, 0o755)
+            return "" if self.mode in usual else f"mode {self.mode:04o}"
+        return "" if self.mode == self.old_mode else f"mode {self.old_mode:04o} -> {self.mode:04o}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Hold the paths of the changes that need a yes for the same reason, which is the gravest of each."""
+
+    reason: str
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +132,8 @@ class Diff:
     """Hold what a sandbox has changed at one moment.
 
     `id` is a hash over paths, kinds, modes and contents: `commit` with it writes exactly this, or refuses. `patch` has
-    unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`).
+    unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`). `questions` have the changes that
+    need a yes of their own by reason: first what runs without anybody building or testing.
     """
 
     id: str
@@ -120,6 +141,7 @@ class Diff:
     left_out: tuple[LeftOut, ...] = ()
     patch: str = ""
     is_cut: bool = False
+    questions: tuple[Question, ...] = ()
 
     @property
     def dangerous(self) -> tuple[Change, ...]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.workspace")
 COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
 MOST_MERGED_BYTES = 16 << 20
+MOST_NAMED = 10  # paths of one reason, in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,9 @@ class Choice:
             agreed = set() if self.dangerous is False else set(self.dangerous)
             refused = [one for one in chosen if one.dangers and one.path not in agreed]
             if refused:
-                told = "; ".join(f"{one.path!r} ({', '.join(one.dangers)})" for one in refused[:10])
-                more = f" and {len(refused) - 10} more" if len(refused) > 10 else ""
                 raise InvalidRequest(
-                    f"nothing was written: these changes need a yes of their own: {told}{more}; look at them, then "
-                    "name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
+                    f"nothing was written: these changes need a yes of their own: {_by_reason(refused, diff)}; look at "
+                    "them, then name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
                 )
         return chosen
 
@@ -70,6 +69,17 @@ class BranchOptions:
     name: str
     author: str | None
     message: str | None
+
+
+def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
+    """Name changes by the gravest reason why they are dangerous, as far as anybody reads."""
+    parts = []
+    for question in diff.questions:
+        paths = [repr(one.path) for one in changes if one.dangers[0] == question.reason]
+        if paths:
+            more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+            parts.append(f"{question.reason}: {', '.join(paths[:MOST_NAMED])}{more}")
+    return "; ".join(parts)
 
 
 def selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[Change, ...]:

@@ -21,9 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut
+from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut, Question
+from .danger_table import GIT as GIT_READS
+from .danger_table import RANKED, UNKNOWN, Row
+from .danger_table import TWIN as TWIN_ELSEWHERE
 from .dangers import dangers_of, may_steer_git
 from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
+from .host_links import fold
+from .host_names import find_names, reasons_of_link
 from .patch import make_patch
 from .snapshot import Entry, Snapshot
 
@@ -90,26 +95,98 @@ def make_diff(
     found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known, check=check)
     with Tree(folder, check) as tree:
         patch = make_patch(found.changes, snapshot, tree)
-        beside_head = {change.path for change in found.changes if _is_beside_head(change.path, snapshot, tree)}
-    changes = tuple(
-        replace(
-            change,
-            dangers=dangers_of(change, is_beside_head=change.path in beside_head),
-            is_text=patch.is_text.get(change.path, change.is_text),
+        judging = _Judging(found.changes, snapshot, tree, folder, hidden, check) if found.changes else None
+        changes = tuple(
+            replace(judging.judged(change), is_text=patch.is_text.get(change.path, change.is_text))
+            for change in found.changes
+            if judging is not None
         )
-        for change in found.changes
-    )
-    return Diff(id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut)
+    return Diff(
+        id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut,
+        questions=questions_of(changes),
+    )  # fmt: skip
 
 
-def _is_beside_head(path: str, snapshot: Snapshot, tree: Tree) -> bool:
-    if not may_steer_git(path):
-        return False
-    head = b"/".join((*os.fsencode(path).split(b"/")[:-1], b"HEAD"))
-    try:
-        return head in snapshot.entries or tree.look(head) is not None
-    except OSError:
-        return True
+class _Judging:
+    """Hold what it takes to tell what is dangerous of changes."""
+
+    def __init__(
+        self,
+        changes: Collection[Change],
+        snapshot: Snapshot,
+        tree: Tree,
+        folder: int,
+        hidden: Iterable[str],
+        check: Callable[[], None],
+    ):
+        self.snapshot, self.tree, self.check = snapshot, tree, check
+        self.names = find_names(folder, changes, check)
+        self.hidden = sorted(map(fold, hidden))
+        self.twins = self._find_twins(changes)
+
+    def judged(self, change: Change) -> Change:
+        """Return a change with its dangers."""
+        self.check()
+        found: set[str] = set()
+        reached: set[str] = set()
+
+        def others(path: str) -> Collection[Row]:
+            rows = self.names.rows_for(path)
+            reached.update(rows.values())
+            return rows
+
+        if not self.names.is_complete and (change.kind != "directory" or change.old_kind):
+            found.add(UNKNOWN)
+        if change.path in self.twins:
+            found.add(TWIN_ELSEWHERE)
+        if self._is_of_repository(change):
+            found.add(GIT_READS)
+        if change.kind == "link" and change.what != "removed":
+            rows = self.names.rows_for_link(change.path)
+            reached.update(rows.values())
+            found.update(row.reason for row in rows)
+            found |= reasons_of_link(change, self.names, self.hidden)
+        dangers = dangers_of(change, others=others, found=found)
+        return replace(change, dangers=dangers, reached_as=tuple(sorted(reached)) if dangers else ())
+
+    def _is_of_repository(self, change: Change) -> bool:
+        if not may_steer_git(change):
+            return False
+        above, _, _ = os.fsencode(change.path).rpartition(b"/")
+        head = above + b"/HEAD"
+        try:
+            return not above or head in self.snapshot.entries or self.tree.look(head) is not None
+        except OSError:
+            return True
+
+    def _find_twins(self, changes: Iterable[Change]) -> set[str]:
+        """Return the new paths that differ from another one in case or form alone."""
+        new: dict[bytes, set[bytes]] = defaultdict(set)
+        gone: set[bytes] = set()
+        for change in changes:
+            if change.what in ("added", "renamed"):
+                above, _, name = os.fsencode(change.path).rpartition(b"/")
+                new[above].add(name)
+            if change.what in ("removed", "renamed"):
+                gone.add(os.fsencode(change.old_path or change.path))
+        found: set[str] = set()
+        for above, names in new.items():
+            prefix = above + b"/" if above else b""
+            try:
+                on_host = [name for name, _ in self.tree.names(above) if prefix + name not in gone]
+            except OSError:
+                continue
+            found.update(os.fsdecode(prefix + name) for name in find_twins(names, on_host))
+        return found
+
+
+def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
+    """Return what is to be asked about changes: each once, by the gravest of its dangers."""
+    paths: dict[str, list[str]] = defaultdict(list)
+    for change in changes:
+        if change.dangers:
+            paths[change.dangers[0]].append(change.path)
+    return tuple(Question(reason=reason, paths=tuple(paths[reason])) for reason in RANKED if reason in paths)
 
 
 def identify(changes: Iterable[Change]) -> str:

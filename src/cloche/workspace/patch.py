@@ -23,6 +23,7 @@ MOST_ALL_LINES = 3_000_000
 MOST_READ_BYTES = 64 << 20  # of all texts
 MOST_STEPS = 2_000_000  # of comparing lines, in all
 LINK_MODE = "120000"
+GIT_MODES = frozenset({0o644, 0o755})
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
 
@@ -75,6 +76,7 @@ class _Making:
             self.left -= size
 
     def _section(self, change: Change) -> Iterator[str]:
+        yield from _permissions(change)
         old_path = change.old_path or change.path
         if change.what in ("renamed", "mode"):
             yield from _head(change, old_path)
@@ -170,7 +172,16 @@ def _head(change: Change, old_path: str) -> Iterator[str]:
     if change.what == "renamed":
         yield "similarity index 100%\n"
         yield f"rename from {_name('', old_path)}\nrename to {_name('', change.path)}\n"
-    elif change.kind == "directory" or not (change.mode ^ change.old_mode) & 0o100:
+
+
+def _permissions(change: Change) -> Iterator[str]:
+    """Yield what git's words leave out: it knows whether a file is executable, no more."""
+    if change.kind == "link" or change.what == "removed":
+        return
+    if change.what == "added" or change.old_kind:
+        if change.mode not in GIT_MODES:
+            yield f"Permissions of {_name('b/', change.path)}: {change.mode:o}\n"
+    elif change.mode != change.old_mode and (change.kind == "directory" or {change.mode, change.old_mode} - GIT_MODES):
         yield f"Permissions of {_name('b/', change.path)}: {change.old_mode:o} to {change.mode:o}\n"
 
 

@@ -7,19 +7,25 @@ from typing import Any
 import pytest
 
 from cloche.core.changes import Change
-from cloche.workspace.dangers import (
+from cloche.workspace.danger_table import (
     AGENT,
+    BUILD,
     CLOCHE,
+    EDITOR,
     EXECUTABLE,
     GIT,
+    HOOKS,
     INTO_GIT,
     LEAVES,
+    RANKED,
+    READABLE,
+    SHELL,
     TABLE,
     WINDS,
     WRITABLE,
     Row,
-    dangers_of,
 )
+from cloche.workspace.dangers import dangers_of, may_steer_git
 
 
 def change(path: str, what: Any = "added", kind: Any = "file", **more: Any) -> Change:
@@ -34,6 +40,7 @@ def example(row: Row) -> str:
         "folder": f"some/{row.pattern}/below/file",
         "prefix": f"some/{row.pattern}rest",
         "suffix": f"some/file{row.pattern}",
+        "glob": f"some/{row.pattern.replace('*', 'rest')}",
         "path": f"some/{row.pattern.replace('*', 'file')}",
     }[row.form]
 
@@ -102,11 +109,37 @@ def test_what_others_may_write_to_is_told() -> None:
     assert dangers_of(change("a", mode=0o664)) == ()
 
 
+def test_what_becomes_readable_for_all_is_told() -> None:
+    """Be it a file that was private, a folder that nobody could enter, or a private file that is replaced."""
+    assert dangers_of(change("a", "mode", mode=0o644, old_mode=0o600)) == (READABLE,)
+    assert dangers_of(change("a", "modified", mode=0o644, old_mode=0o640)) == (READABLE,)
+    assert dangers_of(change("a", "mode", kind="directory", mode=0o711, old_mode=0o700)) == (READABLE,)
+    assert dangers_of(change("a", "mode", mode=0o640, old_mode=0o600)) == ()
+    assert dangers_of(change("a", "modified", mode=0o644, old_mode=0o644)) == dangers_of(change("a")) == ()
+
+
+@pytest.mark.parametrize("path", [".github", ".config", ".gitea", "a/.GitLab", ".config/git", ".forgejo", ".mise"])
+def test_a_link_in_place_of_a_folder_with_rows_is_told(path: str) -> None:
+    """What the folder elsewhere has is there by the link: none of it is a change."""
+    assert dangers_of(change(path, kind="link", target="gh"))
+    assert not dangers_of(change(path, kind="directory", mode=0o755))
+
+
 def test_what_makes_a_folder_a_repository_is_told() -> None:
-    """A `HEAD` is by itself, a `config` where there is one beside it."""
+    """A `HEAD` is by itself; what may be told by a look at the host is asked of files and folders of git's names."""
     assert dangers_of(change("d/HEAD")) == (GIT,)
-    assert dangers_of(change("d/config"), is_beside_head=True) == (GIT,)
-    assert dangers_of(change("d/config")) == dangers_of(change("d/other"), is_beside_head=True) == ()
+    assert may_steer_git(change("d/config"))
+    assert may_steer_git(change("objects", kind="directory"))
+    assert not may_steer_git(change("d/config", "removed"))
+    assert not any(map(may_steer_git, (change("d/other"), change("refs"), change("config", kind="directory"))))
+    assert dangers_of(change("d/config")) == ()
+
+
+def test_the_gravest_reason_comes_first() -> None:
+    """Each reason has a rank: what runs without anybody building before what runs at a build."""
+    assert {row.reason for row in TABLE} <= set(RANKED)
+    assert dangers_of(change(".vscode/Makefile", mode=0o755)) == (EDITOR, EXECUTABLE, BUILD)
+    assert RANKED.index(HOOKS) < RANKED.index(SHELL) < RANKED.index(AGENT) < RANKED.index(BUILD)
 
 
 def test_both_names_of_a_moved_file_count() -> None:

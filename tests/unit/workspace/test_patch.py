@@ -105,6 +105,35 @@ def test_binaries_are_sizes_and_git_takes_the_rest(two: tuple[Path, Path], tmp_p
     assert (before / "e").read_text() == "text\n"
 
 
+def test_a_mode_beside_another_content_is_shown(two: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of text, of what is none, of a program, and of what is new, where git's word for it does not say it."""
+    before, after = two
+    modes = {"text": (0o600, 0o644), "blob": (0o640, 0o600), "run": (0o600, 0o755), "usual": (0o644, 0o755)}
+    for name, (old, new) in modes.items():
+        data = b"\0" if name == "blob" else b"text\n"
+        (before / name).write_bytes(data)
+        (after / name).write_bytes(data + data)
+        (before / name).chmod(old)
+        (after / name).chmod(new)
+    for name, mode in {"new": 0o600, "new2": 0o644}.items():
+        (after / name).write_text("text\n")
+        (after / name).chmod(mode)
+    found = difference(before, after, tmp_path)
+    assert [line for line in found.patch.splitlines() if line.startswith("Permissions")] == [
+        "Permissions of b/blob: 640 to 600", "Permissions of b/new: 600", "Permissions of b/run: 600 to 755",
+        "Permissions of b/text: 600 to 644",
+    ]  # fmt: skip
+    assert {path: one.mode_note for path, one in by_path(found).items() if one.mode_note} == {
+        "blob": "mode 0640 -> 0600", "new": "mode 0600", "run": "mode 0600 -> 0755", "text": "mode 0600 -> 0644",
+        "usual": "mode 0644 -> 0755",
+    }  # fmt: skip
+    os.unlink(before / "blob")
+    subprocess.run(["git", "apply", "-"], cwd=before, input=found.patch.encode(), check=True)
+    assert {name: (before / name).read_bytes() for name in ("text", "run", "new")} == {
+        name: (after / name).read_bytes() for name in ("text", "run", "new")
+    }
+
+
 def test_content_stays_below_its_own_header(two: tuple[Path, Path], tmp_path: Path) -> None:
     """Lines that look like a patch are content: git applies no more than the one file."""
     before, after = two

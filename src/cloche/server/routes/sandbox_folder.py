@@ -55,7 +55,7 @@ def _as_wire(found: Diff) -> dict[str, Any]:
     rows = [{camel(name): value for name, value in row.items()} for row in plain["changes"]]
     return {
         "id": found.id, "changes": rows, "leftOut": plain["left_out"], "patch": plain["patch"],
-        "isCut": found.is_cut,
+        "isCut": found.is_cut, "questions": plain["questions"],
     }  # fmt: skip
 
 

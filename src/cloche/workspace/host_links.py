@@ -1,0 +1,243 @@
+"""The links that the host has in a folder, found by one walk, and where they lead, by names alone.
+
+Theory of operation: the walk goes by descriptors, through no link, looks at no entry but by what the folder's listing
+says of it, and reads no file. From the links' own words it is computed where a path leads, as the kernel would: what
+lies in the folder is asked of nobody, and what is not there counts as if it were, for a commit may make it. Where a
+sandbox's new link has a name, the host's own is there as well, for not all that is shown need be committed. Names are
+compared without regard to case and form, as some file systems do. All is bounded; what is not complete says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cloche import hostfs
+
+MOST_TIME_S, MOST_LINKS, MOST_DEPTH = 60.0, 200_000, 200
+MOST_HOPS, MOST_WAYS = 40, 64  # of one link: as the kernel, and of ways that it may go
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # by something else, since it was listed
+_NOT_FOR_US = (errno.EACCES, errno.EPERM)
+GIT_FOLDER = ".git"
+_NOT_WALKED = frozenset({"objects", "refs", "logs", "lfs", "annex"})  # of git's own: many, and none of them a setting
+# Files that name others; agents find theirs in these letters alone.
+IMPORTERS = frozenset({
+    "CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", "AGENTS.override.md", "AGENT.md", "GEMINI.md", "QWEN.md",
+})  # fmt: skip
+_SETTINGS = frozenset({"config", "config.worktree"})
+_NOTED = IMPORTERS | _SETTINGS | {"HEAD", GIT_FOLDER}
+
+
+@dataclass(slots=True)
+class Found:
+    """Hold what a walk has found: links with their targets, and files that name others, by path."""
+
+    links: list[tuple[str, str]] = field(default_factory=list)
+    git_files: list[str] = field(default_factory=list)  # `.git` where that is a file
+    settings: list[str] = field(default_factory=list)  # of git's
+    importers: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+
+def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME_S) -> Found:
+    """Walk an open folder. Other file systems that are mounted in it, and what may not be read, are passed over."""
+    found = Found()
+    device, until = os.fstat(folder).st_dev, time.monotonic() + most_s
+    open_: list[tuple[int, str, list[str]]] = []
+    try:
+        _enter(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder), "", open_, found)
+        while open_:
+            here, prefix, names = open_[-1]
+            if not names:
+                os.close(open_.pop()[0])
+                continue
+            name = names.pop()
+            check()
+            if len(open_) > MOST_DEPTH or time.monotonic() > until:
+                found.is_complete = False
+            if not found.is_complete:
+                break
+            try:
+                below = hostfs.open_folder(name, here)
+            except OSError as error:
+                found.is_complete = error.errno in (*_REPLACED, *_NOT_FOR_US)
+                continue
+            if os.fstat(below).st_dev != device:
+                os.close(below)
+                continue
+            _enter(below, f"{prefix}{name}/", open_, found)
+    finally:
+        for here, _, _ in open_:
+            os.close(here)
+    return found
+
+
+def _enter(here: int, prefix: str, open_: list[tuple[int, str, list[str]]], found: Found) -> None:
+    """Note what a folder has, and go on with the folders in it; the descriptor is the list's from here on."""
+    folders: list[str] = []
+    open_.append((here, prefix, folders))
+    noted: list[str] = []
+    try:
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    if len(found.links) >= MOST_LINKS:
+                        found.is_complete = False
+                        break
+                    found.links.append((prefix + entry.name, os.readlink(entry.name, dir_fd=here)))
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                    continue
+                if entry.name in _NOTED:
+                    noted.append(entry.name)
+    except OSError as error:
+        found.is_complete = found.is_complete and error.errno in (*_REPLACED, *_NOT_FOR_US, errno.EINVAL)
+    is_git = f"/{GIT_FOLDER}/" in f"/{prefix}"
+    if is_git:
+        folders[:] = [name for name in folders if name not in _NOT_WALKED]
+    for name in noted:
+        if name == GIT_FOLDER:
+            found.git_files.append(prefix + name)
+        elif name in IMPORTERS:
+            found.importers.append(prefix + name)
+        elif name in _SETTINGS and (is_git or "HEAD" in noted):
+            found.settings.append(prefix + name)
+
+
+def fold(path: str) -> str:
+    """Return what paths have in common that some file systems take for the same."""
+    return path.casefold() if path.isascii() else _composed(_composed(path).casefold())
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Say where a path leads: paths below the folder ("" is the folder), all of them where it cannot be told.
+
+    `leaves` says that it leads, or may lead, out of the folder.
+    """
+
+    paths: frozenset[str] = frozenset()
+    leaves: bool = False
+
+
+@dataclass(slots=True)
+class _Way:
+    """Hold a way as far as it is gone: `here`, the names that are left, and how many links were followed."""
+
+    here: list[str]
+    rest: list[str]
+    hops: int
+
+
+ANYWHERE = Ways(paths=frozenset({""}), leaves=True)
+
+
+class Resolver:
+    """Follow links from their words. `root` is the folder's own path, by which absolute ones come back to it.
+
+    `links` are the host's, `new` those of a sandbox.
+    """
+
+    def __init__(self, root: str, links: Iterable[tuple[str, str]], new: Iterable[tuple[str, str]] = ()):
+        self.root = root
+        self._targets: dict[str, list[str]] = {}
+        self._new: set[str] = set()
+        for path, target in links:
+            self._targets.setdefault(fold(path), []).append(target)
+        for path, target in new:
+            self._targets.setdefault(fold(path), []).append(target)
+            self._new.add(fold(path))
+        self._real_paths: dict[str, str] = {}
+
+    def follow(self, above: str, target: str, *, is_trusted: bool) -> Ways:
+        """Return where a target leads that is read in the folder `above`.
+
+        What leads out, and is not a guest's word (`is_trusted`), is looked up on the host, as it may come back.
+        """
+        paths: set[str] = set()
+        ways: list[_Way] = []
+        self._add_target(ways, _Way([name for name in above.split("/") if name], [], 0), target, [], is_trusted)
+        leaves, made = not ways, 0
+        while ways:
+            way = ways.pop()
+            if way.hops > MOST_HOPS:
+                continue
+            before = len(ways)
+            if self._walk(way, ways, is_trusted=is_trusted):
+                paths.add("/".join(way.here))
+            else:
+                leaves = leaves or len(ways) == before
+            made += 1
+            if made > MOST_WAYS:
+                return ANYWHERE
+        return Ways(paths=frozenset(paths), leaves=leaves)
+
+    def _walk(self, way: _Way, ways: list[_Way], *, is_trusted: bool) -> bool:
+        """Go to the end and tell that it is reached; at a link, or above the top, add how it goes on, if it does."""
+        here, rest = way.here, way.rest
+        for at, name in enumerate(rest, 1):
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if not here:
+                    outside = "/".join((os.path.dirname(self.root), *rest[at:]))
+                    ways += self._from_outside(outside, way.hops, is_trusted=is_trusted)
+                    return False
+                here.pop()
+                continue
+            here.append(name)
+            key = fold("/".join(here))
+            targets = self._targets.get(key)
+            if targets is None:
+                continue
+            if key in self._new:  # what the host has there may stay
+                ways.append(_Way(list(here), rest[at:], way.hops))
+            for target in targets:
+                self._add_target(ways, _Way(here[:-1], [], way.hops), target, rest[at:], is_trusted)
+            return False
+        return True
+
+    def _add_target(self, ways: list[_Way], way: _Way, target: str, after: list[str], is_trusted: bool) -> None:
+        if target.startswith("/"):
+            ways += self._from_outside("/".join((target, *after)), way.hops, is_trusted=is_trusted)
+        else:
+            ways.append(_Way(way.here, [*target.split("/"), *after], way.hops + 1))
+
+    def _from_outside(self, path: str, hops: int, *, is_trusted: bool) -> list[_Way]:
+        """Return how a path goes on that begins outside of the folder: it may come back."""
+        said = os.path.normpath(path)
+        found = {said}
+        if is_trusted and not _is_below(said, self.root):
+            found.add(self._real(path))
+        return [_Way([], one[len(self.root) :].split("/"), hops + 1) for one in found if _is_below(one, self.root)]
+
+    def _real(self, path: str) -> str:
+        """Return a path of the host without links; those of one folder are looked up once."""
+        above, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return os.path.realpath(path)
+        if above not in self._real_paths:
+            self._real_paths[above] = os.path.realpath(above or "/")
+        whole = os.path.join(self._real_paths[above], name)
+        return os.path.realpath(whole) if os.path.islink(whole) else whole
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def ancestors(path: str) -> Sequence[str]:
+    """Return a path and those of the folders above it, "" the last."""
+    found = [path]
+    while path:
+        path = path.rpartition("/")[0]
+        found.append(path)
+    return found

@@ -1,0 +1,253 @@
+"""By which names the host reaches what lies in a folder, and the rows of the table of dangers that hold by them.
+
+Theory of operation: a link whose own name a row has gives that row to what it leads to: to a file alone where the row
+is of a file's name, else to all that is below as well; a row of several names, of which the link's path has the first,
+waits for the rest of them. What a folder is given passes on through the links in it. So each link and row is looked at
+once, however many names there are, and a path is judged by the folders above it. What git's settings and agents' files
+name counts as links to it from the file that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..core.changes import Change
+from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, Row
+from .dangers import matches, rows_near, sequence
+from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold
+from .host_settings import Named, find_named
+
+MOST_LINKS_OF_HOME, MOST_FOLDERS_OF_HOME = 2_000, 300
+_GIT = next(row for row in TABLE if row.form == "folder" and row.pattern == ".git" and row.reason == GIT)
+_AGENT = next(row for row in TABLE if row.form == "name" and row.pattern == "claude.md" and row.reason == AGENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """Say what holds for a path: a row, of the path `alone` or of all below, too; or the names of it still to come."""
+
+    row: Row
+    alone: bool = False
+    begun: int = 0  # names of the row's that a link's path has
+
+
+class HostNames:
+    """Tell what holds for a path by its other names. Each row comes with the name that has it."""
+
+    def __init__(self, resolver: Resolver, *, is_complete: bool = True):
+        self.resolver = resolver
+        self.is_complete = is_complete
+        self._tags: dict[str, dict[_Tag, str]] = {}
+        self._tagged: list[str] = []
+        self._sources: list[tuple[str, frozenset[str]]] = []  # links in the folder, folded, and where they lead
+        self._to_pass_on: list[tuple[str, _Tag, str]] = []
+
+    def add_link(self, path: str, targets: Iterable[str], *, is_inside: bool = True) -> None:
+        """Note a link of this path, and where it leads, of the folder or of another one."""
+        ends = frozenset(fold(one) for one in targets if fold(one) != fold(path))
+        if is_inside and ends:
+            self._sources.append((fold(path), ends))
+        for tag in _tags_of_link(path):
+            for end in ends:
+                self._give(end, tag, path)
+
+    def add_named(self, path: str, row: Row, by: str, *, alone: bool) -> None:
+        """Note that a file names a path, or a folder, which is read as one of a row's."""
+        self._give(fold(path), _Tag(row, alone=alone), by)
+
+    def settle(self, check: Callable[[], None]) -> None:
+        """Pass on what folders were given through the links in them."""
+        self._sources.sort()
+        keys = [path for path, _ in self._sources]
+        while self._to_pass_on:
+            at, tag, by = self._to_pass_on.pop()
+            check()
+            for path, ends in self._sources[_first_below(keys, at) :]:
+                if at and not path.startswith(f"{at}/"):
+                    break
+                passed = _passed_on(tag, path[len(at) + 1 if at else 0 :].split("/"))
+                if passed is not None:
+                    for end in ends:
+                        self._give(end, passed, by)
+        self._tagged = sorted(self._tags)
+
+    def _give(self, path: str, tag: _Tag, by: str) -> None:
+        if any(tag in self._tags.get(one, ()) for one in (ancestors(path) if _is_open(tag) else (path,))):
+            return
+        self._tags.setdefault(path, {})[tag] = by
+        if not tag.alone:
+            self._to_pass_on.append((path, tag, by))
+
+    def rows_for(self, path: str) -> dict[Row, str]:
+        """Return the rows that hold for a path by another name, with the name, or what names it."""
+        found: dict[Row, str] = {}
+        if not self._tags:
+            return found
+        key = fold(path)
+        for above in ancestors(key):
+            for tag, by in self._tags.get(above, {}).items():
+                names = key[len(above) + 1 if above else 0 :].split("/") if above != key else []
+                if _holds(tag, names):
+                    found.setdefault(tag.row, by)
+        return found
+
+    def rows_for_link(self, path: str) -> dict[Row, str]:
+        """Return those that may hold for what a new link there would lead to, in place of what is there."""
+        found: dict[Row, str] = {}
+        if not self._tags:
+            return found
+        key = fold(path)
+        for one in self._tagged[_first_below(self._tagged, key) :]:
+            if not one.startswith(f"{key}/"):
+                break
+            found |= {tag.row: by for tag, by in self._tags[one].items()}
+        for above in ancestors(key):
+            names = key[len(above) + 1 if above else 0 :].split("/") if above != key else []
+            for tag, by in self._tags.get(above, {}).items():
+                if tag.begun and sequence(tag.row)[0][tag.begun :][: len(names)] == names:
+                    found.setdefault(tag.row, by)
+        return found
+
+
+def _first_below(keys: Sequence[str], path: str) -> int:
+    return bisect_left(keys, f"{path}/") if path else 0
+
+
+def _is_open(tag: _Tag) -> bool:
+    return not tag.alone and not tag.begun
+
+
+def _tags_of_link(path: str) -> Iterator[_Tag]:
+    """Yield what a link gives by its own path to what it leads to."""
+    names = path.casefold().split("/")
+    for row in rows_near(path):
+        if row.form == "path":
+            wanted, is_open = sequence(row)
+            for count in range(1, len(wanted)):
+                if names[-count:] == wanted[:count]:
+                    yield _Tag(row, begun=count)
+            if matches(row, path):
+                yield _Tag(row, alone=not is_open)
+        elif matches(row, path):
+            yield _Tag(row, alone=row.form in ("name", "glob"))
+
+
+def _passed_on(tag: _Tag, names: list[str]) -> _Tag | None:
+    """Return what a link in a folder that was given a tag passes on to its end; `names` are its path in that folder."""
+    if not tag.begun:
+        return tag
+    wanted, is_open = sequence(tag.row)
+    left = wanted[tag.begun :]
+    if names[: len(left)] == left:
+        return _Tag(tag.row) if is_open else _Tag(tag.row, alone=True) if names == left else None
+    return _Tag(tag.row, begun=tag.begun + len(names)) if left[: len(names)] == names else None
+
+
+def _holds(tag: _Tag, names: list[str]) -> bool:
+    """Tell whether a tag holds for what lies at `names` in the folder that was given it."""
+    if tag.alone:
+        return not names
+    if not tag.begun:
+        return True
+    wanted, is_open = sequence(tag.row)
+    left = wanted[tag.begun :]
+    return names[: len(left)] == left if is_open else names == left
+
+
+def find_names(folder: int, changes: Iterable[Change], check: Callable[[], None]) -> HostNames:
+    """Look at the host's links, once: those in an open folder, and at the top of the homes of its owner and of ours."""
+    root = os.readlink(f"/proc/self/fd/{folder}")
+    found = find_links(folder, check)
+    new = [(one.path, one.target) for one in changes if one.kind == "link" and one.what != "removed"]
+    resolver = Resolver(root, found.links, new)
+    names = HostNames(resolver, is_complete=found.is_complete)
+    for links, is_trusted in ((found.links, True), (new, False)):
+        for path, target in links:
+            check()
+            ways = resolver.follow(_above(path), target, is_trusted=is_trusted)
+            names.is_complete = names.is_complete and ways is not ANYWHERE
+            names.add_link(path, ways.paths)
+    homes = _homes(folder)
+    for home in homes:
+        for path, target in _links_of_home(home):
+            check()
+            ways = resolver.follow("", os.path.join(home, _above(path), target), is_trusted=True)
+            names.add_link(path, ways.paths, is_inside=False)
+    _add_named(names, find_named(root, found, homes, resolver, check))
+    names.settle(check)
+    return names
+
+
+def _add_named(names: HostNames, named: Named) -> None:
+    names.is_complete = names.is_complete and named.is_complete
+    for path, by in named.by_git.items():
+        names.add_named(path, _GIT, by, alone=True)
+    for path, by in named.folders_of_git.items():
+        names.add_named(path, _GIT, by, alone=False)
+    for path, by in named.by_agents.items():
+        names.add_named(path, _AGENT, by, alone=True)
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _homes(folder: int) -> tuple[str, ...]:
+    """Return the homes of whoever reads settings there: the folder's owner and this process's user."""
+    found = {os.path.expanduser("~")}
+    for uid in {os.fstat(folder).st_uid, os.geteuid()}:
+        try:
+            found.add(pwd.getpwuid(uid).pw_dir)
+        except KeyError:
+            continue
+    return tuple(sorted(home for home in found if os.path.isabs(home) and home != "/"))
+
+
+def _links_of_home(home: str) -> list[tuple[str, str]]:
+    """Return the links at the top of a home and of its hidden folders, as who keeps settings elsewhere has them."""
+    found: list[tuple[str, str]] = []
+    folders = [""]
+    for above in folders:
+        if len(folders) > MOST_FOLDERS_OF_HOME or len(found) > MOST_LINKS_OF_HOME:
+            break
+        try:
+            with os.scandir(os.path.join(home, above)) as entries:
+                for entry in entries:
+                    path = f"{above}/{entry.name}" if above else entry.name
+                    if entry.is_symlink():
+                        found.append((path, os.readlink(entry.path)))
+                    elif _may_hold_settings(above, entry.name) and entry.is_dir(follow_symlinks=False):
+                        folders.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def _may_hold_settings(above: str, name: str) -> bool:
+    return above == ".config" or (not above and name.startswith(".") and name != ".cache")
+
+
+def reasons_of_link(change: Change, names: HostNames, hidden: Sequence[str]) -> set[str]:
+    """Return what is wrong with where a new link leads, through other links; `hidden` are paths in order, folded."""
+    ways = names.resolver.follow(_above(change.path), change.target, is_trusted=False)
+    reasons = {LEAVES} if ways.leaves else set()
+    for path in map(fold, ways.paths):
+        if ".git" in path.split("/"):
+            reasons.add(INTO_GIT)
+        if any(_has(hidden, above) for above in ancestors(path)[:-1]) or _has_below(hidden, path):
+            reasons.add(TO_HIDDEN)
+    return reasons
+
+
+def _has(paths: Sequence[str], path: str) -> bool:
+    at = bisect_left(paths, path)
+    return at < len(paths) and paths[at] == path
+
+
+def _has_below(hidden: Sequence[str], path: str) -> bool:
+    at = _first_below(hidden, path)
+    return at < len(hidden) and (not path or hidden[at].startswith(f"{path}/"))
