@@ -150,26 +150,37 @@ def test_languages_without_a_toolchain_or_leave_are_not_offered(
 
 
 INSTALLERS = """
-import importlib.util, shutil, subprocess, sys
+import shutil, subprocess, sys
 names = ("pip", "pip3", "npm", "npx", "gem", "apt", "apt-get", "uv")
-specs = [importlib.util.find_spec(name) for name in ("pip", "ensurepip")]
-found = [name for name in names if shutil.which(name)] + [one.name for one in specs if one and one.origin]
-[found, subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0]
+commands = [[name] for name in names if shutil.which(name)]
+commands += [[sys.executable, "-m", name] for name in ("pip", "ensurepip")]
+ends = [subprocess.run([*one, "--version"], capture_output=True, text=True) for one in commands]
+[one.args for one in ends if one.returncode == 0 or "name the packages when it is started" not in one.stderr]
 """
 
 
 @pytest.mark.both_users
 def test_package_managers_are_not_found_by_tools_that_say_so(settings_of_nobody: None) -> None:
-    """Neither in a run of its own nor in an interpreter that goes on; a run that is no tool's finds what is there."""
+    """Neither in a run of its own nor in an interpreter that goes on: each says where packages come from."""
 
     async def work(tools: Toolbox) -> list[Any]:
         answers = [await tools.call("code_exec", {"code": INSTALLERS}) for _ in range(3)]
         assert "no package managers" in next(tool.description for tool in tools.tools if tool.name == "code_exec")
         return [answer.result.value for answer in answers if answer.result is not None]
 
-    assert cloche.run(INSTALLERS).value[0] != []
     for live in (False, True):
-        assert use(work, interpreters=live) == [[[], False]] * 3
+        assert use(work, interpreters=live) == [[]] * 3
+
+
+@pytest.mark.both_users
+def test_throwaway_runs_find_no_package_managers_but_what_lives_does(settings_of_nobody: None) -> None:
+    """In a run's own sandbox all say where packages come from, cold and warm; elsewhere, or where asked, they work."""
+    assert [cloche.run(INSTALLERS).value for _ in range(3)] == [[]] * 3
+    assert cloche.get_sandbox().execute(INSTALLERS).value == []
+    with cloche.Sandbox(live=False) as sandbox:
+        shown = [cloche.run(INSTALLERS, package_managers=True).value, sandbox.run(INSTALLERS).value]
+    with cloche.Sandbox() as sandbox:
+        assert [*shown, sandbox.run(INSTALLERS).value] == [shown[0]] * 3 != [[]] * 3
 
 
 def test_where_package_managers_are_shown_no_tool_denies_it() -> None:

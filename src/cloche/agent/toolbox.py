@@ -162,9 +162,10 @@ class Toolbox:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
         # Other backends use an image's programs, and other levels cannot hide files.
         name = self._sandbox.backend
-        if name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL:
+        can_hide = name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL
+        if can_hide and self.policy.package_managers is not True:
             self._sandbox.hide_package_managers()
-        if self.policy.package_managers:
+        if self.policy.package_managers or not can_hide:
             self.tools = tuple(map(describe_with_package_managers, self.tools))
         languages = self._sandbox.languages
         self.tools = tuple(describe_with_languages(tool, languages) for tool in self.tools)

@@ -482,6 +482,10 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="packages_keep_count", parse=readers.parse_total_count, settings_field="packages_keep_count", default=200,
     ),
+    Key(
+        name="package_managers", variable="CLOCHE_PACKAGE_MANAGERS", parse=readers.parse_package_managers,
+        settings_field="policy.package_managers", is_looser=_is_before(True, "live", False),
+    ),
     Key(name="locked", parse=readers.parse_lock_file, is_in_files=False, settings_field="packages_lock"),
     Key(
         name="languages", parse=readers.parse_languages,

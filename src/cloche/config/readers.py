@@ -218,6 +218,16 @@ def parse_switch(value: object, *, name: str) -> bool:
     return found
 
 
+def parse_package_managers(value: object, *, name: str) -> bool | str:
+    """Return whether package managers are shown: true, false, or `live`, to what is no throwaway run."""
+    if isinstance(value, str) and value.strip().lower() == "live":
+        return "live"
+    try:
+        return parse_switch(value, name=name)
+    except InvalidRequest:
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is neither true, false nor live") from None
+
+
 def parse_trusted(value: object, *, name: str) -> bool:
     """Return whether code is trusted, which only a program says, and with a real boolean."""
     if not isinstance(value, bool):

@@ -25,6 +25,7 @@ ScreenMode = Literal["off", "warn", "block"]
 OnNetwork = Literal["refuse", "ask"]
 Fallback = Literal["none", "process"]
 ContainerRuntime = Literal["runc"]
+PackageManagers = bool | Literal["live"]
 
 # C's seven, the default allowlist; C# joins where a policy or `code.execute` names it.
 DEFAULT_LANGUAGES: tuple[str, ...] = ("python", "javascript", "typescript", "bash", "ruby", "go", "rust")
@@ -38,7 +39,7 @@ class Policy:
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
     already loaded there. Without `package_managers`, programs that install packages are not shown, as far as the
-    backend can do that.
+    backend can do that; with "live", the default, they are shown to all but throwaway runs.
 
     `network_allow` lists the hosts that mode `allowlist` may reach: empty means none. `network_deny` wins over it and
     over mode `open`, which reaches any public host on the ports 80, 443 and `network_ports`. `on_network` says what
@@ -82,7 +83,7 @@ class Policy:
     fallback: Fallback = "none"
     warm: bool = True
     preload: tuple[str, ...] = ()
-    package_managers: bool = True
+    package_managers: PackageManagers = "live"
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):

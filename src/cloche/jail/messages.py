@@ -221,7 +221,8 @@ class Run(_Record):
     `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
     `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
     `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
-    none of the guest's, `private` those of `binds`, and the folder of an overlay, whose files only the caller may
+    none of the guest's, `replaced` the programs and modules in whose place it finds one that says why they are not
+    there, `private` those of `binds`, and the folder of an overlay, whose files only the caller may
     read (shown through an id-mapped mount), `owners` the uid and gid of those that are not root's, `readable` the rules
     Landlock needs for them, `keep_read_search` that Landlock alone must decide what can be read (see
     `privileges.keep_read_search`).
@@ -239,6 +240,7 @@ class Run(_Record):
     timeout_s: float = 30.0
     binds: list[str] = []
     covered: list[str] = []
+    replaced: list[str] = []
     private: list[str] = []
     owners: dict[str, tuple[int, int]] = {}
     readable: list[tuple[str, str]] = []

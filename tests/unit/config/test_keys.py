@@ -22,8 +22,8 @@ def test_every_setting_has_a_row() -> None:
     named = {f"{part}.{spec.name}" for part, kind in parts.items() for spec in fields(kind)}
     assert own - rows == {*parts, "ceilings", "images", "roots", "remotes", "origins"}
     assert named - rows == {
-        "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.package_managers",
-        "policy.layers", "policy.accept_claimed_level", "policy.host_folder",
+        "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.layers",
+        "policy.accept_claimed_level", "policy.host_folder",
     }  # fmt: skip
     assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots.", "remotes."))}
     assert set(LIMIT_FIELDS.values()) == {spec.name for spec in fields(Limits)}

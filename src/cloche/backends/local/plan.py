@@ -172,12 +172,15 @@ def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
     return (0, 0, ())
 
 
-def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy) -> None:
-    """Let one run see a toolchain's folders and files, and the layers of packages."""
+def show_toolchain(
+    run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy, *, is_single: bool = False
+) -> None:
+    """Let one run see a toolchain's folders and files, and the layers of packages; a `single` one, no installers."""
     toolchain, paths = paths, (*paths, *policy.layers) if policy.layers else paths
     if spec.level == "jail":
         run.binds = list(paths)
-        run.covered = [] if policy.package_managers else list(package_managers(tuple(toolchain)))
+        if not policy.package_managers or (is_single and policy.package_managers == "live"):
+            run.replaced = list(package_managers(tuple(toolchain)))
         if host.owns_ids and not host.idmapped:
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":

@@ -175,7 +175,8 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     """
     known = (
         spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds),
-        tuple(run.private), tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
+        tuple(run.private), tuple(run.covered), tuple(run.replaced), run.python is None, len(run.commands) <= 1,
+        is_kept,
     )  # fmt: skip
     found = _jails.get(known)
     if found is None or spec.origin is None:
@@ -193,10 +194,11 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     is_prefork = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
-        tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_prefork, spec.landlock_abi,
-        bool(spec.cgroup), spec.cpu_affinity, spec.is_shown, network_key(policy),
+        tuple(run.binds), tuple(run.private), tuple(run.covered), tuple(run.replaced), has_python, is_prefork,
+        spec.landlock_abi, bool(spec.cgroup), spec.cpu_affinity, spec.is_shown, network_key(policy),
     )  # fmt: skip
-    bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
+    bare = Run(binds=run.binds, covered=run.covered, replaced=run.replaced, private=run.private)
+    bare.python = {} if has_python else None
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = spec.ids[:2] if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_prefork, network_rules(policy))

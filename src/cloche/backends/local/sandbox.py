@@ -433,7 +433,8 @@ class LocalOpenSandbox:
             await finish(connection.close())
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
-        show_toolchain(program.run, self._spec, program.paths(), self._host, self._policy)
+        paths = program.paths()
+        show_toolchain(program.run, self._spec, paths, self._host, self._policy, is_single=self._is_last)
         if self._spec.network is not None:
             program.run.env = {**authority_variables(self._policy), **program.run.env}
         sink = sink if sink is discard else started_first(sink)

@@ -486,8 +486,9 @@ def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]
     return outer, [mounts.Inner(path, path[1:], register=registers.get(path, "")) for path in inner]
 
 
-def _covers(run: Run) -> list[mounts.Cover]:
-    return [mounts.Cover(path[1:]) for path in run.covered]
+def _covers(run: Run) -> list[mounts.Mount]:
+    covers: list[mounts.Mount] = [mounts.Cover(path[1:]) for path in run.covered]
+    return [*covers, mounts.Replaced(run.replaced)] if run.replaced else covers
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:
