@@ -36,8 +36,8 @@ class SandboxOptions(TypedDict, total=False):
     - best_effort: names of controls that may be absent. level: ask for exactly one level.
     - packages: what to install first: names with versions; "auto" takes them from the program's header and imports.
     - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
-    - package_managers: whether programs that install packages (pip, npm, apt, uv) are shown: true, false, or "live", the
-      default: to all but throwaway runs.
+    - package_managers: whether programs that install packages (pip, npm, apt, uv) are shown: true, false, or "live",
+      the default: to all but throwaway runs.
     - languages: the names that may be run; csharp is not among the default ones.
     - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
