@@ -29,6 +29,7 @@ set -e
 git status --porcelain; test ! -e .git/hooks; echo two >> a.txt; git add -A; git -c user.name=x commit -qm second
 git checkout -qb topic; echo three > new; git add new; git commit -qm third; git gc -q; git status --porcelain
 git log --format=%s
+mkdir .git/hooks; echo evil | tee .git/hooks/post-commit .git/info/attributes >> .git/config
 """
 
 
