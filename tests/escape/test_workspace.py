@@ -490,8 +490,9 @@ DETOURS = (
         dangerous=["scripts/common.mk.txt"],
     ),
     Detour(
-        name="folder-above", files={"conf/real/x": ""}, links={"sub": "conf/real"}, command=("make", "-C", "sub"),
-        program="open('conf/real/Makefile', 'w').write('all:\\n\\ttouch $RAN\\n')", dangerous=["conf/real/Makefile"],
+        name="folder-above", files={"c/x": "", "../home/.config/x": ""}, links={"../home/.config/git": "../../host/c"},
+        program="open('c/config', 'w').write('[core]\\n\\tfsmonitor = \"touch $RAN; false\"\\n')",
+        command=("sh", "-c", "git init -q x && cd x && git status"), dangerous=["c/config"],
     ),
     Detour(
         name="shell-of-the-home", files={"rc/bash": "true\n"}, links={"../home/.bashrc": "../host/rc/bash"},
@@ -499,9 +500,9 @@ DETOURS = (
         dangerous=["rc/bash"],
     ),
     Detour(
-        name="repository-in-two-steps", files={"HEAD~": ""}, links={}, command=("git", "status"),
-        program=REPOSITORY.replace("evil/", "").replace("touch ../ran", "touch $RAN"),
-        dangerous=["HEAD", "config", "objects", "refs"],
+        name="repository-without-its-head", files={}, links={}, dangerous=["config", "objects", "refs"],
+        program=REPOSITORY.replace("evil/", "").replace("touch ../ran", "touch $RAN") + "os.unlink('HEAD')",
+        command=("sh", "-c", "echo ref: refs/heads/main > HEAD; git status"),
     ),
     Detour(
         name="link-to-hidden", files={}, links={}, command=("cat", "public/readme.txt"), shows=HIDDEN,
@@ -521,6 +522,7 @@ def test_what_the_host_reaches_by_another_name_needs_a_yes(
     """Links and settings of the host make a harmless name run something; it is asked for, and runs after a yes."""
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     if any(one.startswith(".git/") for one in detour.files):
         subprocess.run(["git", "init", "-q", host], check=True)
     for path, text in detour.files.items():

@@ -72,13 +72,14 @@ class BranchOptions:
 
 
 def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
-    """Name changes by the gravest reason why they are dangerous, as far as anybody reads."""
+    """Name changes by the gravest reason why they are dangerous, with their other ones, as far as anybody reads."""
     parts = []
     for question in diff.questions:
-        paths = [repr(one.path) for one in changes if one.dangers[0] == question.reason]
-        if paths:
-            more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
-            parts.append(f"{question.reason}: {', '.join(paths[:MOST_NAMED])}{more}")
+        among = [one for one in changes if one.dangers[0] == question.reason]
+        if among:
+            told = [f"{one.path!r}" + "".join(f" ({also})" for also in one.dangers[1:]) for one in among[:MOST_NAMED]]
+            more = f" and {len(among) - MOST_NAMED} more" if len(among) > MOST_NAMED else ""
+            parts.append(f"{question.reason}: {', '.join(told)}{more}")
     return "; ".join(parts)
 
 
@@ -119,7 +120,7 @@ def name_for(name: str | None) -> str:
 
 def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
     """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
-    from cloche.workspace.compare import identify, make_diff
+    from cloche.workspace.compare import identify, make_diff, questions_of
 
     folder = found.folder
     entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
@@ -129,9 +130,10 @@ def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) ->
         known=read_known(found), check=check,
     )  # fmt: skip
     branches = _dangerous_branches(found, snapshot)
-    return (
-        replace(diff, changes=(*diff.changes, *branches), id=identify((*diff.changes, *branches))) if branches else diff
-    )
+    if not branches:
+        return diff
+    changes = (*diff.changes, *branches)
+    return replace(diff, changes=changes, id=identify(changes), questions=questions_of(changes))
 
 
 def is_of_git(change: Change) -> bool:

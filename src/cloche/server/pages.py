@@ -247,7 +247,9 @@ def show_approval(entry: Entry) -> dict[str, Any]:
     """Return a request as the page has it."""
     request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
-    rules = {name: value for name, value in request.rules.items() if name != "changes"}
+    rules = {name: value for name, value in request.rules.items() if name not in ("changes", "dangers")}
+    if dangers := request.rules.get("dangers"):  # above what is dangerous, the gravest reason first
+        arguments.append(("dangerous", _readable(dangers)))
     if told := changes_told(request):  # long, whatever they are: what is dangerous is among them
         arguments.append(("changes to the folder", "\n".join([*told, ""])))
     return {

@@ -186,7 +186,8 @@ def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
     for change in changes:
         if change.dangers:
             paths[change.dangers[0]].append(change.path)
-    return tuple(Question(reason=reason, paths=tuple(paths[reason])) for reason in RANKED if reason in paths)
+    order = (*(reason for reason in paths if reason not in RANKED), *RANKED)  # what no table has is of git's commits
+    return tuple(Question(reason=reason, paths=tuple(paths[reason])) for reason in order if reason in paths)
 
 
 def identify(changes: Iterable[Change]) -> str:
