@@ -92,6 +92,12 @@ def check_sessions(sandbox: Sandbox) -> None:
     assert shell.run("x=$(cat /tmp/x)").ok
     assert python.run("print('up', flush=True)\nwhile True: pass", timeout=2).status == "timeout"
     assert (python.run("x").value, shell.run("echo $x").stdout) == (1, "1\n")
+    trace = python.run("1 / 0").stderr
+    assert trace.startswith('Traceback (most recent call last):\n  File "<cell ')
+    assert "During handling" not in trace
+    printing = "import asyncio\nasync def say(): print('said')\ntask = asyncio.create_task(say())\nprint('begun')"
+    assert python.run(printing).stdout == "begun\n"
+    assert python.run("print('next')").stdout == "said\nnext\n"
     assert python.run("import subprocess; subprocess.Popen(['sleep', '4321'])").ok
     python.close()
     assert not sandbox.exec(shell="cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep 'sleep [4]321'").stdout

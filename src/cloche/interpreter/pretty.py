@@ -8,7 +8,6 @@ The printer has the methods that `_repr_pretty_(printer, cycle)` of other people
 
 from __future__ import annotations
 
-import os
 import sys
 
 TYPE_CHECKING = False
@@ -330,13 +329,18 @@ def report(error: BaseException) -> None:
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of this package."""
-    here = os.path.dirname(report.__code__.co_filename)
+    here = _package_of(report.__code__.co_filename)
     found: list[TracebackType] = []
     while trace is not None:
-        if os.path.dirname(trace.tb_frame.f_code.co_filename) != here:
+        if _package_of(trace.tb_frame.f_code.co_filename) != here:
             found.append(trace)
         trace = trace.tb_next
     left: TracebackType | None = None
     for one in reversed(found):
         left = type(one)(left, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return left
+
+
+def _package_of(name: str) -> str:
+    """Return the folder of a file, or the package of a module that came from an archive as `<package.module>`."""
+    return name.rpartition("/" if "/" in name else ".")[0]

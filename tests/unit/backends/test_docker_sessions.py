@@ -96,7 +96,7 @@ def test_words_between_pieces_are_heard_after_them() -> None:
 
 
 def test_output_is_bounded_and_begins_anew() -> None:
-    """Beyond a flood nothing is handed on; what came between two runs is the next one's."""
+    """Beyond a flood nothing is handed on; the end of what came between two runs is the next one's, uncounted."""
     posted: list[tuple[Callable[..., object], tuple[object, ...]]] = []
     flooded: list[bool] = []
     outputs = Outputs(LIMITS, discard, lambda call, *rest: posted.append((call, rest)), lambda: flooded.append(True))
@@ -114,6 +114,12 @@ def test_output_is_bounded_and_begins_anew() -> None:
     outputs.renew()
     outputs.take("stdout", b"new")
     assert (outputs.kept("stdout"), outputs.kept("stderr"), outputs.is_truncated) == (b"new", b"", False)
+    outputs.take("stdout", bytes(LIMITS.output_bytes - 3) + b"end")
+    outputs.hand_on_to(discard)
+    outputs.take("stdout", b"own")
+    note, _, kept = outputs.kept("stdout").partition(b"\n")
+    assert (note, outputs.is_truncated) == (b"[cloche: 3 bytes left out]", True)
+    assert kept == bytes(LIMITS.output_bytes - 3) + b"endown"
 
 
 async def heard_of(*frames: tuple[bytes, bytes]) -> tuple[ContainerTransport, list[bool]]:

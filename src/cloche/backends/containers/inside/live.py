@@ -498,8 +498,11 @@ def main(settings: dict[str, Any]) -> None:
     host.server = init.Server(STDIN_FD, host, greeting, out=STDOUT_FD)
     gc.collect()
     gc.freeze()
+    guest = None
     try:
         host.server.serve()
     except Become as fork:
-        fork.guest.become()
+        guest = fork.guest
+    if guest is not None:  # out of that block: else each error of the program would be one during its handling
+        guest.become()
     os._exit(0)
