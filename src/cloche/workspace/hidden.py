@@ -207,7 +207,7 @@ def _ignore_lines(folder: int) -> list[str]:
         ) from error
     if len(data) > MOST_BYTES:
         raise InvalidRequest(f"{IGNORE_FILE}: has more than {MOST_BYTES} bytes; join some of its patterns")
-    return os.fsdecode(data).split("\n")
+    return os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).split("\n")
 
 
 def _head(name: str, at: int, most: int) -> bytes:

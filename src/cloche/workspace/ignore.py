@@ -1,192 +1,367 @@
-"""The patterns of `.clocheignore` and of the policy, which say what else is hidden; their syntax is that of gitignore.
+"""Patterns of gitignore's syntax, matched as git does: of `.gitignore`, `.clocheignore`, and of the policy.
 
-Theory of operation: a pattern becomes one regular expression. Between two stars everything has a fixed width, so the
-first place where it fits is as good as any later one, and is kept (an atomic group): no pattern takes longer than the
-product of the lengths, whatever it holds. Patterns of one sign that follow each other are one alternation; the last of
-these groups that matches decides. A pattern without a slash is matched with the last name, the others with the path.
+Theory of operation: paths are bytes, and a pattern becomes one regular expression. Between two stars everything has a
+fixed width, so the first place where it fits is as good as any later one, and is kept (an atomic group): no pattern
+takes longer than the product of the lengths, whatever it holds. Patterns of one sign that follow each other are one
+alternation, or a few; the last of these groups that matches decides. A pattern without a slash is matched with the
+last name, the others with the path.
+
+git matches the beginning of a path pattern up to its first special character by itself, and `**` behind it as if a
+slash came before: so do we. A pattern that is malformed matches nothing in git; for
+hiding it is refused.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
 
 MOST_BYTES, MOST_PATTERNS, MOST_CHARACTERS = 1 << 16, 500, 500
 MOST_KEPT = 50_000  # names whose answer is kept: most names of a project are there many times
-_STAR = object()
-_ANY_FOLDERS, _ANY_PATH = r"(?:[^/]++/)*", r"[^/]++(?:/[^/]++)*+"
+_MOST_JOINED = 4096  # bytes of patterns in one expression, so that one match takes no longer than some milliseconds
+_SLASH = ord("/")
+_ALL = frozenset(range(1, 256)) - {_SLASH}
+_CLASSES: dict[bytes, frozenset[int]] = {
+    name: frozenset(map(ord, chars))
+    for name, chars in {
+        b"alpha": string.ascii_letters, b"digit": string.digits, b"alnum": string.ascii_letters + string.digits,
+        b"lower": string.ascii_lowercase, b"upper": string.ascii_uppercase, b"space": " \t\n\r",
+        b"punct": string.punctuation, b"xdigit": string.hexdigits, b"blank": " \t",
+        b"cntrl": "".join(map(chr, (*range(1, 32), 127))), b"print": "".join(map(chr, range(32, 127))),
+        b"graph": "".join(map(chr, range(33, 127))),
+    }.items()
+}  # fmt: skip
+# What a pattern consists of besides expressions for single characters.
+_STAR, _FOLDERS, _REST = object(), object(), object()  # `*`, `**/`, and `**` at the end
+_FOLDER = rb"[^/]*+/"
+
+
+class _MalformedError(ValueError):
+    """Report a pattern that matches nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rule:
+class Rule:
+    """Hold one line. `text` is what it consists of without signs; without an `expression` it is malformed.
+
+    A `problem` says why it can match no path, or not the one that was meant.
+    """
+
+    line: bytes
+    text: bytes
     is_negated: bool
+    is_for_folders: bool
     is_anchored: bool
-    expression: str
+    expression: bytes | None
+    problem: str
+
+    @property
+    def is_literal(self) -> bool:
+        """Tell whether it has no special character."""
+        return not _SPECIAL.search(self.text)
+
+
+_SPECIAL = re.compile(rb"[*?\[\\]")
+
+
+def parse_line(line: bytes) -> Rule | None:
+    """Read one line; None for a blank one and a comment."""
+    text = _without_trailing_blanks(line.removesuffix(b"\r"))
+    if not text or text.startswith(b"#"):
+        return None
+    is_negated, text = text.startswith(b"!"), text.removeprefix(b"!")
+    is_for_folders, text = text.endswith(b"/"), text.removesuffix(b"/")
+    is_anchored = b"/" in text
+    text = text.removeprefix(b"/")
+    expression, problem = None, _problem(text)
+    try:
+        expression = _path_expression(text) if is_anchored else _joined(list(_tokens(text, is_path=False)))
+    except _MalformedError as error:
+        problem = str(error)
+    return Rule(
+        line=line, text=text, is_negated=is_negated, is_for_folders=is_for_folders, is_anchored=is_anchored,
+        expression=expression, problem=problem,
+    )  # fmt: skip
+
+
+def _problem(text: bytes) -> str:
+    """Return why no path can match whatever the characters are."""
+    if not text:
+        return "it names nothing"
+    if text.endswith(b"\t"):
+        return "it ends with a tab, which would be part of the name"
+    for name in text.split(b"/"):
+        if name in (b"", b".", b".."):
+            return f'no path has the name "{name.decode()}" in it'
+    return ""
+
+
+def _without_trailing_blanks(line: bytes) -> bytes:
+    kept = line.rstrip(b" ")
+    backslashes = len(kept) - len(kept.rstrip(b"\\"))
+    return kept + b" " if backslashes % 2 and len(kept) < len(line) else kept
+
+
+# From characters to tokens.
+
+
+def _tokens(text: bytes, *, is_path: bool) -> Iterator[object]:
+    at = 0
+    while at < len(text):
+        begin, char = at, text[at : at + 1]
+        at += 1
+        if char == b"*":
+            while text[at : at + 1] == b"*":
+                at += 1
+            follows = re.compile(rb"\\?/|\Z").match(text, at)
+            is_whole = is_path and at - begin > 1 and (not begin or text[begin - 1] == _SLASH)
+            if not is_whole or follows is None:
+                yield _STAR
+                continue
+            if follows[0] == b"\\/":  # then there is one folder at least
+                yield from (_STAR, b"/")
+            yield _FOLDERS if follows[0] else _REST
+            at = follows.end()
+        elif char == b"?":
+            yield b"[^/]"
+        elif char == b"[":
+            accepted, at = _parse_class(text, at)
+            yield _class_expression(accepted)
+        elif char == b"\\":
+            if at == len(text):
+                raise _MalformedError("nothing follows the backslash at its end")
+            yield re.escape(text[at : at + 1])
+            at += 1
+        else:
+            yield re.escape(char)
+
+
+def _parse_class(text: bytes, at: int) -> tuple[frozenset[int], int]:
+    """Return the characters of a class, and the place behind it, step by step as git's `wildmatch` does."""
+    is_negated = text[at : at + 1] in (b"!", b"^")
+    at += is_negated
+    found: set[int] = set()
+    previous = 0
+    while True:
+        char, at = _class_character(text, at)
+        if char == ord("\\"):
+            char, at = _class_character(text, at)
+            found.add(char)
+        elif char == ord("-") and previous and text[at : at + 1] not in (b"]", b""):
+            char, at = _class_character(text, at)
+            if char == ord("\\"):
+                char, at = _class_character(text, at)
+            found.update(range(previous, char + 1))
+            char = 0
+        elif char == ord("[") and text[at : at + 1] == b":" and (end := _named_class_end(text, at)) is not None:
+            name = text[at + 1 : end - 1]
+            if name not in _CLASSES:
+                raise _MalformedError(f"there is no class [:{name.decode(errors='replace')}:]")
+            found |= _CLASSES[name]
+            char, at = 0, end + 1
+        else:
+            found.add(char)
+        previous = char
+        if text[at : at + 1] == b"]":
+            return (_ALL - found if is_negated else frozenset(found) & _ALL), at + 1
+
+
+def _class_character(text: bytes, at: int) -> tuple[int, int]:
+    if at >= len(text):
+        raise _MalformedError("a [ has no ] behind it")
+    return text[at], at + 1
+
+
+def _named_class_end(text: bytes, at: int) -> int | None:
+    """Return the place of the bracket that ends `[:NAME:]`, whose first colon has this place; None where it is none."""
+    end = text.find(b"]", at + 1)
+    if end < 0:
+        raise _MalformedError("a [ has no ] behind it")
+    return end if end > at + 1 and text[end - 1 : end] == b":" else None
+
+
+def _class_expression(accepted: frozenset[int]) -> bytes:
+    if not accepted:
+        raise _MalformedError("a class in it matches no character")
+    return b"[" + b"".join(b"\\x%02x" % char for char in sorted(accepted)) + b"]"
+
+
+# From tokens to an expression.
+
+
+def _path_expression(text: bytes) -> bytes:
+    special = _SPECIAL.search(text)
+    literal = text if special is None else text[: special.start()]
+    head, *rest = _split(_tokens(text[len(literal) :], is_path=True), _FOLDERS)
+    middle = b"".join(b"(?>(?:%s)*?%s)" % (_FOLDER, _names(run)) for run in rest[:-1])
+    end = b"(?:%s)*%s" % (_FOLDER, _names(rest[-1])) if rest else b""
+    return re.escape(literal) + _names(head) + middle + end
+
+
+def _split(tokens: Iterable[object], at: object) -> list[list[object]]:
+    parts: list[list[object]] = [[]]
+    for token in tokens:
+        if token is at:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _names(tokens: Sequence[object]) -> bytes:
+    """Return an expression for names with slashes between."""
+    ends = tokens[-1:] == [_REST]
+    parts: list[list[object]] = [[]]
+    for token in tokens[:-1] if ends else tokens:
+        if token == b"/":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return b"/".join(map(_joined, parts)) + (rb"(?s:.*)" if ends else b"")
+
+
+def _joined(tokens: Sequence[object]) -> bytes:
+    """Return an expression for one name, with each star and what follows it in an atomic group."""
+    first, *rest = [b"".join(map(_expression, part)) for part in _split(tokens, _STAR)]
+    if not rest:
+        return first
+    middle = b"".join(b"(?>[^/]*?%s)" % piece for piece in rest[:-1] if piece)
+    return first + middle + rb"(?>[^/]*%s(?=/|\Z))" % rest[-1]
+
+
+def _expression(token: object) -> bytes:
+    if not isinstance(token, bytes):
+        raise TypeError("a token that is no expression")
+    return token
+
+
+# Matching.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    is_negated: bool
-    name: re.Pattern[str] | None
-    path: re.Pattern[str] | None
+class _Kind:
+    """Hold the patterns of a group that are for everything, or for folders alone."""
+
+    names: frozenset[bytes]
+    paths: frozenset[bytes]
+    name: re.Pattern[bytes] | None
+    path: re.Pattern[bytes] | None
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule]) -> _Kind:
+        literal = [rule for rule in rules if rule.is_literal]
+        others = [rule for rule in rules if not rule.is_literal]
+        return cls(
+            names=frozenset(rule.text for rule in literal if not rule.is_anchored),
+            paths=frozenset(rule.text for rule in literal if rule.is_anchored),
+            name=_alternation([rule.expression or b"" for rule in others if not rule.is_anchored]),
+            path=_alternation([rule.expression or b"" for rule in others if rule.is_anchored]),
+        )
+
+    def matches(self, name: bytes, path: bytes) -> bool:
+        return (
+            name in self.names
+            or path in self.paths
+            or (self.name is not None and self.name.match(name) is not None)
+            or (self.path is not None and self.path.match(path) is not None)
+        )
+
+
+def _alternation(expressions: Sequence[bytes]) -> re.Pattern[bytes] | None:
+    return re.compile(rb"(?:%s)\Z" % b"|".join(expressions)) if expressions else None
+
+
+class Patterns:
+    """Match relative paths with rules; one that is malformed matches nothing."""
+
+    def __init__(self, rules: Iterable[Rule]):
+        groups: list[tuple[bool, _Kind, _Kind | None]] = []
+        readable = (one for one in rules if one.expression is not None)
+        for is_negated, same in groupby(readable, lambda one: one.is_negated):
+            for some in _in_pieces(same):
+                folders = [one for one in some if one.is_for_folders]
+                always = _Kind.of([one for one in some if not one.is_for_folders])
+                groups.append((is_negated, always, _Kind.of(folders) if folders else None))
+        self._groups = tuple(reversed(groups))
+        self.has_paths = any(one and (one.path or one.paths) for group in groups for one in group[1:])
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def decide(
+        self, name: bytes, path: bytes, *, is_folder: bool, check: Callable[[], None] | None = None
+    ) -> bool | None:
+        """Tell whether a path, whose last part is the name, is meant by the last rule that matches; None for no match.
+
+        `check` is called from time to time, and may raise.
+        """
+        for is_negated, always, folders in self._groups:
+            if check is not None:
+                check()
+            if always.matches(name, path) or (is_folder and folders is not None and folders.matches(name, path)):
+                return not is_negated
+        return None
+
+
+def _in_pieces(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
+    """Yield rules in lists that are not too long for one expression."""
+    some: list[Rule] = []
+    size = 0
+    for rule in rules:
+        if some and size + len(rule.text) > _MOST_JOINED:
+            yield some
+            some, size = [], 0
+        some.append(rule)
+        size += 0 if rule.is_literal else len(rule.text)
+    yield some
 
 
 class IgnorePatterns:
     """Match relative paths with lines of gitignore's syntax; `!` shows again what an earlier line has hidden.
 
-    Raises InvalidRequest where there are too many, or one is too long; `where` begins the sentence.
+    Raises InvalidRequest where there are too many, one is too long, or one could hide nothing, since what was meant is
+    not known then; `where` begins the sentence.
     """
 
     def __init__(self, lines: Sequence[str], *, where: str) -> None:
-        rules = [rule for line in lines if (rule := _parse(line, where)) is not None]
+        rules = [rule for line in lines if (rule := _checked(line, where)) is not None]
         if len(rules) > MOST_PATTERNS:
             raise InvalidRequest(f"{where}: has {len(rules)} patterns, {MOST_PATTERNS} are allowed; join some of them")
         self._kept: dict[str, bool] = {}
-        self._groups = tuple(reversed([_group(sign, tuple(each)) for sign, each in groupby(rules, _sign)]))
-        self._has_paths = any(group.path for group in self._groups)
+        self._patterns = Patterns(rules)
 
     def __bool__(self) -> bool:
-        return bool(self._groups)
+        return bool(self._patterns)
 
     def hides(self, name: str, path: str, *, is_folder: bool) -> bool:
         """Tell whether the path, whose last part is the name, is hidden."""
-        if is_folder:
-            name, path = name + "/", path + "/"
-        if not self._has_paths:
-            return self._hides_name(name)
-        for group in self._groups:
-            if (group.name and group.name.match(name)) or (group.path and group.path.match(path)):
-                return not group.is_negated
-        return False
-
-    def _hides_name(self, name: str) -> bool:
-        found = self._kept.get(name)
+        if self._patterns.has_paths:
+            return bool(self._patterns.decide(os.fsencode(name), os.fsencode(path), is_folder=is_folder))
+        key = f"{name}/" if is_folder else name
+        found = self._kept.get(key)
         if found is None:
-            first = next((group for group in self._groups if group.name and group.name.match(name)), None)
-            found = first is not None and not first.is_negated
+            encoded = os.fsencode(name)
+            found = bool(self._patterns.decide(encoded, encoded, is_folder=is_folder))
             if len(self._kept) < MOST_KEPT:
-                self._kept[name] = found
+                self._kept[key] = found
         return found
 
 
-def _sign(rule: _Rule) -> bool:
-    return rule.is_negated
-
-
-def _group(sign: bool, rules: Sequence[_Rule]) -> _Group:
-    return _Group(
-        is_negated=sign,
-        name=_joined([rule.expression for rule in rules if not rule.is_anchored]),
-        path=_joined([rule.expression for rule in rules if rule.is_anchored]),
-    )
-
-
-def _joined(expressions: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(expressions)) if expressions else None
-
-
-def _parse(line: str, where: str) -> _Rule | None:
-    """Read one line; None for a blank one and a comment."""
-    text = _without_trailing_blanks(line.removesuffix("\r"))
-    if not text or text.startswith("#"):
+def _checked(line: str, where: str) -> Rule | None:
+    rule = parse_line(os.fsencode(line))
+    if rule is None:
         return None
-    if len(text) > MOST_CHARACTERS or "\0" in text:
+    if len(line) > MOST_CHARACTERS or "\0" in line:
         raise InvalidRequest(f"{where}: a pattern has more than {MOST_CHARACTERS} characters, or a zero byte")
-    is_negated = text.startswith("!")
-    text = text.removeprefix("!")
-    only_folders = text.endswith("/")
-    parts = [part for part in text.split("/") if part]
-    if not parts:
-        return None
-    is_anchored = "/" in text.rstrip("/")
-    end = r"/\Z" if only_folders else r"/?\Z"
-    return _Rule(is_negated=is_negated, is_anchored=is_anchored, expression=_expression(parts) + end)
-
-
-def _without_trailing_blanks(text: str) -> str:
-    stripped = text.rstrip(" \t")
-    is_escaped = stripped.endswith("\\") and stripped != text
-    return stripped + " " if is_escaped else stripped
-
-
-def _expression(parts: Sequence[str]) -> str:
-    """Return a regular expression for names with slashes between; `**` stands for any number of names."""
-    if all(part == "**" for part in parts):
-        return _ANY_PATH
-    before, *rest = _runs(parts)
-    head = _names(before)
-    if not rest:
-        return head
-    start = f"{head}/" if head else ""
-    middle = "".join(f"(?>{_ANY_FOLDERS}?{_names(run)}(?=/))/" for run in rest[:-1])
-    end = f"{_ANY_FOLDERS}{_names(rest[-1])}" if rest[-1] else _ANY_PATH  # `a/**` is everything below
-    return start + middle + end
-
-
-def _runs(parts: Sequence[str]) -> list[list[str]]:
-    """Return the parts between the `**`; an empty one first or last where the pattern begins or ends with `**`."""
-    runs: list[list[str]] = [[]]
-    for before, part in zip(("", *parts), parts, strict=False):
-        if part != "**":
-            runs[-1].append(part)
-        elif before != "**":
-            runs.append([])
-    return runs
-
-
-def _names(parts: Sequence[str]) -> str:
-    return "/".join(map(_name, parts))
-
-
-def _name(part: str) -> str:
-    """Return a regular expression for one whole name, in an atomic group."""
-    pieces: list[str] = [""]
-    for token in _tokens(part):
-        if token is _STAR:
-            pieces.append("")
-        else:
-            pieces[-1] += str(token)
-    first, *rest = pieces
-    if not rest:
-        return first
-    middle = "".join(f"(?>[^/]*?{piece})" for piece in rest[:-1] if piece)
-    return f"{first}{middle}(?>[^/]*{rest[-1]}(?=/|\\Z))"
-
-
-def _tokens(part: str) -> Iterator[object]:
-    at = 0
-    while at < len(part):
-        char = part[at]
-        if char == "*":
-            yield _STAR
-        elif char == "?":
-            yield "[^/]"
-        elif char == "[" and (found := _class_at(part, at)) is not None:
-            expression, at = found
-            yield expression
-            continue
-        elif char == "\\" and at + 1 < len(part):
-            at += 1
-            yield re.escape(part[at])
-        else:
-            yield re.escape(char)
-        at += 1
-
-
-def _class_at(part: str, at: int) -> tuple[str, int] | None:
-    """Return a class such as `[a-z]` or `[!0-9]`, and the place behind it; None where none is closed or it is wrong."""
-    start = at + 2 if part[at + 1 : at + 2] in ("!", "^") else at + 1
-    end = part.find("]", start + 1)
-    if end < 0:
-        return None
-    inner = re.sub(r"([\\\[\]^&~|])", r"\\\1", part[start:end])
-    expression = f"(?!/)[{'^' if start == at + 2 else ''}{inner}]"
-    try:
-        re.compile(expression)
-    except re.error:
-        return None
-    return expression, end + 1
+    if rule.problem:
+        raise InvalidRequest(
+            f"{where}: the pattern {escape_name(line)} cannot be used: {rule.problem}; correct or remove it"
+        )
+    return rule

@@ -1,13 +1,17 @@
 """Lines of gitignore's syntax say what is hidden; none of them takes long, whatever it holds."""
 
+import os
+import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest
-from cloche.init.patterns import matches
+from cloche.records.git_ignore import Rules, is_ignored, parse_rules
 from cloche.workspace.ignore import MOST_CHARACTERS, MOST_PATTERNS, IgnorePatterns
 
 
@@ -35,7 +39,9 @@ def _hides(lines: str, path: str) -> bool:
         ("[ab].txt", ["a.txt", "x/b.txt"], ["c.txt"]),
         ("[!ab].txt", ["c.txt"], ["a.txt", "/.txt"]),
         ("[a-c]x", ["bx"], ["dx"]),
-        ("[", ["["], ["a"]),
+        (r"\[", ["["], ["a"]),
+        ("keys/[[:digit:]]", ["keys/1"], ["keys/a", "keys/:"]),
+        (r"[\]a]", ["]", "a"], ["\\"]),
         (r"\#a", ["#a"], [r"\#a"]),
         (r"\!a", ["!a"], ["a"]),
         (r"\*", ["*"], ["a"]),
@@ -50,7 +56,6 @@ def _hides(lines: str, path: str) -> bool:
         ("new\nline*", ["line\nfeed", "new"], ["new\nline"]),
         ("*.\udcff", ["a.\udcff"], ["a.\udcfe"]),
         ("**", ["a", "a/b"], []),
-        ("/", [], ["a"]),
     ],
 )
 def test_a_pattern_hides_what_gitignore_would(lines: str, hidden: list[str], shown: list[str]) -> None:
@@ -59,15 +64,122 @@ def test_a_pattern_hides_what_gitignore_would(lines: str, hidden: list[str], sho
     assert [path for path in shown if _hides(lines, path)] == []
 
 
-_NAMES = st.text("ab.", min_size=1, max_size=4)
-_PARTS = st.one_of(st.text("ab.*?", min_size=1, max_size=5).filter(lambda part: part.strip("*")), st.just("**"))
+_ALPHABET = "ab.-[]!^:*?\\/ \t\r\n\xe9\udcff#"
+_FOLDERS = ("", "a/", "b/", "a/b/", "a/b/a/", "\xe9/", "[a/", "ab/", "ab/a/")
+_FILES = ("a", "b", "ab", "ba", "aab", ".", "a.", "[", "]", "[a]", "a]", "-", "!", "#a", "a ", "\\", "\\a", "1", "\xe9",
+          "\udcff", "\t", "a\t", ":", "A", "a\rb", "^", "*", "a-b", "?", "abab")  # fmt: skip
+_PIECES = st.sampled_from([
+    "*", "**", "**/", "/**/", "/**", "?", "a", "b", "ab", "/", "[ab]", "[!a]", "[^b]", "[[:alpha:]]", "[[:digit:]1]",
+    "[[:space:]]", "[[:punct:]a]", "[[:no:]]", "[", "]", "[]a]", "[]-a]", "[\\]a]", "[a-", "[a-b]", "[[a]", "[[:a]",
+    "\\", "\\a", "\\/", "!", "#", " ", "\\ ", "\xe9", "[\xe9]", "-", "[!]]", "[a-\\b]", "[[:cntrl:]]", "[/]", "[.-/]",
+    "***",
+])  # fmt: skip
+_LINES = st.one_of(
+    st.lists(_PIECES, min_size=1, max_size=6).map("".join), st.text(_ALPHABET.replace("\n", ""), min_size=1, max_size=9)
+)
+_COPIES = 12  # of the tree, each with patterns of its own, for one question to git
 
 
-@given(st.lists(_PARTS, min_size=2, max_size=5).filter(lambda parts: parts[-1] != "**"), st.lists(_NAMES, max_size=5))
-def test_a_pattern_with_slashes_matches_as_the_simple_matcher_does(parts: list[str], names: list[str]) -> None:
-    """An expression built of atomic groups finds every match that a search of all places finds."""
-    pattern, path = "/".join(parts), "/".join(names or ["a"])
-    assert _hides(f"/{pattern}", path) == matches(pattern, path)
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a repository with the same files in each of its folders."""
+    top = tmp_path_factory.mktemp("repository")
+    subprocess.run(["git", "init", "-q", top], check=True)
+    for number in range(_COPIES):
+        folders = [top / f"c{number}" / above for above in _FOLDERS]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            for name in _FILES:
+                if name != "." and not (path := folder / name).exists():
+                    path.touch()
+    return top
+
+
+def _paths_in(top: Path) -> list[tuple[bytes, bool]]:
+    """Return what is below a folder, by its relative path, and whether it is a folder."""
+    return [
+        (os.path.relpath(os.path.join(above, name), os.fsencode(top)), is_folder)
+        for above, folders, files in os.walk(os.fsencode(top))
+        for names, is_folder in ((folders, True), (files, False))
+        for name in names
+        if name != b".gitignore"
+    ]
+
+
+def _ignored_by_git(repository: Path) -> set[bytes]:
+    paths = [os.path.relpath(os.path.join(above, name), os.fsencode(repository))
+             for above, folders, files in os.walk(os.fsencode(repository)) for name in (*folders, *files)
+             if b".git" not in above.split(b"/") and name != b".git"]  # fmt: skip
+    done = subprocess.run(
+        ["git", "-C", repository, "-c", "core.excludesFile=/dev/null", "check-ignore", "--no-index", "-z", "--stdin"],
+        input=b"\0".join(paths), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    return set(done.stdout.split(b"\0")) - {b""}
+
+
+def _is_met(path: bytes, is_folder: bool, matches: Callable[[bytes, bytes, bool], bool]) -> bool:
+    """Tell whether a path, or a folder that it is in, is matched."""
+    parts = path.split(b"/")
+    return any(
+        matches(parts[depth - 1], b"/".join(parts[:depth]), is_folder or depth < len(parts))
+        for depth in range(1, len(parts) + 1)
+    )
+
+
+def _agree_with_git(repository: Path, files: list[list[str]]) -> None:
+    tree = _paths_in(repository / "c0")
+    for number in range(_COPIES):
+        data = os.fsencode("\n".join(files[number])) if number < len(files) else b""
+        (repository / f"c{number}" / ".gitignore").write_bytes(data)
+    ignored = _ignored_by_git(repository)
+    for number, lines in enumerate(files):
+        base = b"c%d/" % number
+        rules, _ = parse_rules(os.fsencode("\n".join(lines)), base)
+        wanted = {path[len(base) :] for path in ignored if path.startswith(base)} - {b".gitignore"}
+
+        def in_records(_: bytes, path: bytes, is_folder: bool, base: bytes = base, rules: Rules = rules) -> bool:
+            return is_ignored([rules], base + path, is_folder=is_folder, check=lambda: None)
+
+        assert {path for path, is_folder in tree if _is_met(path, is_folder, in_records)} == wanted, lines
+        try:
+            patterns = IgnorePatterns(lines, where="here")
+        except InvalidRequest:
+            continue
+
+        def in_workspace(name: bytes, path: bytes, is_folder: bool, patterns: IgnorePatterns = patterns) -> bool:
+            return patterns.hides(os.fsdecode(name), os.fsdecode(path), is_folder=is_folder)
+
+        assert {path for path, is_folder in tree if _is_met(path, is_folder, in_workspace)} == wanted, lines
+
+
+@given(st.lists(st.lists(_LINES, min_size=1, max_size=3), min_size=_COPIES, max_size=_COPIES))
+@example([["keys/[[:digit:]]"], ["[\\]a]"], ["x/a**/b"], ["a**/b"], ["a/b**"], ["**\\/a"], ["a/[a/b]"], ["a?/**/b"]])
+@settings(max_examples=6)
+def test_patterns_match_what_git_ignores(repository: Path, files: list[list[str]]) -> None:
+    """The matcher of `.gitignore` and the one of hidden paths agree with `git check-ignore`, whatever is written."""
+    _agree_with_git(repository, files)
+
+
+@pytest.mark.soak
+@given(st.lists(st.lists(_LINES, min_size=1, max_size=3), min_size=_COPIES, max_size=_COPIES))
+@settings(max_examples=400)
+def test_many_patterns_match_what_git_ignores(repository: Path, files: list[list[str]]) -> None:
+    """The same for some thousands."""
+    _agree_with_git(repository, files)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[", "keys/[[:digits:]]", "a[b", "x[/]", "a\\", "!", "/", "a//b", "./keys", "keys/..", "keys\t", "![a", "x/[a/"],
+)
+def test_a_pattern_that_cannot_be_read_is_an_error(line: str) -> None:
+    """What it was to hide is not known, and it cannot be used; the sentence says what is the matter."""
+    with pytest.raises(
+        InvalidRequest, match=r"^here: the pattern .* cannot be used: .*; correct or remove it$"
+    ):
+        IgnorePatterns(["*.pem", line], where="here")
 
 
 @pytest.mark.parametrize(
