@@ -61,6 +61,7 @@ def test_a_hidden_file_is_not_missed_and_a_commit_is_the_callers(
     with cloche.Sandbox(workspace=project) as sandbox:
         assert "hidden from the sandbox: .env, sub/.env" in sandbox.notes["workspace"]["warnings"][0]
         assert sandbox.exec(shell="git status --porcelain; git config alias.st").stdout == ""
+        assert sandbox.run("import os; os.system('git status --porcelain')").stdout == ""
         done = sandbox.exec(shell=f"echo two >> a.txt && git add -A && git commit -qm second && {LOG}")
         assert done.stdout.split("\n")[0] == 'Ada "A" L\\ovelace <ada@example.org> second', done.stderr
         assert done.stdout.split("\n")[2:] == ["M\ta.txt", ""]

@@ -156,7 +156,7 @@ def _dangerous_branches(found: OpenFolder, snapshot: Snapshot) -> tuple[Change, 
         return ()
     return tuple(
         Change(
-            path=_file_of(branch), what="modified", kind="file", mode=0o644,
+            path=_file_of(branch), what="modified", kind="file", mode=0o644, old_mode=0o644,
             sha256=hashlib.sha256(f"{commit}\n".encode()).hexdigest(), dangers=reasons,
         )
         for branch, (commit, reasons) in sorted(touched.items())

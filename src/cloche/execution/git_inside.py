@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import ClocheError
 from cloche.core.escape import escape_line
+from cloche.core.languages import PROGRAM_FILES
 from cloche.core.loops import finish
 from cloche.core.processes import ProcessRequest
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 PATIENCE_S, MOST_AT_ONCE = 60.0, 500
+IGNORED = "/home/sandbox/.config/git/ignore"
 CONFIG = "/tmp/.cloche-gitconfig"  # of a copy, whose /etc is not ours to write to
 # No key is inside, so what a repository asks to be signed would not be made at all. `git commit -S` still signs.
 UNSIGNED: Mapping[str, str] = {
@@ -41,8 +44,11 @@ def variables_for(folder: HostFolder) -> dict[str, str]:
 async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
     """Write the author of commits into a copy, and mark hidden files in the index; return sentences of what failed.
 
-    A file that is marked (skip-worktree) is neither missed by `git status` nor left out by `git add`.
+    What is run as code lies in the folder meanwhile, so git is told to ignore that. A file that is marked
+    (skip-worktree) is neither missed by `git status` nor left out by `git add`.
     """
+    with suppress(ClocheError):  # where there is no such home, git is told of programs
+        await live.write_path(IGNORED, _programs().encode())
     if folder.copied_ns and folder.git_config:
         await live.write_path(CONFIG, folder.git_config.encode("utf-8", "surrogateescape"), mode=0o644)
     by_place: dict[str, list[str]] = {}
@@ -54,6 +60,12 @@ async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
             if why := await _mark(live, at, paths[start : start + MOST_AT_ONCE]):
                 return [f"Git inside takes hidden files that it tracks for deleted, as they could not be marked: {why}"]
     return []
+
+
+def _programs() -> str:
+    """Return the patterns of what programs are called while they run."""
+    parts = (name.rpartition(".") for name in sorted(PROGRAM_FILES))
+    return "".join(f"/{stem}.{suffix}\n/{stem}-[0-9]*.{suffix}\n" for stem, _, suffix in parts)
 
 
 async def give_git(live: OpenLiveSandbox, found: OpenFolder, *, is_copy: bool) -> None:

@@ -176,9 +176,7 @@ def test_many_patterns_match_what_git_ignores(repository: Path, files: list[list
 )
 def test_a_pattern_that_cannot_be_read_is_an_error(line: str) -> None:
     """What it was to hide is not known, and it cannot be used; the sentence says what is the matter."""
-    with pytest.raises(
-        InvalidRequest, match=r"^here: the pattern .* cannot be used: .*; correct or remove it$"
-    ):
+    with pytest.raises(InvalidRequest, match=r"^here: the pattern .* cannot be used: .*; correct or remove it$"):
         IgnorePatterns(["*.pem", line], where="here")
 
 
