@@ -21,6 +21,7 @@ from cloche.backends.local import LocalBackend
 from cloche.core.changes import Diff
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.workspace.compare import TOO_DEEP
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("own_places")]
 PATIENCE_S = 60
@@ -106,7 +107,7 @@ def test_what_changes_after_a_diff_is_not_committed_with_its_id(project: Path) -
 
 
 def test_a_second_commit_of_a_file_is_no_conflict_and_one_of_the_hosts_is(project: Path) -> None:
-    """What this sandbox wrote itself is known; what somebody else wrote is named, and one chooses."""
+    """What this sandbox wrote itself is known; what somebody else wrote is named; one chooses, and is told of it."""
     with cloche.Sandbox(workspace=project) as sandbox:
         for text in ("first\n", "second\n"):
             sandbox.write_file("a.txt", text)
@@ -116,10 +117,47 @@ def test_a_second_commit_of_a_file_is_no_conflict_and_one_of_the_hosts_is(projec
         (project / "a.txt").write_text("the host's\n")
         with pytest.raises(WorkspaceConflict, match=r"a\.txt"):
             sandbox.commit()
-        assert sandbox.commit(theirs=["a.txt"]).written == ("b.txt",)
+        done = sandbox.commit(theirs=["a.txt"])
+        assert (done.written, done.left) == (("b.txt",), {"a.txt": "the host's version was kept"})
         assert (project / "a.txt").read_text() == "the host's\n"
         assert sandbox.commit(ours=["a.txt"]).written == ("a.txt",)
         assert (project / "a.txt").read_text() == "third\n"
+
+
+LONG = """
+import os
+for name, depth in (("d" * 200, 40), ("e", 300)):
+    here = os.open(".", os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        above, here = here, os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(above)
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=here))
+    os.close(here)
+"""
+
+
+def test_what_is_too_long_or_too_deep_blocks_nothing_else(project: Path) -> None:
+    """A chain of each is cut where it is named; what is above it and beside it is written."""
+    with cloche.Sandbox(workspace=project) as sandbox:
+        sandbox.write_file("a.txt", "new\n")
+        assert sandbox.exec(["python3", "-c", LONG]).ok
+        done = sandbox.commit()
+        assert {"a.txt", "e/e/e/file"} <= set(done.written)
+        assert {(path[:2], why) for path, why in done.left.items()} == {("dd", TOO_DEEP), ("e/", TOO_DEEP)}
+        assert sandbox.commit().written == ()
+
+
+def test_what_is_discarded_takes_nothing_else_with_it(project: Path) -> None:
+    """A file of a new folder goes alone; a file that became a folder is a file again."""
+    with cloche.Sandbox(workspace=project) as sandbox:
+        assert sandbox.exec(
+            ["sh", "-c", "mkdir new && touch new/a new/b && rm a.txt && mkdir a.txt && touch a.txt/x"]
+        ).ok
+        assert sandbox.discard(paths=["new/a"]) == ("new/a",)
+        assert set(sandbox.discard(paths=["a.txt"])) == {"a.txt", "a.txt/x"}
+        assert [one.path for one in sandbox.diff().changes] == ["new", "new/b"]
+        assert sandbox.read_file("a.txt") == FILES["a.txt"].encode()
 
 
 def test_some_paths_are_committed_and_others_discarded(project: Path) -> None:

@@ -83,8 +83,13 @@ def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
     return "; ".join(parts)
 
 
-def selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[Change, ...]:
-    """Return the changes at some paths, or below them. Raises InvalidRequest for a path without any."""
+def selected(
+    changes: Sequence[Change], paths: Collection[str] | None, *, with_folders: bool = True
+) -> tuple[Change, ...]:
+    """Return the changes at some paths, or below them, with those that make the folders that these are in.
+
+    Raises InvalidRequest for a path without any.
+    """
     if paths is None:
         return tuple(changes)
     if isinstance(paths, str):
@@ -92,7 +97,7 @@ def selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[
     wanted = {path.rstrip("/"): False for path in paths}
     found = []
     for one in changes:
-        hits = [path for path in _above(one.path) if path in wanted]
+        hits = [path for path in above_of(one.path) if path in wanted]
         for path in hits:
             wanted[path] = True
         if hits:
@@ -100,13 +105,15 @@ def selected(changes: Sequence[Change], paths: Collection[str] | None) -> tuple[
     missing = [path for path, is_met in wanted.items() if not is_met]
     if missing:
         raise InvalidRequest(f"paths: nothing was changed at {missing[0]!r}; see the diff for what was")
-    needed = {above for one in found for above in _above(one.path)}
+    if not with_folders:
+        return tuple(found)
+    needed = {above for one in found for above in above_of(one.path)}
     parents = [one for one in changes if one.path in needed and one.kind == "directory" and one.what == "added"]
     kept = {one.path for one in (*found, *parents)}
     return tuple(one for one in changes if one.path in kept)
 
 
-def _above(path: str) -> Iterator[str]:
+def above_of(path: str) -> Iterator[str]:
     """Yield a path and those of the folders above it."""
     while path:
         yield path
@@ -178,7 +185,7 @@ def write_changes(
     check: Callable[[], None],
 ) -> Committed:
     """Write the chosen changes of a snapshot, and return what was written; see `HostFolderOperations.commit`."""
-    from cloche.workspace.commit import commit
+    from cloche.workspace.commit import KEPT, commit
     from cloche.workspace.git import commit_to_branch
 
     compared_ns = after_now()
@@ -198,6 +205,7 @@ def write_changes(
             "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
             dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
         )  # fmt: skip
+    kept = {path: KEPT for path in choice.theirs if not path.startswith(".git/")}
     agreed = {one.path.removeprefix(".git/").removeprefix("refs/heads/") for one in chosen if is_of_git(one)}
     chosen = tuple(one for one in chosen if not is_of_git(one))
     if branch is not None:
@@ -206,7 +214,7 @@ def write_changes(
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
         refs, left = _fetched(found, snapshot, name, agreed)
-        return Committed(refs={**refs, **made}, left=left)
+        return Committed(refs={**refs, **made}, left={**kept, **left})
     snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
     choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
     done = commit(
@@ -217,7 +225,7 @@ def write_changes(
     refs, left = _fetched(found, snapshot, name, agreed)
     # Nobody has been told of these but who has looked at the diff.
     left_out = {one.path: one.reason for one in diff.left_out if one.path.partition("/")[0] != ".git"}
-    return replace(done, refs=refs, left={**left_out, **done.left, **left})
+    return replace(done, refs=refs, left={**left_out, **kept, **done.left, **left})
 
 
 def _merged(

@@ -20,7 +20,7 @@ from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
-from .commits import BranchOptions, Choice, compare, is_of_git, name_for, read_known, selected, write_changes
+from .commits import BranchOptions, Choice, above_of, compare, is_of_git, name_for, read_known, selected, write_changes
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_ENTRIES = 1_000_000
+_MODE_OF_FOLDER = ("directory", "mode")  # the one change of a folder that keeps what is in it
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 
 
@@ -226,13 +227,16 @@ class HostFolderOperations(NameOperations):
 
         found = self._require_folder()
         live = self._require_live("discard")
-        changes = [one for one in selected((await self.diff()).changes, paths) if not is_of_git(one)]
+        found_changes = selected((await self.diff()).changes, paths, with_folders=False)
+        changes = [one for one in found_changes if not is_of_git(one)]
         back = [one.old_path or one.path for one in changes if one.what != "added"]
         packed = await _finished(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
         with packed.file:
-            for one in sorted(changes, key=lambda one: one.path, reverse=True):
-                if one.what != "removed" and (one.kind != "directory" or one.what == "added"):
-                    await live.remove_path(f"{found.folder.at}/{one.path}", recursive=True)
+            made = {one.path for one in changes if one.what != "removed" and (one.kind, one.what) != _MODE_OF_FOLDER}
+            for path in sorted(made):
+                _, *folders = above_of(path)
+                if made.isdisjoint(folders):  # else it goes with one of these
+                    await live.remove_path(f"{found.folder.at}/{path}", recursive=True)
             if back:
                 await live.unpack_path(found.folder.at, in_threads(packed.pieces()))
         return tuple(one.path for one in changes)

@@ -34,6 +34,7 @@ CONTENT = 1 << 31
 MOST_ENTRIES = 1_000_000
 MOST_DEPTH = 100  # of folders; each holds two descriptors while it is looked through
 MOST_PATH_BYTES = 4096
+MOST_FOLDER_BYTES = MOST_PATH_BYTES - 256  # of the path of a folder that is looked into, whatever a name in it is
 HELD_BYTES = 1 << 16
 OPAQUE, ORIGIN = "user.overlay.opaque", "user.overlay.origin"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
@@ -112,9 +113,6 @@ class _Sending:
         path = folder.prefix + name
         if path in self.skip:
             return None
-        if len(path) > MOST_PATH_BYTES:
-            self.skipped += 1
-            return None
         try:
             state = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         except OSError as error:
@@ -147,8 +145,9 @@ class _Sending:
         if name in self.names:
             self._row(row)
             return None
-        if depth >= MOST_DEPTH or state.st_dev != self.device:
-            self._row({**row, "problem": "mount" if state.st_dev != self.device else "too_deep"})
+        is_mount = state.st_dev != self.device
+        if is_mount or depth >= MOST_DEPTH or len(folder.prefix) + len(name) > MOST_FOLDER_BYTES:
+            self._row({**row, "problem": "mount" if is_mount else "too_deep"})
             return None
         fd = -1
         try:

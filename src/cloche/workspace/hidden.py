@@ -30,6 +30,7 @@ from .tracked import find_tracked
 IGNORE_FILE, STAGE_PREFIX = ".clocheignore", ".cloche-"
 MOST_DEPTH, MOST_HIDDEN, MOST_TIME_S = 200, 10_000, 60.0
 MOST_READ, MOST_CONFIG = 1 << 14, 1 << 16
+MOST_PATH_BYTES = 3584  # of a folder, relative: the kernel takes 4,095, with names in it and where a mask is made
 
 # Files that programs and users keep credentials in, by their whole name; hidden in installed packages, too.
 CREDENTIAL_FILES = frozenset({
@@ -342,6 +343,9 @@ class _Walk:
         path = above + name
         if depth >= MOST_DEPTH:
             self._hide(path, f"more than {MOST_DEPTH} folders deep, so not looked at")
+            return
+        if len(path) > MOST_PATH_BYTES // 4 and len(os.fsencode(path)) > MOST_PATH_BYTES:
+            self._hide(path, f"its path has more than {MOST_PATH_BYTES} bytes, so not looked at")
             return
         try:
             inner = hostfs.open_folder(name, here)

@@ -35,7 +35,7 @@ KINDS = frozenset(("file", "directory", "link", "removed", "unchanged", "other")
 PROBLEMS = {
     "unreadable": "it cannot be read inside",
     "too_large": "it is larger than what may be taken out at once",
-    "too_deep": "it is too deep to be looked into",
+    "too_deep": "it is too deep, or its path is too long, to be looked into",
     "changed": "it was changed while it was read",
     "mount": "another file system is mounted there",
 }

@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from cloche.workspace.snapshot import Snapshot
+from cloche.workspace.snapshot import PROBLEMS, Snapshot
 from tests.harness.changes import read_stream
 from tests.harness.init import Files
 
@@ -125,7 +125,7 @@ def test_a_deep_tree_is_said_and_not_gone_into(files: Files, tmp_path: Path) -> 
     finally:
         files.do("remove", "d", recursive=True)
     assert 64 <= len(found) <= 128
-    assert [entry.problem for entry in found if entry.problem] == ["it is too deep to be looked into"]
+    assert [entry.problem for entry in found if entry.problem] == [PROBLEMS["too_deep"]]
     assert found[-1].problem
 
 

@@ -1,6 +1,7 @@
 """Credentials of a project are hidden from a sandbox, and nothing that the project's programs need."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -367,6 +368,21 @@ def test_what_is_too_deep_is_hidden(tmp_path: Path) -> None:
     deep = "/".join(["d"] * (module.MOST_DEPTH + 5))
     _put_all(tmp_path, {f"{deep}/.env": ""})
     assert _find(tmp_path).paths == ("/".join(["d"] * (module.MOST_DEPTH + 1)),)
+
+
+def test_what_has_too_long_a_path_is_hidden(tmp_path: Path) -> None:
+    """So a mask can be made, whose paths the kernel takes: what is above is shown."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=here)
+        above, here = here, os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(above)
+        os.close(os.open(".env", os.O_WRONLY | os.O_CREAT, dir_fd=here))
+    os.close(here)
+    paths = _find(tmp_path).paths
+    shutil.rmtree(tmp_path / ("d" * 200))
+    assert [path.count("/") for path in paths] == [*range(1, 18), 17]
+    assert max(map(len, paths)) < 4000
 
 
 def test_too_many_hidden_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
