@@ -435,7 +435,7 @@ def _stream(fd: int, mode: str, errors: str) -> Any:
     raw: Any = io.FileIO(fd, mode, closefd=False)
     raw.name = name
     buffer: Any = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-    stream: Any = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2, newline=None if fd == 0 else "\n")
+    stream: Any = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd > 0, newline=None if fd == 0 else "\n")
     stream.mode = mode
     return stream
 

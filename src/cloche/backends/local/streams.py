@@ -35,6 +35,10 @@ CHUNK_BYTES = 65_536
 DRAIN_S = 0.3
 PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
 LISTEN_DELAY_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
+# Of a guest that prints line by line, what comes is read after such a rest, not once for each line. A line that comes
+# after none for so long is handed on at once.
+REST_S = 0.002
+SMALL_BYTES = 4096  # pieces that are followed by a rest: a guest that fills the pipe would have to wait
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 _F_ADD_SEALS = 1033
 SESSION_CHUNK_BYTES = 1 << 18
@@ -58,7 +62,7 @@ class StreamReader:
         self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] | None = None
-        self._is_listening = self.has_ended = False
+        self._is_listening = self.has_ended = self.is_resting = False
         os.set_blocking(fd, False)
 
     @property
@@ -74,7 +78,21 @@ class StreamReader:
         """Read from now on whatever comes, as it comes."""
         if not self._is_listening and self._fd >= 0:
             self._is_listening = True
-            self._loop.add_reader(self._fd, self._read)
+            self._loop.add_reader(self._fd, self._read_then_rest)
+
+    def _read_then_rest(self) -> None:
+        """Read once, and not again for a moment if it was little: more may be coming line by line."""
+        before = self.output.total
+        self._read()
+        if self._fd >= 0 and self.output.total - before < SMALL_BYTES:
+            self.is_resting = True
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(REST_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_resting = False
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._read_then_rest)
 
     def renew(self) -> None:
         """Begin anew with what comes from now on, for a stream that outlives a run: its end is kept."""
@@ -391,10 +409,11 @@ class SessionPipes(StreamSet):
     def collect(self, *, is_up_to_date: bool) -> Printed:
         """Return what was printed since it was last collected, and keep nothing of it.
 
-        Where this loop has just handled all that was ready, pipes from which nothing was read are empty.
+        Where this loop has just handled all that was ready, pipes from which nothing was read are empty, unless their
+        reader rests.
         """
         readers = self._readers.values()
-        if not is_up_to_date or any(reader.output.total for reader in readers):
+        if not is_up_to_date or any(reader.output.total or reader.is_resting for reader in readers):
             self.catch_up()
         printed = Printed(stdout=self.kept("stdout"), stderr=self.kept("stderr"), is_truncated=self.is_truncated)
         for reader in readers:
