@@ -22,6 +22,8 @@ ETC_SHOWN = (
 )  # fmt: skip
 # The guest's name and id, as it sees them, by the policy's user.
 USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
+# Where every interpreter of Python that starts inside finds our `sitecustomize`, in a jail.
+STARTUP_FOLDER, STARTUP_FILE = "/etc/cloche", "sitecustomize.py"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = (
@@ -182,6 +184,20 @@ def is_readable_by_others(path: str) -> bool:
 def is_reachable_by_others(path: str) -> bool:
     """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
     return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
+
+
+@functools.cache
+def startup_text() -> str:
+    """Return the `sitecustomize` that is shown to every interpreter of Python inside."""
+    with open(f"{os.path.dirname(os.path.dirname(__file__))}/interpreter/{STARTUP_FILE}", encoding="utf-8") as file:
+        return file.read()
+
+
+def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[str, str]:
+    """Return an environment in which interpreters of Python find it first, whatever else they are to find."""
+    given = env.get("PYTHONPATH", "")
+    is_there = given.partition(os.pathsep)[0] == folder
+    return dict(env) if is_there else {**env, "PYTHONPATH": f"{folder}{os.pathsep}{given}" if given else folder}
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[str] | None = None) -> dict[str, str]:

@@ -103,12 +103,18 @@ def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
         os.environ.update(env)
         if "TZ" in env:
             __import__("time").tzset()
+    os.environ.update(output_variable())
     if preloaded.env is not None:
         return
     this: Any = sys  # the originals are only final for those who did not start the interpreter
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
     this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
+
+
+def output_variable() -> dict[str, str]:
+    """Return what tells the interpreters that a program starts which output is the run's own: see `sitecustomize`."""
+    return {"CLOCHE_OUTPUT": " ".join([f"{one.st_dev}:{one.st_ino}" for one in map(os.fstat, (1, 2))])}
 
 
 def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:

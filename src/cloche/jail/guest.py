@@ -40,6 +40,7 @@ LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pip
 KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO = b"g"
+OUTPUT = "CLOCHE_OUTPUT"  # the variable that tells programs which are theirs, as JOURNAL_STREAM does of systemd
 ROBUST_LIST_BYTES = 24
 notify: Any = None  # our module `seccomp_notify`, once it is needed
 
@@ -189,7 +190,7 @@ class Guest:
         import os
 
         try:
-            os.execvpe(command[0], command, env)
+            os.execvpe(command[0], command, {**env, OUTPUT: name_output()})
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
             posix.write(2, f"cloche: cannot run {command[0]!r}: {posix.strerror(error.errno or 0)}\n".encode())
@@ -208,6 +209,11 @@ class Guest:
         if self.gives_exit_notice:
             privileges.exit_early = give_exit_notice
         run(order.python, order.env, self.interpreter.prepare(), privileges, *kept)
+
+
+def name_output() -> str:
+    """Return device and inode of the run's own output and errors: what else a program prints to is a pipe or file."""
+    return " ".join([f"{one.st_dev}:{one.st_ino}" for one in (posix.fstat(1), posix.fstat(2))])
 
 
 def give_exit_notice(code: int) -> None:

@@ -222,7 +222,7 @@ class Helper(SandboxState):
             if spec.shares_folder:
                 self.folder.hold()
             else:
-                self.folder.create(spec.modules)
+                self.folder.create(spec.modules, spec.startup)
         self.is_open = True
 
     def _clear_up(self) -> None:

@@ -150,18 +150,17 @@ class _Record:
 class Spec(_Record):
     """Describe a sandbox. What follows after `pids` is compiled into each building, and does not travel.
 
-    `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
-    jail they are folders of the host inside `folder`, which the helper makes and removes unless it
-    `shares_folder`; there, `modules` is a folder of the host to which a link beside the workspace points, or
-    empty. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
-    all of these, with the folders for their locks. `users` are the first and the number of the outside ids for which
-    all ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second
-    mount where the guest's id is not one that the caller can be. `mounts` are the rows of `mounts.from_rows`.
-    `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
-    `landlock` and the two filters are None where that control is not used; `landlock_abi` is the kernel's
-    version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
-    `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all. `network` is None where nothing
-    but loopback is reached, or what `network.open_sockets` is told.
+    `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level jail
+    they are folders of the host inside `folder`, which the helper makes and removes unless it `shares_folder`; there,
+    `modules` is a folder of the host to which a link beside the workspace points, or empty, and `startup` the text of a
+    `sitecustomize`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are all
+    of these, with the folders for their locks. `users` are the first and the number of the outside ids for which all
+    ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second mount
+    where the guest's id is not one that the caller can be. `mounts` are the rows of `mounts.from_rows`. `ucounts` and
+    `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where that control is
+    not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts. `origin` is what
+    it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
+    `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
     """
 
     level: str = "jail"
@@ -173,6 +172,7 @@ class Spec(_Record):
     tmp: str = "/tmp"
     folder: str = ""
     modules: str = ""
+    startup: str = ""
     shares_folder: bool = False
     disk_bytes: int = 0
     inodes: int = 0

@@ -29,6 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOCK_SH, LOCK_NB = 1, 4
 EAGAIN, ENOENT = 11, 2
 MOST_TRIES = 100
+STARTUP = "startup"
 PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
 
 
@@ -42,10 +43,11 @@ class WorkFolder:
         self._tick, self._last = 0, False
         self._stored = self._excused = (0, 0)
 
-    def create(self, modules: str = "") -> None:
+    def create(self, modules: str = "", startup: str = "") -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's.
 
-        A link to `modules` lies beside them: Node looks in every folder above a program for its packages.
+        A link to `modules` lies beside them: Node looks in every folder above a program for its packages. So does a
+        folder with the text `startup` for interpreters of Python, which the guest can but read.
         """
         os.mkdir(self.folder, 0o700)
         for _ in range(MOST_TRIES):
@@ -62,6 +64,10 @@ class WorkFolder:
             self._make(path)
         if modules:
             os.symlink(modules, f"{self.folder}/node_modules")
+        if startup:
+            os.mkdir(f"{self.folder}/{STARTUP}")
+            with open(f"{self.folder}/{STARTUP}/sitecustomize.py", "w") as file:
+                file.write(startup)
 
     def hold(self) -> bool:
         """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.

@@ -23,7 +23,8 @@ from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Network
 
-from .program import NOFILE
+from ..layout import STARTUP_FILE, startup_text
+from .program import NOFILE, STARTUP_FOLDER
 
 log = logging.getLogger("cloche.containers")
 MAX_FRAME_BYTES = 16 << 20
@@ -393,6 +394,7 @@ def boot_message(
     """
     settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
     settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
+    settings |= {"startup": {f"{STARTUP_FOLDER}/{STARTUP_FILE}": startup_text()}}
     settings |= {"live": dict(live)} if live is not None else {}
     start = _START.format(settings=json.dumps(settings), module="reaper" if live is None else "live")
     program = (_FIND_MODULES.format(sources=json.dumps(_modules(is_live=live is not None))) + start).encode()

@@ -28,13 +28,14 @@ from cloche.core.result import Result
 from cloche.egress.windows import SharedNetwork
 
 from ..init_link import InitLink
+from ..layout import with_startup
 from ..live import LiveProcess, LiveSandbox
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules
 from ..results import run_notes
 from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
-from .program import NOFILE, WORKSPACE, Program, SessionProgram
+from .program import NOFILE, STARTUP_FOLDER, WORKSPACE, Program, SessionProgram
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -297,10 +298,11 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         if HOME in self.writable or os.path.dirname(HOME) in self.writable:
             found["HOME"] = HOME
             found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
-        return {**found, **env}
+        return with_startup({**found, **env}, STARTUP_FOLDER)
 
     def _variables_of(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables, with those that every process here has; what was `given` stays."""
+        given = {name: value for name, value in given.items() if name != "PYTHONPATH"}  # of which `env` has more
         return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **given}
 
     def _rules_to_begin_with(self) -> NetworkRules:

@@ -16,7 +16,7 @@ from cloche.core.languages import LANGUAGES, Engine, Language, language_named, r
 from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.request import InputFile, Request, source_of
 
-from ..layout import guest_variables, sites_of, with_layers
+from ..layout import guest_variables, sites_of, with_layers, with_startup
 from ..saved_files import time_for_files
 from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
 from ..toolchain import sets_interpreter_variables, version_numbers
@@ -34,6 +34,7 @@ IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # i
 
 # Sessions: where a driver lies. Not in /tmp, which a policy may close, and where programs list their own files.
 FOLDER = "/dev/shm/.cloche"
+STARTUP_FOLDER = "/dev/shm/.cloche-startup"  # of every interpreter of Python, see `layout.with_startup`
 LINK, ANSWERS = 3, 4  # as in `inside/program.py`
 
 PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
@@ -142,15 +143,19 @@ def program_of(
     Raises InvalidRequest, or BackendUnavailable for an engine that is missing.
     """
     base = {**env, **ENVIRONMENT}
+
+    def whole(variables: Mapping[str, str]) -> Mapping[str, str]:
+        return with_startup(variables, STARTUP_FOLDER) if has_interpreter else variables
+
     if request.code is None:
-        return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
+        return Program(commands=(request.argv,), env=whole({**base, **request.env}), files=request.files)
     language = language_named(request.language)
     path, files = source_of(request, language=language.name, file_name=_numbered(language.file_name, number))
     source, own_file = f"{WORKSPACE}/{path}", "" if request.source_path else path
     build = _numbered(BUILD, number)
     engine = image.engine(language)
     version = image.version(engine)
-    variables = {**base, **render_env(engine, source, build), **request.env}
+    variables = whole({**base, **render_env(engine, source, build), **request.env})
     if language.name == "python" and has_interpreter and not sets_interpreter_variables(request.env):
         python = {
             "path": source,
@@ -227,7 +232,7 @@ def session_of(
     path = f"{FOLDER}/{driver.file_name}"
     return SessionProgram(
         language=language,
-        env={**base, **render_env(image.engine(language), path, BUILD), **given},
+        env=with_startup({**base, **render_env(image.engine(language), path, BUILD), **given}, STARTUP_FOLDER),
         new_codec=driver.new_codec,
         interrupt=driver.interrupt,
         commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),
@@ -262,4 +267,5 @@ def python_session(
         "extra_paths": list(extra_paths),
         "customizes": customizes,
     }
+    env = with_startup(env, STARTUP_FOLDER)
     return SessionProgram(language=language, env=env, new_codec=JsonCodec, interrupt=ONCE, python=settings)

@@ -433,7 +433,7 @@ class LocalLiveSandbox(LiveSandbox):
         found = {**authority_variables(self._policy), **guest_environment(self._paths, {}, {})}
         if self._has_home:
             found |= {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{found['PATH']}"}
-        found |= env
+        found = layout.with_startup(found | dict(env), self._paths.startup)
         return with_layers(found, self._policy.layers) if self._policy.layers else found
 
     def take_leftover(self) -> list[str]:
@@ -533,8 +533,8 @@ class LocalLiveSandbox(LiveSandbox):
 
     def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
-        if self._policy.layers:  # of which `env` has what is given, and more
-            given = {name: value for name, value in given.items() if name not in ("PATH", "PYTHONPATH")}
+        made = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)  # of what is given, and more
+        given = {name: value for name, value in given.items() if name not in made}
         home = {"HOME": HOME, "PATH": f"{HOME}/.local/bin:{env['PATH']}", **given} if self._has_home else {}
         return {**authority_variables(self._policy), **env, **home}
 

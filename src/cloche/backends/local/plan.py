@@ -27,6 +27,7 @@ from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import build_filter
 from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
+from cloche.jail.work_folder import STARTUP
 
 from .. import layout
 from ..certificates import files_and_variables
@@ -97,6 +98,7 @@ class GuestPaths:
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
+    startup: str = layout.STARTUP_FOLDER
 
 
 INSIDE = GuestPaths()
@@ -107,7 +109,9 @@ def choose_guest_paths(level: Level) -> GuestPaths:
     if level is Level.JAIL:
         return INSIDE
     folder = new_folder()
-    return GuestPaths(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
+    return GuestPaths(
+        workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}"
+    )
 
 
 def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_paths: GuestPaths) -> Spec:
@@ -148,6 +152,8 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         cpu_affinity=0 if host.cgroup_version or level is Level.NONE else max(1, round(limits.cpus)),
     )
     spec.modules = modules_of(policy.layers)
+    if level is not Level.JAIL:
+        spec.startup = layout.startup_text()
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits, policy)
         spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
@@ -251,7 +257,8 @@ def _mounts(user: str, uid: int, limits: Limits, policy: Policy) -> list[layout.
     memory = [("tmpfs", mount_point, limits.tmp_bytes, limits.inodes, "1777") for mount_point in ("dev/shm", "tmp")]
     modules = modules_of(policy.layers)
     links = [("symlink", modules, MODULES)] if modules else []
-    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *authorities, *links, *memory]
+    startup = ("text", f"{layout.STARTUP_FOLDER[1:]}/{layout.STARTUP_FILE}", layout.startup_text())
+    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), startup, *authorities, *links, *memory]
 
 
 def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tuple[str, str]]:
@@ -265,7 +272,7 @@ def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tup
         f"/proc/{name}"
         for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")
     ]
-    return [*((path, "read") for path in dict.fromkeys((*shown, *own))), *rules]
+    return [*((path, "read") for path in dict.fromkeys((*shown, *own, guest_paths.startup))), *rules]
 
 
 def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
@@ -310,7 +317,8 @@ def guest_environment(
 ) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
-    return {"PATH": layout.search_path(), **minimum, **toolchain, **given}
+    found = {"PATH": layout.search_path(), **minimum, **toolchain, **given}
+    return layout.with_startup(found, guest_paths.startup)
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
@@ -405,7 +413,8 @@ def _build_program(
     source = f"{guest_paths.workspace}/{path}"
     build = f"{guest_paths.tmp}/.cloche-build{mark}"  # where no environment lies
     engine = toolchain.engine.for_modules() if has_modules else toolchain.engine
-    run = Run(env={**_environment(toolchain, guest_paths, source, build), **request.env})
+    env = {**_environment(toolchain, guest_paths, source, build), **request.env}
+    run = Run(env=layout.with_startup(env, guest_paths.startup))
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()

@@ -32,7 +32,7 @@ import zlib
 
 from .files import WORKSPACE
 from .link import CHUNK, SHARES_SANDBOX, Counters, stored
-from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl
+from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl, write_startup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -486,6 +486,7 @@ def main(settings: dict[str, Any]) -> None:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)
+    write_startup(settings["startup"])
     failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
     init = importlib.import_module("init.server")
     for name in ("files", "terminal"):

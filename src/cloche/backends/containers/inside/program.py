@@ -297,7 +297,8 @@ def execute(words: list[str], env: dict[str, str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(words[0], words, env)  # noqa: S606 - this is what the container is for
+        oneshot = sys.modules["interpreter.oneshot"]
+        os.execvpe(words[0], words, {**env, **oneshot.output_variable()})  # noqa: S606 - this is what the container is for
     except OSError as error:
         os.write(2, f"cloche: cannot run {words[0]!r}: {os.strerror(error.errno or 0)}\n".encode())
         os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
@@ -331,6 +332,15 @@ def used_by_children() -> tuple[float, ...]:
     """Return the CPU times, of programs and of the kernel for them, of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime, used.ru_stime
+
+
+def write_startup(files: dict[str, str]) -> None:
+    """Write what interpreters of Python find at their start; where that cannot be, they print in blocks."""
+    try:
+        for path, text in files.items():
+            write_generated({"build": os.path.dirname(path), "generated": {path: text}})
+    except OSError:
+        pass
 
 
 class RunReport:

@@ -50,6 +50,7 @@ from .program import (
     memory_file,
     prctl,
     write_generated,
+    write_startup,
 )
 from .session import live
 
@@ -235,6 +236,7 @@ def main(settings: dict[str, Any]) -> None:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)
+    write_startup(settings["startup"])
     failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
     gc.collect()
     gc.freeze()
