@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 MOST_KEPT_EXITS = 128
 KEPT_BYTES = 1 << 15  # of each stream that nobody reads
 MOST_SHOWN = 200  # characters of an argument list, in a list of processes
+# Of a program that prints line by line, what comes is read after such a rest, not once for each line.
+REST_S, SMALL_BYTES = 0.002, 4096  # more than that at once is no such program's, and would fill the pipe meanwhile
 PIPE_BYTES = 1 << 20  # the most that a pipe holds
 MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet write
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
@@ -132,7 +134,7 @@ class Outgoing:
         self.dropped = 0
         self.due = 0  # bytes that had been written when they were counted, and were not read yet
         self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
-        self.is_watched = False
+        self.is_watched = self.is_resting = False
         self.go_on()
 
     @property
@@ -141,11 +143,11 @@ class Outgoing:
 
     def go_on(self) -> None:
         """Read from now on, if anybody takes it."""
-        if self.fd < 0:
+        if self.fd < 0 or self.is_resting:
             return
         may = not self.is_attached or (self.window > 0 and not self.process.loop.is_full)
         if may and not self.is_watched:
-            self.process.loop.watch(self.fd, POLLIN, self.read)
+            self.process.loop.watch(self.fd, POLLIN, self.take_event)
             self.is_watched = True
         elif not may:
             if self.is_watched:
@@ -154,7 +156,19 @@ class Outgoing:
             if self.window > 0:
                 self.process.loop.go_on_later(self.go_on)
 
-    def read(self, _: int = 0) -> int:
+    def take_event(self, _: int) -> None:
+        """Read once, and not again for a moment if it was little: more may be coming line by line."""
+        if 0 < self.read() < SMALL_BYTES and self.is_watched:
+            self.process.loop.ignore(self.fd)
+            self.is_watched, self.is_resting = False, True
+            self.process.loop.call_at((self, "rest"), now() + REST_S, self.end_rest)
+
+    def end_rest(self) -> None:
+        """Go on after a rest."""
+        self.is_resting = False
+        self.go_on()
+
+    def read(self) -> int:
         """Read once; return how many bytes came, 0 for none."""
         most = min(wire.MOST_DATA, self.window) if self.is_attached else wire.MOST_DATA
         try:
@@ -293,7 +307,11 @@ class Answers(Outgoing):
             self.process.loop.ignore(self.fd)
             self.is_watched = False
 
-    def read(self, _: int = 0) -> int:
+    def take_event(self, _: int) -> None:
+        """Read once: who waits for an answer gets it at once."""
+        self.read()
+
+    def read(self) -> int:
         """Read once, unless something is held."""
         return 0 if self.held else super().read()
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 MAX_TOLD = 32 << 20
 LOOK_S = 0.02
+# Of a program that prints line by line, what comes is read after such a rest, not once for each line.
+REST_S, SMALL_BYTES = 0.002, 4096  # more than that at once is no such program's, and would fill the pipe meanwhile
 GRACE_S = 5.0  # beyond a run's time, when nobody outside ends it
 CANNOT_RUN, NOT_FOUND = 126, 127
 PR_SET_DUMPABLE = 4
@@ -79,7 +81,8 @@ class Attempt:
         self.cause = ""
         self.ended_at: float | None = None  # when the program ended, also where nobody could attend to it then
         self.is_last = self.is_under_load = False
-        self.told = 0
+        self.told = self.passed = 0
+        self.resting: dict[int, float] = {}  # descriptors, and until when they are not read
         self.status: int | None = None
         self.pid = 0
         self.base = counters.held()[0] - weight, stored()
@@ -140,10 +143,9 @@ class Attempt:
         for fd in (0, self.wake, *readers):
             self.poll.register(fd, select.POLLIN)
         while self.status is None:
-            for fd, _ in self.poll.poll(self.look_s * 1000):
+            for fd, _ in self.poll.poll((REST_S if self.resting else self.look_s) * 1000):
                 if fd in readers:
-                    if not self._pass_on(fd, readers[fd]):
-                        self.poll.unregister(fd)
+                    self._pass_on_then_rest(fd, readers[fd])
                 elif fd == self.wake:
                     os.read(fd, CHUNK)
                     self._reap()
@@ -151,8 +153,25 @@ class Attempt:
                     self._listen()
                 else:
                     self._push()
+            self._end_rests()
             self._look()
-        self.poll = select.poll()
+        self.poll, self.resting = select.poll(), {}
+
+    def _pass_on_then_rest(self, fd: int, tag: bytes) -> None:
+        """Pass on what is there; nothing more for a moment if it was little: more may be coming line by line."""
+        before = self.passed
+        if not self._pass_on(fd, tag):
+            self.poll.unregister(fd)
+        elif tag in (OUT, ERR) and self.passed - before < SMALL_BYTES:
+            self.poll.unregister(fd)
+            self.resting[fd] = time.monotonic() + REST_S
+
+    def _end_rests(self) -> None:
+        if self.resting:
+            now = time.monotonic()
+            for fd in [fd for fd, until in self.resting.items() if until <= now]:
+                del self.resting[fd]
+                self.poll.register(fd, select.POLLIN)
 
     def _push(self) -> None:
         """Hand on what waits to be written."""
@@ -167,6 +186,7 @@ class Attempt:
             self.told += len(data)
         if data and self.told <= MAX_TOLD:
             self.caller.send(tag, data)
+        self.passed += len(data)
         return bool(data)
 
     def _note_end(self, *_: object) -> None:
