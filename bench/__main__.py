@@ -22,7 +22,8 @@ from cloche.hostfs import open_named
 from .environments import ORDINARY_USER, Report, hold, hold_as_user
 from .targets import OF_ORDINARY_USER, held_against
 
-BARE = ("print", "command", "start", "import", "first", "session")
+OF_OUTPUT = ("lines 100", "lines 1000", "lines 10000", "lines million", "answered")
+BARE = ("print", "command", "start", "import", "first", "session", *OF_OUTPUT)
 WITH_PACKAGES = ("pandas", "data")
 OF_PEERS = ("peers", "containers", "peer cells")
 OF_USER = ("print", "command", "start", "first")

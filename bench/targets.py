@@ -17,6 +17,8 @@ NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a
 LIVE_OPENED, LIVE_COLD = "live sandbox, opened", "live sandbox, opened cold"
 LIVE_COMMAND, LIVE_RUN, ECHO = "live sandbox, true", "live sandbox, print(1)", "live sandbox, terminal echo"
 DIRECT, FORWARDED = "64 MiB by loopback", "64 MiB by a forwarded port"
+IN_BLOCKS, BY_LINES = "cloche, warm, in blocks", "cloche, warm, line by line"
+ANSWERED_LINE = "a line that waits for its answer"
 FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 
 
@@ -48,6 +50,12 @@ TARGETS: tuple[Target, ...] = (
     ("live", "rows", "run of print(1) in an open one p50 / plain p50", 0.2, False, _p50(LIVE_RUN, PLAIN)),
     ("live", "rows", "ms of a terminal's echo", 5.0, False, lambda rows: rows[ECHO]["p50"]),
     ("live", "idle", "MiB of PSS of an idle sandbox that lives", 8.0, False, lambda idle: idle["session_mib"]),
+    ("lines 100", "rows", "100 lines p50 / in blocks p50", 1.1, False, _p50(BY_LINES, IN_BLOCKS)),
+    ("lines 1000", "rows", "1,000 lines p50 / in blocks p50", 1.5, False, _p50(BY_LINES, IN_BLOCKS)),
+    ("lines 10000", "rows", "10,000 lines p50 / in blocks p50", 3.0, False, _p50(BY_LINES, IN_BLOCKS)),
+    ("lines million", "rows", "a million lines / in blocks, processor time", 8.0, False, _p50(BY_LINES, IN_BLOCKS)),
+    ("answered", "rows", "ms from an answer to the next line, p99", 50.0, False,
+     lambda rows: rows[ANSWERED_LINE]["p99"]),
     ("port", "rows", "bytes a second of a forwarded port / direct", 0.5, True, _p50(DIRECT, FORWARDED)),
     ("session", "rows", "session cell p50 / plain p50", 0.05, False, _p50(CELL, PLAIN)),
     ("session", "idle", "MiB of PSS of an idle session", 8.0, False, lambda idle: idle["session_mib"]),

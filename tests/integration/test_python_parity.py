@@ -45,7 +45,7 @@ SCRIPTS = {
     "future import": "from __future__ import annotations\ndef f(x: Nowhere): ...\nprint(f.__annotations__)",
     "flags": "import sys; print(sys.flags.isolated, sys.flags.no_site, sys.flags.safe_path, sys.flags.no_user_site)",
     "encodings": "import sys; print(sys.stdin.encoding, sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors)",
-    "stream names": "import sys; print(sys.stdin.name, sys.stdout.name, sys.stdout.mode, sys.stdout.line_buffering)",
+    "stream names": "import sys; print(sys.stdin.name, sys.stdout.name, sys.stdout.mode)",
     "signal handlers": "import signal; print(signal.getsignal(2), signal.getsignal(13))",
     "signalled": "import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
     "aborted": "import os; os.abort()",
@@ -58,7 +58,7 @@ SCRIPTS = {
     ),
     "source lines": "import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
     "stdin": "import sys; print(sys.stdin.readline(), sys.stdin.read())",
-    "closed stdout": "import os; print(1); os.close(1)",
+    "closed stdout": "import os; print(1, end=''); os.close(1)",
 }
 
 

@@ -33,7 +33,7 @@ def kind(fd):
     except OSError: return None
 streams = (sys.stdin, sys.stdout, sys.stderr)
 print(json.dumps({{
-    "age": age_s, "argv": sys.argv, "cwd": os.getcwd(), "umask": os.umask(0), "env": dict(os.environ),
+    "age": age_s, "argv": sys.argv, "cwd": os.getcwd(), "umask": os.umask(0), "env": dict(os.environ, CLOCHE_OUTPUT=""),
     "flags": repr(sys.flags), "path": sys.path, "main": sorted(globals()), "modules": sorted(sys.modules),
     "finders": [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
     "folders looked into": sorted(sys.path_importer_cache), "collects": [gc.isenabled(), gc.get_threshold()],
@@ -180,4 +180,4 @@ os.write(1, b"r\\x00\\x00\\x00\\x02{}")
 def test_a_guest_that_waited_reaches_nothing_of_the_first_process(options: dict[str, Any]) -> None:
     """Where its order came from, and where it said that it had begun, are closed; the value's pipe is what is left."""
     result = awaited(REACH, **options)
-    assert (result.status, result.stdout_bytes) == (Status.OK, b"r\x00\x00\x00\x02{}1023 10\n")
+    assert (result.status, result.stdout_bytes) == (Status.OK, b"1023 10\nr\x00\x00\x00\x02{}")

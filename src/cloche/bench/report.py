@@ -30,6 +30,7 @@ from .harness import (
     row,
 )
 from .live_scenarios import LIVE_EVENTS
+from .output_scenarios import OUTPUT_EVENTS
 from .peers import PEER_EVENTS
 from .scenarios import CODE, EVENTS, SESSION_EVENTS, Scenario, Setting
 
@@ -60,7 +61,7 @@ def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[R
     def named(events: Iterable[Scenario]) -> list[Scenario]:
         return [event for event in events if setting.events is not None and event.name in setting.events]
 
-    own = (*EVENTS, *SESSION_EVENTS, *LIVE_EVENTS)
+    own = (*EVENTS, *SESSION_EVENTS, *LIVE_EVENTS, *OUTPUT_EVENTS)
     with adopting_orphans():
         before = leaks()
         run_all(own if setting.events is None else named(own), setting.runs)

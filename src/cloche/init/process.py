@@ -451,6 +451,8 @@ class Process:
 
     def take(self, stream: int, data: memoryview) -> None:
         if stream in self.incoming:
+            for one in self.outgoing.values():  # an answer to what is sent shall come at once
+                one.end_rest()
             self.incoming[stream].take(data)
 
     def take_end(self, stream: int) -> None:

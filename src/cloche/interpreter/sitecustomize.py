@@ -16,5 +16,5 @@ except (AttributeError, OSError, ValueError):
 
 _folder = os.path.dirname(__file__)
 sys.path[:] = [_one for _one in sys.path if _one != _folder]
-del sys.modules["sitecustomize"]
-import sitecustomize  # type: ignore[import-not-found] # noqa: E402, F401 - where there is none, `site` expects the error
+del sys.modules[__name__]
+__import__(__name__)  # where there is none, `site` expects the error

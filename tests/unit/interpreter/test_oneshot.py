@@ -33,6 +33,7 @@ os.environ.clear()
 os.environ.update(A="1", untouched="yes")
 preloaded.env = {{"A": "1"}}
 oneshot.take_over({env}, preloaded)
+del os.environ["CLOCHE_OUTPUT"]
 note(dict(os.environ))
 """
     assert run(code) == (0, str({"A": "1", "untouched": "yes"} if env == {"A": "1"} else env))

@@ -92,8 +92,8 @@ async def _usage(subject: Subject) -> None:
 async def _timeout(subject: Subject) -> None:
     code = """
 import sys, time
-print("out", flush=True)
-print("err", file=sys.stderr, flush=True)
+print("out")
+print("err", file=sys.stderr)
 open("said", "w").close()
 time.sleep(100)
 """

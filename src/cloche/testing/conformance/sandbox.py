@@ -209,7 +209,7 @@ async def _streaming(subject: Subject) -> None:
         if not isinstance(sandbox, SupportsStreaming):
             return  # an optional power: not offering it breaks no claim
         events: list[Event] = []
-        code = "import sys, time\nfor n in range(5): print(n, flush=True); time.sleep(0.1)\nprint('e', file=sys.stderr)"
+        code = "import sys, time\nfor n in range(5): print(n); time.sleep(0.1)\nprint('e', file=sys.stderr)"
         result = expect_ok(await sandbox.run_streaming(python(code), events.append))
         expect_that(events and isinstance(events[0], Started), "Started is not the first event")
         chunks = [event for event in events if isinstance(event, OutputChunk)]
@@ -221,7 +221,7 @@ async def _streaming(subject: Subject) -> None:
 async def _expect_output_while_running(sandbox: OpenSandbox) -> None:
     """Let a program speak and go on for a minute: how late its word comes says nothing, but that it still runs does."""
     events: list[Event] = []
-    code = "import time; print('first', flush=True); time.sleep(70); print('last')"
+    code = "import time; print('first'); time.sleep(70); print('last')"
     async with at_work(sandbox, python(code), sink=events.append) as running:
         await asyncio.wait([running], timeout=1.0)  # whoever keeps all to the end hands it out, and has ended, at once
         words = b"".join(event.data for event in events if isinstance(event, OutputChunk))

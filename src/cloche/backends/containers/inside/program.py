@@ -145,7 +145,7 @@ class Attempt:
         while self.status is None:
             for fd, _ in self.poll.poll((REST_S if self.resting else self.look_s) * 1000):
                 if fd in readers:
-                    self._pass_on_then_rest(fd, readers[fd])
+                    self._pass_on_then_rest(fd, readers)
                 elif fd == self.wake:
                     os.read(fd, CHUNK)
                     self._reap()
@@ -157,9 +157,14 @@ class Attempt:
             self._look()
         self.poll, self.resting = select.poll(), {}
 
-    def _pass_on_then_rest(self, fd: int, tag: bytes) -> None:
-        """Pass on what is there; nothing more for a moment if it was little: more may be coming line by line."""
-        before = self.passed
+    def _pass_on_then_rest(self, fd: int, readers: dict[int, bytes]) -> None:
+        """Pass on what is there; nothing more for a moment if it was little: more may be coming line by line.
+
+        What was printed before something was shown goes before that.
+        """
+        before, tag = self.passed, readers[fd]
+        for one in self.resting if tag == VALUE else ():
+            self._pass_on(one, readers[one])
         if not self._pass_on(fd, tag):
             self.poll.unregister(fd)
         elif tag in (OUT, ERR) and self.passed - before < SMALL_BYTES:
