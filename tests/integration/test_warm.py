@@ -37,7 +37,10 @@ SCRIPTS = {
     "flags": "import sys; print(sys.flags, sys.dont_write_bytecode, sys.flags.isolated)",
     "paths": "import sys; print(sys.path, sys.prefix, sys.executable, sys.argv, sys.orig_argv[:1])",
     "main": "print(sorted(globals()), __name__, __file__, __builtins__.__name__)",
-    "environment": "import os; os.environ.pop('CLOCHE_OUTPUT'); print(sorted(os.environ.items()), os.getcwd(), os.getuid(), os.umask(0o22))",
+    "environment": (
+        "import os; del os.environ['CLOCHE_OUTPUT']\n"
+        "print(sorted(os.environ.items()), os.getcwd(), os.getuid(), os.umask(0o22))"
+    ),
     "streams": "import sys; print(sys.stdin, sys.stdout, sys.stderr, sys.stdout.line_buffering)",
     "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')))",
     "limits": "import resource as r; print([r.getrlimit(n) for n in range(16)], '')",

@@ -103,7 +103,7 @@ def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
         os.environ.update(env)
         if "TZ" in env:
             __import__("time").tzset()
-    os.environ.update(output_variable())
+    name_output()
     if preloaded.env is not None:
         return
     this: Any = sys  # the originals are only final for those who did not start the interpreter
@@ -112,9 +112,16 @@ def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
 
 
-def output_variable() -> dict[str, str]:
+def output_variable() -> tuple[str, str]:
     """Return what tells the interpreters that a program starts which output is the run's own: see `sitecustomize`."""
-    return {"CLOCHE_OUTPUT": " ".join([f"{one.st_dev}:{one.st_ino}" for one in map(os.fstat, (1, 2))])}
+    output, errors = os.fstat(1), os.fstat(2)
+    return "CLOCHE_OUTPUT", f"{output.st_dev}:{output.st_ino} {errors.st_dev}:{errors.st_ino}"
+
+
+def name_output() -> None:
+    """Set that variable."""
+    name, value = output_variable()
+    os.environ[name] = value
 
 
 def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:

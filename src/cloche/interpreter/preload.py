@@ -122,6 +122,7 @@ def warm_up_fork() -> None:
 def _run_nothing(preloaded: oneshot.Preloaded) -> None:
     """Do what a run does from its order to its end, but for exiting."""
     oneshot.set_up_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
+    oneshot.name_output()
     oneshot.main_module(_NOWHERE)
     oneshot.read_source(os.devnull)
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"

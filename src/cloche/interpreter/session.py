@@ -173,7 +173,7 @@ class Session:
         self.clones.clear()
         self.files = None
         plan.finish_set_up(is_fork=bool(go.get("is_fork")), reseed=oneshot.reseed_all)
-        os.environ.update(oneshot.output_variable())
+        oneshot.name_output()
         self.send({"op": "ready", "runtime": _runtime()})
 
     def _close_all(self, fds: list[int]) -> None:

@@ -16,5 +16,5 @@ except (AttributeError, OSError, ValueError):
 
 _folder = os.path.dirname(__file__)
 sys.path[:] = [_one for _one in sys.path if _one != _folder]
-del sys.modules[__name__]
+_self = sys.modules.pop(__name__)  # held: a module of Python 2 that goes takes its names along
 __import__(__name__)  # where there is none, `site` expects the error

@@ -322,8 +322,8 @@ def execute(words: list[str], env: dict[str, str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
-        oneshot = sys.modules["interpreter.oneshot"]
-        os.execvpe(words[0], words, {**env, **oneshot.output_variable()})  # noqa: S606 - this is what the container is for
+        name, value = sys.modules["interpreter.oneshot"].output_variable()
+        os.execvpe(words[0], words, {**env, name: value})  # noqa: S606 - this is what the container is for
     except OSError as error:
         os.write(2, f"cloche: cannot run {words[0]!r}: {os.strerror(error.errno or 0)}\n".encode())
         os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
