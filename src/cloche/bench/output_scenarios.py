@@ -18,8 +18,8 @@ import cloche
 from cloche.config.options import SandboxOptions
 from cloche.core.result import Status
 
-from .harness import BenchmarkFailed, Case, Measurement
-from .scenarios import PLAIN, Cases, Scenario, Setting, library_call, output_of, timed
+from .harness import BenchmarkFailed, Case, Measurement, timed
+from .scenarios import PLAIN, Cases, Scenario, Setting, library_call, output_of
 
 IN_BLOCKS, BY_LINES = "cloche, warm, in blocks", "cloche, warm, line by line"
 ANSWERED_LINE = "a line that waits for its answer"
