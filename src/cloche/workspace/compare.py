@@ -94,7 +94,7 @@ def make_diff(
     """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it."""
     found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known, check=check)
     with Tree(folder, check) as tree:
-        patch = make_patch(found.changes, snapshot, tree)
+        patch = make_patch(found.changes, snapshot, tree, check=check)
         judging = _Judging(found.changes, snapshot, tree, folder, hidden, check) if found.changes else None
         changes = tuple(
             replace(judging.judged(change), is_text=patch.is_text.get(change.path, change.is_text))
@@ -164,6 +164,7 @@ class _Judging:
         new: dict[bytes, set[bytes]] = defaultdict(set)
         gone: set[bytes] = set()
         for change in changes:
+            self.check()
             if change.what in ("added", "renamed"):
                 above, _, name = os.fsencode(change.path).rpartition(b"/")
                 new[above].add(name)
@@ -171,6 +172,7 @@ class _Judging:
                 gone.add(os.fsencode(change.old_path or change.path))
         found: set[str] = set()
         for above, names in new.items():
+            self.check()
             prefix = above + b"/" if above else b""
             try:
                 on_host = [name for name, _ in self.tree.names(above) if prefix + name not in gone]

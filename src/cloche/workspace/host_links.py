@@ -20,6 +20,7 @@ from cloche import hostfs
 
 MOST_TIME_S, MOST_LINKS, MOST_DEPTH = 60.0, 200_000, 200
 MOST_HOPS, MOST_WAYS = 40, 64  # of one link: as the kernel, and of ways that it may go
+MOST_STEPS = 20_000_000  # of names on all ways
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # by something else, since it was listed
 _NOT_FOR_US = (errno.EACCES, errno.EPERM)
 GIT_FOLDER = ".git"
@@ -156,6 +157,7 @@ class Resolver:
             self._targets.setdefault(fold(path), []).append(target)
             self._new.add(fold(path))
         self._real_paths: dict[str, str] = {}
+        self._steps = MOST_STEPS
 
     def follow(self, above: str, target: str, *, is_trusted: bool) -> Ways:
         """Return where a target leads that is read in the folder `above`.
@@ -176,13 +178,15 @@ class Resolver:
             else:
                 leaves = leaves or len(ways) == before
             made += 1
-            if made > MOST_WAYS:
+            self._steps -= 1 + len(way.rest)
+            if made > MOST_WAYS or self._steps < 0:
                 return ANYWHERE
         return Ways(paths=frozenset(paths), leaves=leaves)
 
     def _walk(self, way: _Way, ways: list[_Way], *, is_trusted: bool) -> bool:
         """Go to the end and tell that it is reached; at a link, or above the top, add how it goes on, if it does."""
         here, rest = way.here, way.rest
+        key = fold("/".join(here))
         for at, name in enumerate(rest, 1):
             if name in ("", "."):
                 continue
@@ -192,9 +196,10 @@ class Resolver:
                     ways += self._from_outside(outside, way.hops, is_trusted=is_trusted)
                     return False
                 here.pop()
+                key = key.rpartition("/")[0]
                 continue
             here.append(name)
-            key = fold("/".join(here))
+            key = f"{key}/{fold(name)}" if key else fold(name)
             targets = self._targets.get(key)
             if targets is None:
                 continue

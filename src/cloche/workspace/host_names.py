@@ -14,6 +14,7 @@ import pwd
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ..core.changes import Change
 from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, Row
@@ -22,6 +23,8 @@ from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold
 from .host_settings import Named, find_named
 
 MOST_LINKS_OF_HOME, MOST_FOLDERS_OF_HOME = 2_000, 300
+MOST_NEW = 100_000  # links of a sandbox
+MOST_STEPS = 5_000_000  # of links that something is passed on by
 _GIT = next(row for row in TABLE if row.form == "folder" and row.pattern == ".git" and row.reason == GIT)
 _AGENT = next(row for row in TABLE if row.form == "name" and row.pattern == "claude.md" and row.reason == AGENT)
 
@@ -63,16 +66,20 @@ class HostNames:
         """Pass on what folders were given through the links in them."""
         self._sources.sort()
         keys = [path for path, _ in self._sources]
+        steps = MOST_STEPS
         while self._to_pass_on:
             at, tag, by = self._to_pass_on.pop()
             check()
-            for path, ends in self._sources[_first_below(keys, at) :]:
-                if at and not path.startswith(f"{at}/"):
-                    break
+            for place in _range_below(keys, at):
+                path, ends = self._sources[place]
+                steps -= 1
                 passed = _passed_on(tag, path[len(at) + 1 if at else 0 :].split("/"))
                 if passed is not None:
                     for end in ends:
                         self._give(end, passed, by)
+            if steps < 0:
+                self.is_complete = False
+                break
         self._tagged = sorted(self._tags)
 
     def _give(self, path: str, tag: _Tag, by: str) -> None:
@@ -101,10 +108,8 @@ class HostNames:
         if not self._tags:
             return found
         key = fold(path)
-        for one in self._tagged[_first_below(self._tagged, key) :]:
-            if not one.startswith(f"{key}/"):
-                break
-            found |= {tag.row: by for tag, by in self._tags[one].items()}
+        for place in _range_below(self._tagged, key):
+            found |= {tag.row: by for tag, by in self._tags[self._tagged[place]].items()}
         for above in ancestors(key):
             names = key[len(above) + 1 if above else 0 :].split("/") if above != key else []
             for tag, by in self._tags.get(above, {}).items():
@@ -113,8 +118,10 @@ class HostNames:
         return found
 
 
-def _first_below(keys: Sequence[str], path: str) -> int:
-    return bisect_left(keys, f"{path}/") if path else 0
+def _range_below(keys: Sequence[str], path: str) -> range:
+    """Return where the paths below another one are among keys in order."""
+    after = chr(ord("/") + 1)
+    return range(bisect_left(keys, f"{path}/"), bisect_left(keys, path + after)) if path else range(len(keys))
 
 
 def _is_open(tag: _Tag) -> bool:
@@ -162,9 +169,10 @@ def find_names(folder: int, changes: Iterable[Change], check: Callable[[], None]
     """Look at the host's links, once: those in an open folder, and at the top of the homes of its owner and of ours."""
     root = os.readlink(f"/proc/self/fd/{folder}")
     found = find_links(folder, check)
-    new = [(one.path, one.target) for one in changes if one.kind == "link" and one.what != "removed"]
+    found_new = ((one.path, one.target) for one in changes if one.kind == "link" and one.what != "removed")
+    new = list(islice(found_new, MOST_NEW + 1))
     resolver = Resolver(root, found.links, new)
-    names = HostNames(resolver, is_complete=found.is_complete)
+    names = HostNames(resolver, is_complete=found.is_complete and len(new) <= MOST_NEW)
     for links, is_trusted in ((found.links, True), (new, False)):
         for path, target in links:
             check()
@@ -249,5 +257,4 @@ def _has(paths: Sequence[str], path: str) -> bool:
 
 
 def _has_below(hidden: Sequence[str], path: str) -> bool:
-    at = _first_below(hidden, path)
-    return at < len(hidden) and (not path or hidden[at].startswith(f"{path}/"))
+    return bool(_range_below(hidden, path))

@@ -8,7 +8,7 @@ Names are written as git writes them. Text is as it is: whoever prints a patch e
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.changes import Change
@@ -37,7 +37,13 @@ class Patch:
 
 
 def make_patch(
-    changes: Iterable[Change], snapshot: Snapshot, tree: Tree, *, most: int = MOST_PATCH_BYTES, work: Work | None = None
+    changes: Iterable[Change],
+    snapshot: Snapshot,
+    tree: Tree,
+    *,
+    most: int = MOST_PATCH_BYTES,
+    work: Work | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Patch:
     """Return the changes as a patch of at most so many bytes; what does not fit is left out of it."""
     making = _Making(snapshot, tree, most, work or Work(MOST_STEPS))
@@ -45,6 +51,7 @@ def make_patch(
         if min(making.left, making.left_to_read, making.left_lines) <= 0:
             making.is_cut = True
             break
+        check()
         making.add(change)
     return Patch(text="".join(making.parts), is_cut=making.is_cut, is_text=making.is_text)
 
