@@ -41,24 +41,28 @@ class Tasks:
         self.pid, self._link, self._namespace = os.getpid(), link, namespace
         self._thread = _thread.get_ident()
         self.loop: Any = None
+        self._asyncio: Any = None  # once a program has loaded it
         self._is_waiting = False
         self._left_running: Any = None  # a loop that a library left as the running one, such as Playwright's
 
     def lead(self, asyncio: Any) -> None:
         """Have the functions of the package `asyncio` find the session's loop, when a cell's own code calls them."""
+        if not hasattr(asyncio, "_set_running_loop"):  # a program's own module of that name
+            return
+        self._asyncio = asyncio
         for name in FUNCTIONS:
             _replace(asyncio, name, self._in_loop)
         _replace(asyncio, "get_event_loop", self._current)
 
     def _in_loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        running, run = sys.modules["asyncio"]._get_running_loop, sys.modules["asyncio"]._set_running_loop
+        running, run = self._asyncio._get_running_loop, self._asyncio._set_running_loop
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before = running()
             if not self._is_for_session(before, sys._getframe(1)):
                 return original(*args, **kwargs)
-            run(self.open())
             try:
+                run(self.open())
                 return original(*args, **kwargs)
             finally:
                 run(before)
@@ -66,7 +70,7 @@ class Tasks:
         return call
 
     def _current(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        running = sys.modules["asyncio"]._get_running_loop
+        running = self._asyncio._get_running_loop
 
         def get_event_loop() -> Any:
             if not self._is_for_session(running(), sys._getframe(1)):
@@ -79,7 +83,7 @@ class Tasks:
                     loop = original() if self._left_running is None else self.open()
             except RuntimeError:  # `asyncio.run` leaves none
                 loop = self.open()
-                sys.modules["asyncio"].set_event_loop(loop)
+                self._asyncio.set_event_loop(loop)
             if not self.is_open:
                 self.loop = loop
             return loop
@@ -139,10 +143,14 @@ class Tasks:
     def has_work(self) -> bool:
         """Tell whether something may happen in the loop: by a task, a callback, a descriptor, or another thread.
 
-        It is asked after each cell, and notes which loop that has left as the running one.
+        It is asked after each cell, and notes which loop that has left as the running one: not its own, where an
+        interrupt came in between.
         """
-        if "asyncio" in sys.modules:
-            self._left_running = sys.modules["asyncio"]._get_running_loop()
+        if self._asyncio is not None:
+            self._left_running = self._asyncio._get_running_loop()
+            if self._left_running is self.loop is not None:
+                self._asyncio._set_running_loop(None)
+                self._left_running = None
         if not self.is_open:
             return False
         loop = self.loop

@@ -14,6 +14,7 @@ from cloche.backends.session import NOTHING
 from cloche.core.frames import FrameReader, encode
 from cloche.interpreter import oneshot
 from cloche.interpreter import session as module
+from cloche.interpreter import session_tasks
 from tests.harness.processes import interrupted
 
 STEP = 3  # between the instructions that are tried
@@ -74,5 +75,66 @@ def test_an_interrupt_is_for_the_cell_that_is_asked_for(monkeypatch: pytest.Monk
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number = 1
     while serve(number):
+        number += STEP
+    assert number > 100
+
+
+TASKS = """
+import asyncio
+async def count():
+    while True:
+        ran.append("task")
+        await asyncio.sleep(0)
+task = asyncio.create_task(count())
+"""
+
+
+def serve_beside_a_task(number: int) -> bool:
+    """Serve cells while a task goes on, be interrupted at an instruction of what runs the loop, and go on with both.
+
+    Tells whether there were as many.
+    """
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    ran: list[str] = []
+    cells = ["await asyncio.sleep(0)", "ran.append('cell')", "await asyncio.sleep(0)", TASKS]
+    codes: list[int] = []
+    session = module.Session(theirs.fileno(), writing, {"ran": ran}, oneshot.Preloaded(), oneshot.Privileges(None))
+
+    def send(frame: dict[str, Any]) -> None:
+        module.Session.send(session, frame)
+        if frame["op"] == "done":
+            codes.append(frame["exit_code"])
+            if "has_tasks" in frame:
+                ours.sendall(encode({"op": "collected"}))
+            else:  # it was interrupted before there was a task
+                assert codes == [130]
+                cells.append(TASKS)
+        if cells:
+            ours.sendall(encode({"op": "run", "id": FIRST, "code": cells.pop()}))
+        else:
+            ours.shutdown(socket.SHUT_WR)
+
+    session.send = send  # type: ignore[method-assign]
+    were_enough, was_raised = interrupted(session_tasks, number, session.serve)
+    assert not was_raised
+    assert codes.count(130) <= 1
+    assert set(codes) <= {0, 130}
+    session.tasks.loop.close()
+    for fd in (reading, writing):
+        os.close(fd)
+    for end in (ours, theirs):
+        end.close()
+    assert ran[-1] == "task"
+    return were_enough
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_interrupt_ends_one_cell_at_most_while_a_task_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any instruction of what runs the session's loop; the loop is as good as before."""
+    monkeypatch.setattr(sys, "displayhook", sys.displayhook)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    number = 1
+    while serve_beside_a_task(number):
         number += STEP
     assert number > 100
