@@ -30,6 +30,22 @@ async def hog():
         pass
 task = asyncio.create_task(hog())
 """
+SHOUTING = """\
+import array, asyncio, fcntl, sys, termios
+def is_read(fd):
+    unread = array.array('i', [0])
+    fcntl.ioctl(fd, termios.FIONREAD, unread)
+    return unread[0] == 0
+async def shout():
+    for number in range(2000):
+        print('o' * 90, number)
+        print('e' * 90, number, file=sys.stderr)
+    sys.stdout.flush()
+    while not (is_read(1) and is_read(2)):
+        await asyncio.sleep(0.001)
+    open('shouted', 'w').close()
+task = asyncio.create_task(shout())
+"""
 COUNTING = """\
 import asyncio
 n = 0
@@ -85,16 +101,7 @@ def test_what_a_task_prints_between_cells_is_the_next_one_s(any_session: Session
 
 def test_the_end_of_what_a_task_prints_is_kept(any_session: Session) -> None:
     """64 KiB of each stream: what comes before is left out, and that is said."""
-    assert any_session.run(
-        "import asyncio, sys\n"
-        "async def shout():\n"
-        "    for number in range(2000):\n"
-        "        print('o' * 90, number)\n"
-        "        print('e' * 90, number, file=sys.stderr)\n"
-        "    sys.stdout.flush()\n"
-        "    open('shouted', 'w').close()\n"
-        "task = asyncio.create_task(shout())"
-    ).ok
+    assert any_session.run(SHOUTING).ok
     for _ in range(10_000):
         if "shouted" in any_session.sandbox.list_files():
             break

@@ -91,9 +91,14 @@ def test_playwright_s_blocking_calls_work_beside_a_task(session: Session) -> Non
 
 
 def test_joblib_s_processes_take_functions_of_cells(session: Session) -> None:
-    """With loky, by value."""
+    """With loky, by value; with `multiprocessing` and spawn that is an error at once."""
     code = "import joblib\ndef twice(x): return 2 * x\njoblib.Parallel(2)(joblib.delayed(twice)(x) for x in range(4))"
     assert session.run(code).value == [0, 2, 4, 6]
+    by = "joblib.Parallel(2, backend='multiprocessing')(joblib.delayed(twice)(x) for x in range(4))"
+    assert session.run(by).value == [0, 2, 4, 6]
+    error = session.run(f"import multiprocessing\nmultiprocessing.set_start_method('spawn', force=True)\n{by}")
+    assert "get_context('fork')" in error.stderr
+    assert (error.status, error.meta["state"]) == ("error", "kept")
     ticks_on(session)
 
 

@@ -4,7 +4,7 @@ Theory of operation: `multiprocessing` sends a function by its name. A process t
 that was started by `spawn` or `forkserver` has an empty `__main__`, fails at the name and ends, and whoever waits for
 its result, as `Pool` does, waits for ever. So what goes to such a process is looked at as it is pickled: what a process
 is started with, and what is put into a queue that such a process was started with. `concurrent.futures` uses the same
-queues; joblib's own processes get functions by value, which is none of this.
+queues. The processes that joblib starts itself (loky) get functions by value, which is none of this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ def actions() -> dict[str, Callable[[Any], None]]:
         "multiprocessing.reduction": _lead_pickler,
         "multiprocessing.connection": _lead_connection,
         "multiprocessing.queues": _lead_queues,
+        "joblib.pool": _lead_joblib,
     }
 
 
 def _lead_pickler(module: Any) -> None:
-    pickler = module.ForkingPickler
+    _look_at(module.ForkingPickler)
+
+
+def _look_at(pickler: Any) -> None:
     begin = _original(pickler, "__init__")
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's
@@ -44,15 +48,16 @@ def _lead_pickler(module: Any) -> None:
 
 def _lead_connection(module: Any) -> None:
     send = _original(module._ConnectionBase, "send")
+    _put(module._ConnectionBase, "send", lambda self, obj: _for(self, send, self, obj), send)
 
-    def send_for(self: Any, obj: Any) -> None:
-        _sending.writer = self
-        try:
-            send(self, obj)
-        finally:
-            _sending.writer = None
 
-    _put(module._ConnectionBase, "send", send_for, send)
+def _for(writer: Any, send: Callable[..., Any], *arguments: Any) -> None:
+    """Send something, and know meanwhile into which pipe."""
+    _sending.writer = writer
+    try:
+        send(*arguments)
+    finally:
+        _sending.writer = None
 
 
 def _lead_queues(module: Any) -> None:
@@ -60,15 +65,7 @@ def _lead_queues(module: Any) -> None:
     for queue in (module.Queue, module.SimpleQueue):
         _lead_state(queue)
     put = _original(module.SimpleQueue, "put")
-
-    def put_for(self: Any, obj: Any) -> None:
-        _sending.writer = self._writer
-        try:
-            put(self, obj)
-        finally:
-            _sending.writer = None
-
-    _put(module.SimpleQueue, "put", put_for, put)
+    _put(module.SimpleQueue, "put", lambda self, obj: _for(self._writer, put, self, obj), put)
     feed = _original(module.Queue, "_feed")
 
     def feed_for(buffer: Any, notempty: Any, send_bytes: Any, *others: Any) -> None:  # in a thread of its own
@@ -76,6 +73,22 @@ def _lead_queues(module: Any) -> None:
         feed(buffer, notempty, send_bytes, *others)
 
     _put(module.Queue, "_feed", staticmethod(feed_for), feed)
+
+
+def _lead_joblib(module: Any) -> None:
+    """Do the same for the queues and the pickler of joblib's backend `multiprocessing`."""
+    queue = module.CustomizablePicklingQueue
+    _look_at(module.CustomizablePickler)
+    _lead_state(queue)
+    make = _original(queue, "_make_methods")
+
+    def _make_methods(self: Any) -> None:
+        make(self)
+        put, send = self.put, self._send
+        self.put = lambda obj: _for(self._writer, put, obj)
+        self._send = lambda obj: _for(self._writer, send, obj)
+
+    _put(queue, "_make_methods", _make_methods, make)
 
 
 def _lead_state(queue: Any) -> None:
