@@ -13,9 +13,8 @@ import pytest
 
 from cloche.backends.session import NOTHING
 from cloche.core.frames import FrameReader, encode
-from cloche.interpreter import oneshot
+from cloche.interpreter import oneshot, session_tasks
 from cloche.interpreter import session as module
-from cloche.interpreter import session_tasks
 from tests.harness.processes import interrupted
 
 STEP = 3  # between the instructions that are tried
