@@ -133,7 +133,7 @@ def serve_beside_a_task(number: int) -> bool:
 def test_an_interrupt_ends_one_cell_at_most_while_a_task_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any instruction of what runs the session's loop; the loop is as good as before."""
     monkeypatch.setattr(sys, "displayhook", sys.displayhook)
-    monkeypatch.setattr(asyncio, "set_event_loop", lambda loop: None)
+    monkeypatch.setattr(asyncio, "set_event_loop", lambda _: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number = 1
     while serve_beside_a_task(number):
