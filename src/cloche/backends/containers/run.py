@@ -60,10 +60,7 @@ class Outputs:
     def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
         self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
         self._turn = threading.Lock()
-        self._kept = self._empty()
-
-    def _empty(self) -> dict[Stream, HeadTail]:
-        return {stream: HeadTail(self._limits.output_bytes) for stream in STREAMS.values()}
+        self._kept: dict[Stream, HeadTail] = {one: HeadTail(limits.output_bytes) for one in STREAMS.values()}
 
     def take(self, stream: Stream, data: bytes) -> None:
         """Take a piece; in the reading thread."""
