@@ -11,7 +11,18 @@ import errno
 import os
 import stat
 
-from .content import CHUNK, CONTENT_IN, CONTENT_OUT, FOLDER, OPEN, Refusal, natural, write_all
+from .content import (
+    CHUNK,
+    CONTENT_IN,
+    CONTENT_OUT,
+    FOLDER,
+    OPEN,
+    Refusal,
+    natural,
+    open_unfinished,
+    put_in_place,
+    write_all,
+)
 from .folders import Walk, make_folders
 from .names import unpack_path
 from .patterns import matches
@@ -348,10 +359,11 @@ class _Unpacking:
                 self._folder(name)
                 self.folders.append((name, member.mode, member.mtime))
                 return
-            self._clear(last, here)
             if member.kind == FILE:
                 _place_file(member, last, here)
-            elif member.kind == LINK:
+                return
+            self._clear(last, here)
+            if member.kind == LINK:
                 os.symlink(member.link, last, dir_fd=here)
             else:
                 self._place_hard_link(member, last)
@@ -420,14 +432,19 @@ def _enter(name: bytes, here: int, path: bytes) -> int:
 
 
 def _place_file(member: Member, name: bytes, here: int) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here)
+    """Write a file beside, and give it its name when it is whole."""
+    fd, unfinished = open_unfinished(here)
     try:
         while data := member.read():
             write_all(fd, data)
         os.fchmod(fd, member.mode)
         _set_time(fd, member.mtime)
+        given, unfinished = unfinished, ""
+        put_in_place(fd, given, name, here)
     finally:
         os.close(fd)
+        if unfinished:
+            os.unlink(unfinished, dir_fd=here)
 
 
 def _set_time(fd: int, mtime: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -12,18 +13,63 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 CONTENT_IN, CONTENT_OUT, ANSWER = 0, 1, 3
 UNFINISHED = ".cloche"
+NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 # No open waits for another end, and none makes a terminal ours.
 OPEN = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def unfinished_name() -> str:
+    """Return a name for what will be renamed when it is whole."""
+    return f".{os.urandom(8).hex()}{UNFINISHED}"
+
+
 def beside(folder: str) -> str:
-    """Return a path in a folder for what will be renamed when it is whole."""
-    return f"{folder}/.{os.urandom(8).hex()}{UNFINISHED}"
+    """Return a path in a folder that has such a name."""
+    return f"{folder}/{unfinished_name()}"
+
+
+def open_unfinished(folder: int) -> tuple[int, str]:
+    """Return a new file in an open folder, and its name: empty for one that is gone when we are killed."""
+    try:
+        return os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder), ""
+    except OSError as error:
+        if error.errno not in NO_UNNAMED_FILES:
+            raise
+    name = unfinished_name()
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder), name
+
+
+def put_in_place(fd: int, unfinished: str, name: bytes | str, folder: int, *, replaces: bool = True) -> None:
+    """Give such a file its name, in place of what has that where it `replaces`; else it is gone. Raises OSError."""
+    if unfinished and not replaces:
+        try:
+            os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.unlink(unfinished, dir_fd=folder)
+        return
+    if not unfinished:
+        try:
+            _link(fd, name, folder)
+            return
+        except FileExistsError:
+            if not replaces:
+                raise
+        unfinished = unfinished_name()
+        _link(fd, unfinished, folder)
+    try:
+        os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(unfinished, dir_fd=folder)
+        raise
+
+
+def _link(fd: int, name: bytes | str, folder: int) -> None:
+    os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
 
 
 def is_unfinished(name: str) -> bool:
-    """Tell whether `beside` made this name."""
+    """Tell whether `unfinished_name` made this name."""
     return len(name) == 17 + len(UNFINISHED) and name.startswith(".") and name.endswith(UNFINISHED)
 
 

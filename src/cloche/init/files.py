@@ -24,12 +24,13 @@ from .content import (
     CONTENT_IN,
     CONTENT_OUT,
     Refusal,
-    beside,
     failure,
     natural,
     not_regular,
     open_regular,
+    open_unfinished,
     pass_on,
+    put_in_place,
     write_all,
 )
 from .names import pack_path, unpack_path
@@ -51,7 +52,6 @@ KINDS = {
     errno.EINVAL: "invalid", errno.ENXIO: "not_regular",
 }  # fmt: skip
 TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
-NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 CANNOT_REPLACE = (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOENT)
 
 
@@ -125,7 +125,10 @@ def _write(path: str, order: dict[str, Any]) -> dict[str, Any]:
     mode = natural(order, "mode", None)
     if how == "replace":
         return {"size": _replace(path, mode)}
-    return {"size": _fill(path, {"append": os.O_APPEND | os.O_CREAT, "new": os.O_EXCL | os.O_CREAT}[how], mode)}
+    flags = {"append": os.O_CREAT | os.O_APPEND, "new": os.O_CREAT | os.O_EXCL}[how]
+    if os.path.lexists(path) or path.endswith("/"):  # also a link to nothing
+        return {"size": _fill(path, flags, mode)}
+    return {"size": _write_beside(path, os.path.dirname(path), 0o644 if mode is None else mode & 0o7777, flags)}
 
 
 def _fill(path: str, flags: int, mode: int | None, source: int = CONTENT_IN) -> int:
@@ -137,10 +140,6 @@ def _fill(path: str, flags: int, mode: int | None, source: int = CONTENT_IN) -> 
         if not flags & os.O_APPEND:
             os.ftruncate(fd, 0)
         return pass_on(source, fd)
-    except BaseException:
-        if flags & os.O_EXCL:
-            os.unlink(path)
-        raise
     finally:
         os.close(fd)
 
@@ -149,7 +148,8 @@ def _replace(path: str, mode: int | None) -> int:
     """Write beside, then rename over: nobody sees half a file, and one that cannot be written stays as it was.
 
     A file that is there keeps its mode and must be writable, as for any other way of writing; a link stays one. What is
-    another user's, or has several names, is written to itself, and so is what stands where we may add no name.
+    another user's, or has several names, is written to itself, once all has come, and so is what stands where we may
+    add no name.
     """
     if path.endswith("/"):
         raise failure(errno.EISDIR, path)
@@ -167,54 +167,59 @@ def _replace(path: str, mode: int | None) -> int:
         raise failure(errno.EACCES, path)
     may_add = os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
     if not may_add or state.st_nlink > 1 or state.st_uid != os.geteuid():
-        return _fill(path, 0, mode)
+        return _write_through(path, folder if may_add else os.environ.get("TMPDIR", "/tmp"), mode)
     return _write_beside(path, folder, stat.S_IMODE(state.st_mode) if mode is None else mode & 0o7777)
 
 
-def _write_beside(path: str, folder: str, mode: int) -> int:
-    named = beside(folder)
-    is_named = False
-    try:
-        try:  # without a name, it is gone when we are killed
-            fd = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in NO_UNNAMED_FILES:
-                raise
-            fd = os.open(named, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            is_named = True
-    except OSError as error:
-        raise failure(error.errno or 0, path) from error
-    try:
-        count = pass_on(CONTENT_IN, fd)
-        os.fchmod(fd, mode)
+def _write_beside(path: str, folder: str, mode: int, flags: int = os.O_CREAT) -> int:
+    """Write a file that gets its name when it is whole; the flags are those with which it could be opened instead."""
+    with _Unfinished(folder, path) as file:
+        count = pass_on(CONTENT_IN, file.fd)
+        os.fchmod(file.fd, mode)
         try:
-            if not is_named:
-                is_named = not _link(fd, path, named)
-            if is_named:
-                os.rename(named, path)
-                is_named = False
+            file.put_in_place(replaces=flags == os.O_CREAT)
         except OSError as error:
-            if error.errno not in CANNOT_REPLACE:
-                raise
-            os.lseek(fd, 0, os.SEEK_SET)
-            _fill(path, os.O_CREAT, mode, fd)
+            if error.errno not in CANNOT_REPLACE and not (flags & os.O_APPEND and error.errno == errno.EEXIST):
+                raise failure(error.errno or 0, path) from error
+            os.lseek(file.fd, 0, os.SEEK_SET)
+            _fill(path, flags, mode, file.fd)
         return count
-    finally:
-        os.close(fd)
-        if is_named:
-            os.unlink(named)
 
 
-def _link(fd: int, path: str, other: str) -> bool:
-    """Give a file its name, or another one where that name is taken; tell whether it has its own."""
-    for name in (path, other):
+def _write_through(path: str, folder: str, mode: int | None) -> int:
+    with _Unfinished(folder, path) as file:
+        pass_on(CONTENT_IN, file.fd)
+        os.lseek(file.fd, 0, os.SEEK_SET)
+        return _fill(path, 0, mode, file.fd)
+
+
+class _Unfinished:
+    """Hold a new file in a folder, for a path; it is removed where it was not put in its place."""
+
+    def __init__(self, folder: str, path: str):
+        self.path = path
         try:
-            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, follow_symlinks=True)
-            return name == path
-        except FileExistsError:
-            if name == other:
+            self.folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self.fd, self.name = open_unfinished(self.folder)
+            except OSError:
+                os.close(self.folder)
                 raise
-    return False
+        except OSError as error:
+            raise failure(error.errno or 0, path) from error
+
+    def __enter__(self) -> _Unfinished:
+        return self
+
+    def put_in_place(self, *, replaces: bool) -> None:
+        name, self.name = self.name, ""
+        put_in_place(self.fd, name, os.path.basename(self.path), self.folder, replaces=replaces)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        if self.name:
+            os.unlink(self.name, dir_fd=self.folder)
+        os.close(self.folder)
 
 
 def _row(path: str, name: str, state: os.stat_result) -> dict[str, Any]:

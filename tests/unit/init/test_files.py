@@ -122,6 +122,45 @@ def test_a_file_is_whole_or_as_it_was(files: Files) -> None:
         assert file.read() == b"old"
 
 
+@pytest.mark.parametrize(
+    ("do", "order", "is_killed"),
+    [
+        ("write", {}, True),
+        ("write", {"how": "new"}, True),
+        ("write", {"how": "append"}, True),
+        ("unpack", {}, True),
+        ("unpack", {}, False),
+    ],
+)
+def test_what_ends_early_leaves_nothing(files: Files, do: str, order: dict[str, str], is_killed: bool) -> None:
+    """Half of a content is under no name: of an archive there is what was whole, of a file with two names what was."""
+    files.write("two", b"as it was")
+    os.link(files / "two", files / "names")
+    sent = bytes(3 << 20)
+    if do == "unpack":
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as members:
+            for name, data in (("whole", b"whole"), ("two", sent), ("half", sent)):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                members.addfile(member, io.BytesIO(data))
+        sent = archive.getvalue()[: 5 << 20]
+    for path in (".",) if do == "unpack" else ("half", "two") if not order else ("half",):
+        operation = files.begin(do, path, **order)
+        os.write(operation.into, sent)  # which returns when nearly all was taken
+        if is_killed:
+            os.kill(operation.pid, signal.SIGKILL)
+            assert os.read(operation.answered, 1) == b""
+            os.close(operation.out)
+            os.close(operation.answered)
+            os.close(operation.into)
+        else:
+            with pytest.raises(Refused, match="ends too early"):
+                operation.finish()
+    assert sorted(os.listdir(files.folder)) == ["names", "two", *["whole"] * (do == "unpack")]
+    assert files.read("two") == (b"as it was" if do == "write" else bytes(3 << 20))
+
+
 def test_what_may_not_be_written_to_stays_as_it_is(files: Files) -> None:
     """A read-only file is refused; in a folder that is closed a file is written in place, and none is added."""
     files.write("d/f", b"1", parents=True)
