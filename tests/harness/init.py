@@ -197,8 +197,11 @@ class Host:
                 pass
         return found
     def note_orphan(self, pid): pass
-    def others(self): return []
-    def signal_others(self, number): pass
+    def others(self):
+        return [pid for one in serving.processes.values() for pid in self.members(one.mark)]
+    def signal_others(self, number):
+        for pid in self.others():
+            os.kill(pid, number)
     def note_busy(self, *, is_busy): pass
     def hand_out(self, channel, fd): return False
     def why_failed(self, take): take("why", 0)

@@ -35,10 +35,14 @@ class Answer(NamedTuple):
     declined: tuple[str, ...] = ()
 
 
-def check_review(options: Mapping[str, Any], *, review: bool) -> None:
-    """Raise InvalidRequest where there would be nothing to review, or nobody to ask."""
+def check_review(options: Mapping[str, Any], *, review: bool, name: str | None = None) -> None:
+    """Raise InvalidRequest where there would be nothing to review, or nobody to ask; or in a sandbox with a name."""
     if not review:
         return
+    if name is not None:
+        raise InvalidRequest(
+            f"--review is for a throwaway sandbox; for what {name} has changed: cloche commit {name} --review"
+        )
     if options.get("workspace") is None:
         raise InvalidRequest("--review asks about changes in a folder; give one: --workspace DIR")
     if not os.isatty(0):
@@ -147,6 +151,11 @@ def _word(read: Callable[[str], str], question: str, words: str) -> str:
     except EOFError:
         return "n"
     return answer if answer and answer in words else "n"
+
+
+def is_confirmed(question: str) -> bool:
+    """Ask for a yes on the terminal."""
+    return _word(input, question, "yn") == "y"
 
 
 def tell_committed(done: Committed) -> None:

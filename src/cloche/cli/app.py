@@ -17,7 +17,7 @@ from .options import Group
 # How the listing is ordered; a command that is not named here is at its end.
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "serve", "keys", "debug", "container", "languages", "presets", "backends",
-    "gc", "doctor", "conformance", "bench", "sandbox", "diff", "commit", "discard", "config",
+    "gc", "doctor", "conformance", "bench", "sandbox", "ps", "diff", "commit", "discard", "config",
     "network", "images", "packages", "audit", "tools",
     "approvals", "skill", "snapshot", "workspace-snapshot", "devenv", "repro",
 )  # fmt: skip

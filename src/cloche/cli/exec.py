@@ -11,10 +11,10 @@ import click
 
 from cloche.core.errors import InvalidRequest
 
+from ._named import NamedCommand, refuse_options
 from ._review import check_review, settle_attached, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
-    Command,
     argument,
     debug_option,
     flag,
@@ -23,7 +23,7 @@ from .options import (
     option,
     program_options,
     sandbox_options,
-    spelled,
+    users_option,
 )
 from .output import exit_code_of, log_to_stderr
 from .run import conclude, read_files, read_pairs, run_and_report
@@ -36,16 +36,18 @@ COMMAND_SETTINGS = {"allow_interspersed_args": False}
 USER_HELP = "Work as this user inside, root for example. A throwaway sandbox then has several (`users`)."
 
 
-class _Exec(Command):
-    """Take the word before `--` for a name: the first one after the options, when `--` follows it at once.
+class _Exec(NamedCommand):
+    """Take the word before `--` for a name: the first one after the options, when `--` follows it or its own options.
 
     Of a `--` right after the options click leaves no trace. Options end there, so what follows is a command as it is.
     """
 
+    needs_dashes = True
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Set the parameter `name`, None where there is none, and `words`, which then begin with `--`."""
-        given = list(args)
-        rest = super().parse_args(ctx, args)
+        given = self.with_options_first(ctx, args)
+        rest = super().parse_args(ctx, list(given))
         words = list(ctx.params.get("words") or ())
         has_name = words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]
         ctx.params["name"] = words.pop(0) if has_name else None
@@ -63,6 +65,7 @@ class _Exec(Command):
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
+@users_option()
 @folder_options()
 @flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()
@@ -85,7 +88,7 @@ def _exec(
     """Run a command in a throwaway sandbox or a named one.
 
     Its output and its exit code pass through, as with `cloche run`. With -i or -t it has no time-out unless --timeout
-    gives one. One word before -- is always a NAME; write -- first where a command has -- as its first argument.
+    gives one. One word before --, or before options and --, is always a NAME; write -- first where a command has that.
     """
     if sandbox_debug:
         log_to_stderr()
@@ -138,8 +141,8 @@ def run_command(
 ) -> int:
     """Run a command, or a shell, in the sandbox of a name, else in one of its own; return its exit code."""
     if name is not None:
-        _refuse_options(name, file, options)
-    check_review(options, review=review)
+        refuse_options(name, {**options, "file": tuple(file)})
+    check_review(options, review=review, name=name)
     rules, folder = without_folder(options)
     settings: dict[str, Any] = {"live": True, "files": read_files(file), "warm": False, **rules, **(folder or {})}
     if user is not None:
@@ -172,17 +175,6 @@ def run_command(
     )  # fmt: skip
     conclude(result, as_json=False)
     return exit_code_of(result)
-
-
-def _refuse_options(name: str, file: Sequence[str], options: SandboxOptions) -> None:
-    """Refuse what is said of a sandbox when it is opened; only the time-out is each command's own."""
-    given = {**options, "timeout": None, "file": tuple(file)}
-    for option_name, value in given.items():
-        if value not in (None, ()):
-            raise InvalidRequest(
-                f"{spelled(option_name)} is for a sandbox that is opened, and {name!r} lives already; leave "
-                "it out, or open another one with it (cloche sandbox create)"
-            )
 
 
 def has_own_terminal() -> bool:

@@ -221,6 +221,14 @@ def folder_options(*but: str) -> Decorator:
     return _adds(*(partial(_SandboxOption, [spelled(name), name], **row) for name, row in rows.items()))
 
 
+def users_option() -> Decorator:
+    """Give a command that opens a sandbox that lives --users; it is in `options` as well."""
+    text = "Several users inside, root among them."
+    return _adds(
+        partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda *given: given[2] or None, help=text)
+    )
+
+
 def spelled(name: str) -> str:
     """Return how the option of a keyword is spelled."""
     return str(_SANDBOX.get(name, {}).get("spelled", f"--{name.replace('_', '-')}"))
@@ -234,6 +242,11 @@ def json_option(help: str = "Print JSON.") -> Decorator:  # noqa: A002 - click's
 def debug_option(help: str = "Print debug log.") -> Decorator:  # noqa: A002 - click's own
     """Give a command --sandbox-debug; an unexpected error shows where it was, then."""
     return flag("--sandbox-debug", help=help)
+
+
+def in_option() -> Decorator:
+    """Give a command --in, its parameter `inside`."""
+    return option("--in", "inside", metavar="NAME", help="Work in the sandbox that is kept under this name.")
 
 
 def no_sandbox_option() -> Decorator:

@@ -47,6 +47,11 @@ def exit_code_of(result: Result) -> int:
     return _EXIT_BY_STATUS.get(str(result.status), result.exit_code & 0xFF)
 
 
+def exit_code_of_error(error: ClocheError) -> int:
+    """Return the code of a command that could not do what was asked."""
+    return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
+
+
 def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> int:
     """Do the work of one command and return the exit code, its exceptions turned into one line each."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -65,7 +70,7 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
         return EXIT_UNREAD
     except ClocheError as error:
         _report(error, str(error), debug=debug, as_json=as_json)
-        return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
+        return exit_code_of_error(error)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _unexpected(error, debug=debug, as_json=as_json)

@@ -11,16 +11,21 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import click
+
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape, escape_line
 
+from ._named import refuse_name, refuse_options
 from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
+    Command,
     argument,
     debug_option,
     flag,
     folder_options,
+    in_option,
     json_option,
     no_sandbox_option,
     option,
@@ -69,10 +74,23 @@ class Source(NamedTuple):
     took_stdin: bool = False
 
 
-@root.command("run", no_args_is_help=True)
+class _Run(Command):
+    """Note whether the first word stands before any dashes: then it may have been meant for a sandbox's name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the parameter `bare`: that word, if there is one."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        before = given[: given.index("--")] if "--" in given else given
+        ctx.params["bare"] = next((word for word in (ctx.params.get("words") or ())[:1] if word in before), None)
+        return rest
+
+
+@root.command("run", cls=_Run, no_args_is_help=True)
 @argument("words", nargs=-1, metavar="FILE|-", help="The file to run (- is stdin), then -- and its arguments.")
 @option("-c", "code", metavar="CODE", help="Run CODE instead of a file.")
 @option("--language", metavar="NAME", help="Default: by file name or first line, else python.")
+@in_option()
 @sandbox_options()
 @folder_options()
 @flag("--review", help="Show what was changed in the folder, and ask what to write.")
@@ -87,8 +105,10 @@ class Source(NamedTuple):
 @debug_option("Print debug log and the jail's plan.")
 def _run(
     words: tuple[str, ...],
+    bare: str | None,
     code: str | None,
     language: str | None,
+    inside: str | None,
     env: tuple[str, ...],
     file: tuple[str, ...],
     out: str | None,
@@ -103,7 +123,7 @@ def _run(
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
-    """Run a program in a throwaway sandbox.
+    """Run a program in a throwaway sandbox or a named one.
 
     Its output and its exit code pass through. Cloche's own: 124 time-out, 137 out of memory, 125 Cloche failed,
     2 wrong usage.
@@ -114,7 +134,11 @@ def _run(
         raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
     if save_fix is not None and not fix:
         raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
-    check_review(options, review=review)
+    if inside is not None:
+        refuse_options(inside, {**options, "requirements": requirements, "no_sandbox": no_sandbox})
+    elif bare is not None:
+        refuse_name(bare, f"cloche run --in {bare} {'FILE' if code is None else '-c CODE'}")
+    check_review(options, review=review, name=inside)
     rules, folder = without_folder(with_backend(options, no_sandbox=no_sandbox))
     if requirements is not None:
         from .packages import with_requirements
@@ -133,16 +157,17 @@ def _run(
         "spill": spill,
     }
     fixes = partial(_run_fixing, max_fix=max_fix, save_fix=save_fix, config=options.get("config")) if fix else None
-    if folder is None:
+    if folder is None and inside is None:
         start = partial(run, source.code, **wanted, warm=False, **rules)
         return run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
     from cloche.sync import Sandbox
 
-    with Sandbox(**rules, **folder) as sandbox:
+    with Sandbox(**rules, **(folder or {})) if inside is None else Sandbox.attach(inside) as sandbox:
         tell_folder(sandbox.notes)
-        start = partial(sandbox.run, source.code, **wanted)
+        start = partial(sandbox.run, source.code, **wanted, timeout=None if inside is None else options.get("timeout"))
         exit_code = run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
-        settle_changes(sandbox, review=review)
+        if folder is not None:
+            settle_changes(sandbox, review=review)
     return exit_code
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,18 +14,19 @@ import click
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.escape import escape_line
 
+from ._named import NamedCommand, check_may_end, for_each, visit
 from ._review import tell_folder
 from .app import root
 from .exec import run_command, without_dashes
-from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options
+from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options, users_option
 from .output import Writer, show, showing_progress
 from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
-    from cloche.keeper.registry import Found
 
 KEEP = "1h"
+STOP_S, ANSWER_S = 10.0, 15.0
 # Options end where a command of the sandbox begins.
 COMMAND = {"allow_interspersed_args": False}
 MOST_PORT, MOST_DIGITS = (1 << 16) - 1, 5
@@ -50,6 +52,11 @@ sandboxes = root.group("sandbox", cls=_Sandboxes, help="Sandboxes with a name, w
     lambda: None
 )
 _name = argument("name", metavar="NAME", help="Its name: 1 to 63 of a-z, 0-9 and -.")
+_names = argument("names", nargs=-1, required=True, metavar="NAME", help="Its name. Several may be given.")
+_force = flag(
+    "--force",
+    help="Also with changes to a folder that are not committed, and where it does not answer: end its keeper.",
+)
 _words = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
 _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox ps`.")
 
@@ -61,6 +68,7 @@ _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox
 @option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
 @sandbox_options()
+@users_option()
 @folder_options()
 def _create(
     name: str, keep: str, lifetime: str | None, idle: str | None, file: tuple[str, ...], options: SandboxOptions
@@ -81,35 +89,42 @@ def _create(
 @json_option()
 def _list(as_json: bool) -> int:
     """List the sandboxes of this user that live."""
+    from .ps import list_sandboxes
+
+    return list_sandboxes(as_json=as_json)
+
+
+@sandboxes.command("inspect")
+@_name
+@json_option()
+def _inspect(name: str, as_json: bool) -> int:
+    """Show its state, times, rules and limits, and what is enforced."""
     from cloche.keeper import registry
 
-    rows = [_row(one) for one in registry.found()]
-    if not rows and not as_json:
-        print("no sandbox with a name lives")
-        return 0
-    show(rows, as_json=as_json)
+    from .ps import info, state
+
+    found = registry.find(name)
+    said = info(found)
+    facts = {"name": name, "state": state(said), **found.entry, **said}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(
+            [{"key": key, "value": value} for key, value in _flat(facts) if value not in (None, "", [])], as_json=False
+        )
     return 0
 
 
-def _row(found: Found) -> dict[str, object]:
-    from cloche.keeper.attach import visit
-
-    said: Mapping[str, Any] = {}
-    with contextlib.suppress(OutcomeUnknown):  # it is just being made or ended, or of another version
-        said = visit(found, "info", timeout_s=2.0)
-    state = ("paused" if said.get("is_paused") else "running") if said else "unknown"
-    return {
-        "name": found.name, "state": state, "backend": found.entry.get("backend"), "clients": said.get("clients"),
-        "age": _seconds(said.get("age_s")), "keep": _seconds(said.get("keep_s")), "left": _seconds(said.get("left_s")),
-        "unused": _seconds(said.get("without_client_s")),
-    }  # fmt: skip
+def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield what is in nested facts, with the way to each."""
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
-def _seconds(value: object) -> int | None:
-    return round(value) if isinstance(value, int | float) else None
-
-
-@sandboxes.command("exec", context_settings=COMMAND)
+@sandboxes.command("exec", cls=NamedCommand, context_settings=COMMAND)
 @_name
 @_words
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
@@ -129,7 +144,7 @@ def _exec(
     )  # fmt: skip
 
 
-@sandboxes.command("start", context_settings=COMMAND)
+@sandboxes.command("start", cls=NamedCommand, context_settings=COMMAND)
 @_name
 @_words
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
@@ -238,11 +253,63 @@ def _read_ports(text: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
+@sandboxes.command("cp")
+@argument("source", metavar="SRC", help="A file or folder of this machine, or NAME:PATH.")
+@argument("target", metavar="DST", help="Where it goes: NAME:PATH, or a place on this machine.")
+def _cp(source: str, target: str) -> int:
+    """Copy a file or a folder into one, or out of one.
+
+    A relative PATH begins in /workspace. What is copied into a folder that is there keeps its name.
+    """
+    outward, inward = _read_place(source), _read_place(target)
+    if (outward is None) == (inward is None):
+        raise InvalidRequest("cp: write one of SRC and DST as NAME:PATH (and ./a:b for a file of this machine)")
+    from cloche.sync import Sandbox
+
+    if inward is not None:
+        with Sandbox.attach(inward[0]) as sandbox:
+            is_folder = sandbox.exists(f"{inward[1]}/.")
+            sandbox.upload(source, _in_folder(inward[1], os.path.abspath(source)) if is_folder else inward[1])
+    elif outward is not None:
+        with Sandbox.attach(outward[0]) as sandbox:
+            inside = outward[1] if outward[1] != "." else "/workspace"
+            sandbox.download(inside, _in_folder(target, inside) if os.path.isdir(target) else target)
+    return 0
+
+
+def _read_place(word: str) -> tuple[str, str] | None:
+    """Return the sandbox and the path that a word names; None for a path of this machine."""
+    from cloche.keeper import registry
+
+    name, colon, path = word.partition(":")
+    return (name, path or ".") if colon and registry.is_name(name) and not os.path.lexists(word) else None
+
+
+def _in_folder(folder: str, path: str) -> str:
+    """Return where something of that path is in a folder, under its own name."""
+    name = os.path.basename(path.rstrip("/"))
+    return folder if name in ("", ".", "..") else os.path.join(folder, name)
+
+
+@sandboxes.command("install")
+@_name
+@argument("packages", nargs=-1, required=True, metavar="PACKAGE", help="A package: rich, or httpx==0.28.1.")
+def _install(name: str, packages: tuple[str, ...]) -> int:
+    """Install packages in one, and print what was installed."""
+    from cloche.sync import Sandbox
+
+    with showing_progress(), Sandbox.attach(name) as sandbox:
+        installed = sandbox.install(*packages)
+    for one in installed:
+        print(escape_line(one))
+    return 0
+
+
 @sandboxes.command("pause")
 @_name
 def _pause(name: str) -> int:
     """Stop all its processes; its lifetime goes on."""
-    _visit(name, "pause")
+    visit(name, "pause")
     return 0
 
 
@@ -250,34 +317,59 @@ def _pause(name: str) -> int:
 @_name
 def _resume(name: str) -> int:
     """Let its processes go on."""
-    _visit(name, "resume")
+    visit(name, "resume")
     return 0
 
 
-@sandboxes.command("kill")
-@argument("names", nargs=-1, required=True, metavar="NAME", help="Its name. Several may be given.")
-@flag("--force", help="Also where it does not answer: end the process that keeps it.")
+@sandboxes.command("stop")
+@_names
+@_force
+def _stop(names: tuple[str, ...], force: bool) -> int:
+    """Ask all processes to end, then end sandboxes for good.
+
+    The processes get SIGTERM and, 10 s later, SIGKILL; then the sandbox ends, with its files. Unlike a container of
+    docker's it cannot be started again: to have it stand still, pause it.
+    """
+
+    def stop(name: str) -> None:
+        _check_may_end(name, force)
+        with contextlib.suppress(OutcomeUnknown) if force else contextlib.nullcontext():
+            visit(name, "stop", grace_s=STOP_S, timeout_s=STOP_S + ANSWER_S)
+        _end(name, force)
+
+    return for_each(names, stop)
+
+
 def _kill(names: tuple[str, ...], force: bool) -> int:
-    """End sandboxes with all that is in them."""
-    for name in names:
-        try:
-            _visit(name, "end", timeout_s=15.0)
-        except OutcomeUnknown:
-            if not force:
-                raise
-            _force(name)
-        print(escape_line(name))
-    return 0
+    """End sandboxes with all that is in them, at once."""
+
+    def kill(name: str) -> None:
+        _check_may_end(name, force)
+        _end(name, force)
+
+    return for_each(names, kill)
 
 
-def _visit(name: str, op: str, **arguments: Any) -> None:  # noqa: ANN401 - any JSON
-    from cloche.keeper import registry
-    from cloche.keeper.attach import visit
-
-    visit(registry.find(name), op, **arguments)
+for _word in ("kill", "rm"):
+    sandboxes.command(_word)(_names(_force(_kill)))
 
 
-def _force(name: str) -> None:
+def _check_may_end(name: str, force: bool) -> None:
+    if not force:
+        check_may_end(name)
+
+
+def _end(name: str, force: bool) -> None:
+    """End one; by `force` also one that does not answer."""
+    try:
+        visit(name, "end", timeout_s=ANSWER_S)
+    except OutcomeUnknown:
+        if not force:
+            raise
+        _end_keeper(name)
+
+
+def _end_keeper(name: str) -> None:
     """Kill the process that keeps a sandbox: with it goes everything."""
     from cloche.keeper import registry
 

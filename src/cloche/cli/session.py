@@ -20,15 +20,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+import click
+
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 
+from ._named import refuse_options
 from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root
 from .options import (
+    Command,
     debug_option,
     flag,
     folder_options,
+    in_option,
     json_option,
     no_sandbox_option,
     option,
@@ -55,7 +60,22 @@ KILLED = b"\ncloche: the second Ctrl-C ends the session\n"
 _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 
 
-@root.command("session")
+class _Session(Command):
+    """Say what to write where a word stands that may have been meant for a sandbox's name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse. Raises click.UsageError."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not error.message.startswith("Got unexpected"):
+                raise
+            more = "To work in a sandbox that is kept under a name: cloche session --in NAME"
+            raise click.UsageError(f"{error.message}. {more}", ctx) from None
+
+
+@root.command("session", cls=_Session)
+@in_option()
 @option("--language", metavar="NAME", default="python", help="python, javascript or bash.")
 @option("--idle-timeout", metavar="TIME", help="End it when it was not used for so long, for example 30m.")
 @sandbox_options()
@@ -67,6 +87,7 @@ _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 @no_sandbox_option()
 @debug_option()
 def _session(
+    inside: str | None,
     language: str,
     idle_timeout: str | None,
     env: tuple[str, ...],
@@ -80,7 +101,8 @@ def _session(
 ) -> int:
     """Open a prompt whose cells share one interpreter.
 
-    What one cell defines, the next one finds. :help at its prompt says more.
+    What one cell defines, the next one finds. :help at its prompt says more. The sandbox is a throwaway one, or with
+    --in one that is kept under a name.
 
     Cells that are piped in are separated by lines that begin with # %%. They run until one fails; its exit code is the
     command's, as with run. The time limit holds for each cell.
@@ -94,8 +116,10 @@ def _session(
 
     from .cells import CellPrinter
 
+    if inside is not None:
+        refuse_options(inside, {**options, "file": file, "no_sandbox": no_sandbox})
     cells = () if is_prompt else split_cells(read_code())
-    check_review(options, review=review)
+    check_review(options, review=review, name=inside)
     rules, folder = without_folder(with_backend(options, no_sandbox=no_sandbox))
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
@@ -103,14 +127,19 @@ def _session(
             # Nothing else works in it, so it need not live: then each session has checkpoints and forks. One in a view
             # of a folder does.
             settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": False})}
-            sandbox = stack.enter_context(Sandbox(env=variables, files=files, **settings))
+            sandbox = stack.enter_context(
+                Sandbox(env=variables, files=files, **settings)
+                if inside is None
+                else Sandbox.attach(inside, env=variables)
+            )
             say_fallback(sandbox.notes)
             tell_folder(sandbox.notes)
             session = sandbox.session(language, idle_timeout=idle_timeout)
+        timeout = None if inside is None else options.get("timeout")
         if is_prompt:
-            exit_code = Prompt(session, CellPrinter(out), out=out).converse()
+            exit_code = Prompt(session, CellPrinter(out), out=out, timeout=timeout).converse()
         else:
-            exit_code = run_cells(session, cells, out=out, as_json=as_json)
+            exit_code = run_cells(session, cells, out=out, as_json=as_json, timeout=timeout)
         if folder is not None:
             session.close()
             settle_changes(sandbox, review=review)
@@ -122,7 +151,14 @@ def split_cells(text: str) -> list[str]:
     return [cell.strip("\n") for cell in _SEPARATOR.split(text) if cell.strip()]
 
 
-def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_json: bool) -> int:
+def run_cells(
+    session: Session,
+    cells: Iterable[str],
+    *,
+    out: str | None,
+    as_json: bool,
+    timeout: float | str | None = None,
+) -> int:
     """Run cells in order up to the first one that fails; return its exit code, or 0."""
     import json
 
@@ -131,11 +167,11 @@ def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_jso
     printer = CellPrinter(out)
     for number, code in enumerate(cells, 1):
         if as_json:
-            result = session.run(code, out=out)
+            result = session.run(code, out=out, timeout=timeout)
             print(json.dumps(result.as_dict(), default=str), flush=True)
         else:
             printer.begin(number)
-            result = session.run(code, on_event=printer.take, out=out)
+            result = session.run(code, on_event=printer.take, out=out, timeout=timeout)
             printer.conclude(result)
         if not result.ok:
             return exit_code_of(result)
@@ -158,10 +194,17 @@ class ForkedSession:
 class Prompt:
     """Read and run cells at a terminal. `sessions` holds every session by its number, `at` is the current number."""
 
-    def __init__(self, session: Session, printer: CellPrinter, *, out: str | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        printer: CellPrinter,
+        *,
+        out: str | None = None,
+        timeout: float | str | None = None,
+    ) -> None:
         self.sessions = {0: ForkedSession(session=session)}
         self.at = 0
-        self._printer, self._out = printer, out
+        self._printer, self._out, self._timeout = printer, out, timeout
         self._last = 0
         self._is_left = False
 
@@ -225,7 +268,7 @@ class Prompt:
         printer.begin(number)
         try:
             with Interrupts(current.session):
-                result = current.session.run(code, on_event=printer.take, out=self._out)
+                result = current.session.run(code, on_event=printer.take, out=self._out, timeout=self._timeout)
         except KeyboardInterrupt:
             printer.end()
             self._suggest_restart()

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from .app import root
 from .exec import USER_HELP, has_own_terminal, run_command
-from .options import argument, debug_option, flag, folder_options, option, program_options, sandbox_options
+from .options import (
+    argument,
+    debug_option,
+    flag,
+    folder_options,
+    option,
+    program_options,
+    sandbox_options,
+    users_option,
+)
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 @option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
+@users_option()
 @folder_options()
 @flag("--review", help="Show what was changed in the folder, and ask what to write.")
 @program_options()

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 
 _signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
-WNOHANG, SIGCONT, SIGSTOP = os.WNOHANG, 18, 19
+WNOHANG, SIGTERM, SIGCONT, SIGSTOP = os.WNOHANG, 15, 18, 19
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
+GONE_S = 0.02  # between two looks at whether all that was asked to end is gone
 ROOM_S = 0.02  # between two looks at whether a process that waits for room can be started
 MOST_BEHIND_S = 0.5  # how long is looked, where that clock was set back meanwhile
 REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
@@ -55,6 +56,7 @@ class Server:
         self.most_at_once = 0  # processes of the sandbox when there was no room for another one
         self.pausing: set[Process] = set()  # operations for which everything else stands still
         self.is_held = False  # by the client, until it says so
+        self.is_stopping = False
         self.number = 0
         self.is_greeted = self.is_busy = False
         self.lifetime = Lifetime(self.loop, host, lambda: bool(self.processes or self.channels))
@@ -130,6 +132,8 @@ class Server:
         """Start a process whose channel has this number."""
         if not self.pausing or self.is_held:
             self.lifetime.check_running()
+        if self.is_stopping:
+            raise wire.Refused("stopping", "the sandbox is being stopped, and starts nothing more")
         self.number += 1
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
@@ -282,6 +286,23 @@ class Server:
         self.lifetime.limit(order)
         self.close(number)
 
+    def _stop(self, number: int, order: dict[str, Any]) -> None:
+        """Ask all processes to end, those too that stand still, and answer when they are gone, or the time is up."""
+        until = now() + float(order["grace_s"])
+        if self.pausing:
+            raise wire.Refused("busy", "what was changed in the sandbox is being looked at; try again")
+        self.is_stopping = True
+        self.host.signal_others(SIGTERM)
+        self.is_held = False
+        self.lifetime.resume()
+        self._await_gone(number, until)
+
+    def _await_gone(self, number: int, until: float) -> None:
+        if now() < until and self.host.others() and number in self.channels:
+            self.loop.call_at((number, "gone"), now() + GONE_S, lambda: self._await_gone(number, until))
+        else:
+            self.close(number)
+
     def _end(self, number: int, _: dict[str, Any]) -> None:
         for process in list(self.processes.values()):
             process.kill("")
@@ -384,6 +405,7 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "pause": Server._pause,
     "resume": Server._resume,
     "limits": Server._limits,
+    "stop": Server._stop,
     "end": Server._end,
 }
 

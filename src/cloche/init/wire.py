@@ -42,6 +42,8 @@ own streams alone. To send more than the window ends the connection.
 - `pause`: stop all processes and the clocks of commands; nothing is started until `resume`. Both answer by CLOSE.
 - `limits`: `ends_in_s`, after which all ends, whoever is there; `idle_s`, after which it ends if no process but init
   has lived and no frame has come. None is none. They replace what was said before, and count on CLOCK_BOOTTIME.
+- `stop`: SIGTERM to all processes, those too that were paused; nothing is started from then on. CLOSE comes when all
+  have ended, after `grace_s` at the latest.
 - `end`: kill everything. The sandbox is over when the connection closes.
 
 **A keeper** (`cloche.keeper`) may stand between the sandbox and any number of clients, each of which has a connection

@@ -35,9 +35,14 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
 
+def is_name(word: object) -> bool:
+    """Tell whether a sandbox could have this name."""
+    return isinstance(word, str) and _NAME.fullmatch(word) is not None
+
+
 def check_name(name: object) -> str:
     """Return a sandbox's name. Raises InvalidRequest."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidRequest(
             f"name: {name!r} is none; use 1 to 63 of a-z, 0-9 and -, and begin with a letter or a digit"
         )

@@ -249,3 +249,19 @@ def test_exits_do_not_pile_up(client: Client, count: int) -> None:
     rows = client.event(client.open("processes"), "processes")["processes"]
     assert len(rows) == MOST_KEPT_EXITS
     assert client.closed(client.open("attach", id="1"))["kind"] == "not_found"
+
+
+def test_all_are_asked_to_end_and_nothing_starts_from_then_on(client: Client) -> None:
+    """Whoever does not end has until the time is up, which is answered then; who stood still goes on, and ends."""
+    stubborn = client.start("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done")
+    orderly = client.start("sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.01; done")
+    for channel in (stubborn, orderly):
+        assert client.read(channel, 3) == b"up\n"
+    assert client.closed(client.open("pause")) == {}
+    assert client.closed(client.open("stop", grace_s=0.05)) == {}
+    assert client.read(orderly, 4) == b"bye\n"
+    assert client.event(orderly, "exit")["status"] == 7 << 8
+    assert client.closed(client.open("start", argv=["true"], streams=[0, 1, 2]))["kind"] == "stopping"
+    client.ask(stubborn, do="kill", cause="")
+    client.event(stubborn, "exit")
+    assert client.closed(client.open("stop", grace_s=1000)) == {}

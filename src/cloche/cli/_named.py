@@ -1,0 +1,138 @@
+"""Sandboxes with a name, in commands: what a word means, what is not said of one that lives, and what ends one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.escape import escape_line, escape_name
+
+from .options import Command, spelled
+from .output import exit_code_of_error, say
+
+
+class NamedCommand(Command):
+    """Take options behind its first word, a name, as well. With `needs_dashes` that is one only where -- follows."""
+
+    needs_dashes = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as if these options stood before the name."""
+        return super().parse_args(ctx, self.with_options_first(ctx, args))
+
+    def with_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments with the options behind the first word before it. Raises click.UsageError."""
+        before, words = self._split(ctx, args)
+        if before[-1:] == ["--"] or not words[1:] or words[1] in ("-", "--") or not words[1].startswith("-"):
+            return args
+        try:
+            options, rest = self._split(ctx, words[1:])
+        except click.UsageError:
+            if self.needs_dashes:  # they are a command's own
+                return args
+            raise
+        dashes = ["--"] if options[-1:] == ["--"] else []
+        if self.needs_dashes and not dashes:
+            return args
+        return [*before, *options[: len(options) - len(dashes)], words[0], *dashes, *rest]
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options at the beginning, with dashes that end them, and the words."""
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        words: list[str] = []
+        for param in self.params:
+            value = values.get(param.name) if isinstance(param, click.Argument) else None
+            words += [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+        return args[: len(args) - len(words)], words
+
+
+def refuse_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse what is said of a sandbox when it is opened; only the time-out is each command's own."""
+    for option_name, value in options.items():
+        if option_name != "timeout" and value is not None and value is not False and value != ():
+            raise InvalidRequest(
+                f"{spelled(option_name)} is for a sandbox that is opened, and {name!r} lives already; leave "
+                "it out, or open another one with it (cloche sandbox create)"
+            )
+
+
+def lives(word: str) -> bool:
+    """Tell whether a word is the name of a sandbox that lives."""
+    from cloche.keeper import registry
+
+    try:
+        registry.find(word)
+    except ClocheError:
+        return False
+    return True
+
+
+def refuse_name(word: str, form: str) -> None:
+    """Refuse the name of a sandbox that lives where a throwaway one would get it as something else."""
+    if not os.path.lexists(word) and lives(word):
+        raise InvalidRequest(
+            f"{word!r} is a sandbox that lives, and this runs in a throwaway one; write {form} to run it there, or -- "
+            "before an argument of the program's own"
+        )
+
+
+def for_each(names: Iterable[str], act: Callable[[str], None]) -> int:
+    """Do something with each sandbox, and print its name; say what fails, and go on. Return the exit code."""
+    code = 0
+    for name in names:
+        try:
+            act(name)
+        except ClocheError as error:
+            say(str(error))
+            code = code or exit_code_of_error(error)
+        else:
+            print(escape_line(name), flush=True)
+    return code
+
+
+def visit(name: str, op: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    """Have the keeper of a name do something."""
+    from cloche.keeper import attach, registry
+
+    return attach.visit(registry.find(name), op, **arguments)
+
+
+def check_may_end(name: str) -> None:
+    """Ask where changes to a folder of the host would be lost. Raises InvalidRequest unless somebody says yes."""
+    told = _what_is_lost(name)
+    if not told:
+        return
+    if not os.isatty(0):
+        raise InvalidRequest(
+            f"{told}; cloche diff {name} shows it, cloche commit {name} writes it, --force ends it all the same"
+        )
+    from ._review import is_confirmed
+
+    if not is_confirmed(f"{told}. End it all the same? [y/N]: "):
+        raise InvalidRequest(f"{name} goes on")
+
+
+def _what_is_lost(name: str) -> str:
+    """Say what is not committed; nothing where that is nothing, or there is no folder."""
+    from cloche.keeper import registry
+
+    policy = registry.find(name).entry.get("policy")
+    folder = policy.get("host_folder") if isinstance(policy, Mapping) else None
+    if not isinstance(folder, Mapping):
+        return ""
+    from cloche.sync import Sandbox
+
+    where = escape_name(str(folder.get("path")))
+    try:
+        with Sandbox.attach(name) as sandbox:
+            count = len(sandbox.diff().changes)
+    except ClocheError as error:
+        return f"{name}: nobody can tell whether changes to {where} are not committed ({error})"
+    if not count:
+        return ""
+    is_one = count == 1
+    return f"{name} has {count} change{'' if is_one else 's'} to {where} that {'is' if is_one else 'are'} not committed"
