@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import cloche
 from cloche.cli.app import root
@@ -253,9 +254,10 @@ def test_a_sandbox_whose_runs_take_turns_says_that_it_installs_nothing(index: Pa
 
 
 def test_a_sandbox_with_a_name_keeps_what_was_installed(index: PackageIndex) -> None:
-    """Its keeper holds it; another caller finds it, and installs more."""
+    """Its keeper holds it; another caller finds it, and installs more, also the command line."""
     index.add("one")
     index.add("two")
+    index.add("three")
     with cloche.Sandbox(name="packages-test", keep="1m", packages=["one"]) as sandbox:
         assert sandbox.run("import one").ok
     try:
@@ -264,8 +266,10 @@ def test_a_sandbox_with_a_name_keeps_what_was_installed(index: PackageIndex) -> 
             assert sandbox.run("import one").ok
             assert sandbox.install("two") == ("two==1.0",)
             assert sandbox.run("import one, two").ok
+        assert CliRunner().invoke(root, ["sandbox", "install", "packages-test", "three"]).output == "three==1.0\n"
     finally:
-        cloche.Sandbox.attach("packages-test").__enter__().kill()
+        with cloche.Sandbox.attach("packages-test") as sandbox:
+            sandbox.kill()
 
 
 def test_ten_at_once_install_once(index: PackageIndex) -> None:
