@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFailed
+from cloche.execution.commits import Choice, write_changes
+from cloche.execution.open_folder import FolderOptions, open_new
 from cloche.workspace import journal as journals
 from cloche.workspace.recover import recover, recover_all
 from tests.harness.workspaces import (
@@ -24,6 +26,7 @@ from tests.harness.workspaces import (
     link,
     make_old,
     removed,
+    snapshot_of,
     write,
 )
 
@@ -514,6 +517,33 @@ def test_two_names_of_one_file_are_both_replaced(host: Path, state: Path) -> Non
     """That the first rename sets the file's change time is no conflict of the second."""
     write(host, state, [file("moved", b"1", "modified"), file("moved-twin", b"2", "modified")])
     assert ((host / "moved").read_bytes(), (host / "moved-twin").read_bytes()) == (b"1", b"2")
+
+
+def test_a_commit_that_nobody_waits_for_ends_while_it_stages(
+    host: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many files as one likes no more are written beside; the folder is as it was, and nothing is left there."""
+    monkeypatch.setenv("XDG_STATE_HOME", os.fspath(state))
+    (state / "cloche" / "workspaces").mkdir(parents=True, mode=0o700)
+    before = content_of(host)
+    most = 0
+
+    def check() -> None:
+        nonlocal most
+        most = max([most, *(len(list(stage.iterdir())) for stage in host.glob(".cloche-*"))])
+        if most >= 3:
+            raise KeyboardInterrupt
+
+    choice = Choice(paths=None, dangerous=True, ours=(), theirs=())
+    snapshot, found = (
+        snapshot_of([file(f"new{number}") for number in range(20)]),
+        open_new(FolderOptions(path=str(host))),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        write_changes(found, snapshot, None, "name", choice, None, None, check)
+    found.close()
+    snapshot.close()
+    assert (most, content_of(host), left_in(state / "cloche" / "workspaces")) == (3, before, [])
 
 
 def test_a_link_on_the_host_is_replaced_and_not_written_through(tmp_path: Path, host: Path, state: Path) -> None:

@@ -190,7 +190,7 @@ def write_changes(
 
     compared_ns = after_now()
     diff = compare(found, snapshot, check)
-    check()  # from here on it is done to its end
+    check()
     if snapshot.is_partial:
         raise InvalidRequest(
             "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
@@ -220,6 +220,8 @@ def write_changes(
     done = commit(
         found.fd, snapshot, chosen, state=state_folder(), owner=found.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
+        # What is staged is not the folder's yet; from then on it is done to its end.
+        step=lambda word: check() if word.startswith("stage ") else None,
     )  # fmt: skip
     _note_known(found, done.written)
     refs, left = _fetched(found, snapshot, name, agreed)
