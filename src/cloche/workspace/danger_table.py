@@ -31,7 +31,7 @@ COMPILED = "it is compiled code, which no diff shows"
 WINDOWS = "Windows runs it as a program"
 WRITABLE = "every user of the host may write to it"
 READABLE = "every user of the host may read it, and could not before"
-TWIN = "another name there differs from it in case or form alone; other file systems take the two for one"
+TWIN = "another name there, which other file systems take for the same, differs from it in case or form alone"
 UNKNOWN = "not all of the host's links could be followed, so it may have a name that runs it"
 RANKED = (
     UNKNOWN, GIT, OTHER_VERSIONS, HOOKS, SHELL, EDITOR, AGENT, CLOCHE, INTO_GIT, LEAVES, TO_HIDDEN, WINDS, READABLE,

@@ -8,9 +8,11 @@ import pytest
 
 from cloche.agent.catalog import FOLDER_TOOLS
 from cloche.agent.host_folder import ShownDiffs
+from cloche.agent.queue import Entry
 from cloche.agent.terminal import describe_rules
 from cloche.cli._review import ask, show_diff
 from cloche.core.changes import Change, Diff
+from cloche.server.pages import show_approval
 from cloche.workspace.compare import questions_of
 from cloche.workspace.danger_table import BUILD, EDITOR
 from cloche.workspace.dangers import dangers_of
@@ -62,7 +64,7 @@ def test_who_chooses_file_by_file_is_asked_once_for_each_reason(diff: Diff) -> N
 
 
 def test_reasons_are_counted_where_changes_are_shown(diff: Diff, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the command line, and to whoever approves a model's commit, whose rows stand in the same order."""
+    """On the command line, and to whoever approves a model's commit, at a terminal or on the page, in the same order."""
     show_diff(diff, to_stderr=False)
     shown = capsys.readouterr().out
     assert shown.index(f"  {EDITOR}: 2") < shown.index(f"  {BUILD}: 20")
@@ -72,3 +74,7 @@ def test_reasons_are_counted_where_changes_are_shown(diff: Diff, capsys: pytest.
     assert request.rules["dangers"] == [f"{EDITOR}: 2", f"{BUILD}: 20"]
     assert f"dangerous: {EDITOR}: 2; {BUILD}: 20" in describe_rules(request)
     assert [".vscode" in row for row in request.rules["changes"]] == [True, True, *[False] * 21]
+    shown_on_page = show_approval(Entry(number=1, asked_at=0, expires_at=1, request=request))
+    names = [name for name, _ in (*shown_on_page["short"], *shown_on_page["long"])]
+    assert names[-2:] == ["dangerous", "changes to the folder"]
+    assert not any("dangers" in name for name, _ in shown_on_page["rules"])
