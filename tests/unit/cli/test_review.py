@@ -64,7 +64,7 @@ def test_who_chooses_file_by_file_is_asked_once_for_each_reason(diff: Diff) -> N
 
 
 def test_reasons_are_counted_where_changes_are_shown(diff: Diff, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the command line, and to whoever approves a model's commit, at a terminal or on the page, in the same order."""
+    """On the command line, and to whoever approves a model's commit, at a terminal or on the page, in one order."""
     show_diff(diff, to_stderr=False)
     shown = capsys.readouterr().out
     assert shown.index(f"  {EDITOR}: 2") < shown.index(f"  {BUILD}: 20")
