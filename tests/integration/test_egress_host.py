@@ -20,6 +20,16 @@ print(json.dumps({
     "reason": control.reason, "rows": result.meta.get("network", []), "hits": dict(result.enforcement.hits),
 }))
 """
+LATER = """
+import cloche
+with cloche.Sandbox(network="allowlist", timeout=60, **ARGUMENT["policy"]) as sandbox:
+    before = sandbox.run(ARGUMENT["code"])
+    sandbox.network.allow("good.example")
+    after = sandbox.run(ARGUMENT["code"])
+print(json.dumps([
+    [one.stdout.split(), [row["is_allowed"] for row in one.meta.get("network", [])]] for one in (before, after)
+]))
+"""
 FETCH = """
 import urllib.error, urllib.request
 for url in {urls!r}:
@@ -74,6 +84,18 @@ def test_a_guest_is_shown_an_authority_of_the_operator(world: World) -> None:
     ].splitlines()
     assert first.startswith("True False /etc/")
     assert answer.startswith("HELLO")
+
+
+@pytest.mark.parametrize("given", [[], ["db.example:5432"]])
+def test_a_list_that_names_nobody_can_be_added_to_later(world: World, given: list[str]) -> None:
+    """Until then nothing is reached, and that is said; from then on that host is, and no other."""
+    world.forget()
+    code = FETCH.format(urls=("http://good.example/", "http://8.8.8.8/"))
+    before, after = world.run(LATER, {"code": code, "policy": {"network_allow": given}})
+    assert (before[0][0], before[1]) == ("refused", [False, False])
+    assert after[0][0] == "HELLO"
+    assert sorted(after[1]) == [False, True]
+    assert {address for _, address, port in world.seen().endpoints if port == 80} == {PUBLIC}
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])

@@ -351,7 +351,8 @@ class NetworkRules:
 
     In mode `open` the allow list adds to what is public: further ports of a host, or addresses that are not public.
     Where several rules allow a host on a port, they add up. A denying rule wins over all of them. Modes `off` and
-    `bridge` allow nothing: docker's own bridge is outside of these rules.
+    `bridge` allow nothing: docker's own bridge is outside of these rules. `served_ports` are those on which a guest's
+    connections are taken and decided on.
     """
 
     mode: NetworkMode = "off"
@@ -371,9 +372,9 @@ class NetworkRules:
             raise InvalidRequest(f"network_allow and network_deny: {count} rules; at most {MOST_RULES} are taken")
         if self.mode == "bridge" and self.deny:
             raise InvalidRequest("network_deny: docker's own bridge keeps no rules; use network 'open' or 'allowlist'")
-        served = set(self.open_ports)
-        if self.mode in ("allowlist", "open"):
-            served.update(port for rule in self.allow for port in rule.ports)
+        served: set[int] = set()
+        if self.mode in ("allowlist", "open"):  # whose rules may change, so the usual ports are always among them
+            served.update(DEFAULT_PORTS, self.open_ports, (port for rule in self.allow for port in rule.ports))
         if len(served) > MOST_SERVED_PORTS:
             raise InvalidRequest(
                 f"network_allow: {len(served)} different ports; a sandbox serves at most {MOST_SERVED_PORTS}"

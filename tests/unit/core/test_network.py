@@ -503,16 +503,16 @@ def test_the_name_server_answers_for_names_that_may_be_reached(rules: NetworkRul
     ("rules", "ports"),
     [
         (_allowlist("a.example", "db:5432,443"), (80, 443, 5432)),
-        (_allowlist("db:5432"), (5432,)),
-        (_allowlist(), ()),
+        (_allowlist("db:5432"), (80, 443, 5432)),
+        (_allowlist(), (80, 443)),
         (_open(ports=(22, 80)), (22, 80, 443)),
         (_open("db:5432"), (80, 443, 5432)),
         (NetworkRules.parse(mode="off", allow=("a.example",), ports=(22,)), ()),
-        (NetworkRules.parse(mode="allowlist", ports=(22,)), ()),
+        (NetworkRules.parse(mode="allowlist", ports=(22,)), (80, 443)),
     ],
 )
 def test_served_ports_are_those_that_something_may_be_allowed_on(rules: NetworkRules, ports: tuple[int, ...]) -> None:
-    """A sandbox listens on the ports of its rules and no others."""
+    """A sandbox with a network listens on 80, 443 and the ports of its rules, and no others."""
     assert rules.served_ports == ports
 
 
