@@ -46,12 +46,12 @@ class HostNames:
         self.is_complete = is_complete
         self._tags: dict[str, dict[_Tag, str]] = {}
         self._tagged: list[str] = []
-        self._sources: list[tuple[str, frozenset[str]]] = []  # links in the folder, folded, and where they lead
+        self._sources: list[tuple[str, tuple[str, ...]]] = []  # links in the folder, folded, and where they lead
         self._to_pass_on: list[tuple[str, _Tag, str]] = []
 
     def add_link(self, path: str, targets: Iterable[str], *, is_inside: bool = True) -> None:
         """Note a link of this path, and where it leads, of the folder or of another one."""
-        ends = frozenset(fold(one) for one in targets if fold(one) != fold(path))
+        ends = tuple({fold(one) for one in targets} - {fold(path)})
         if is_inside and ends:
             self._sources.append((fold(path), ends))
         for tag in _tags_of_link(path):

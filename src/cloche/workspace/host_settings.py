@@ -46,10 +46,10 @@ def find_named(root: str, found: Found, homes: Sequence[str], resolver: Resolver
     for home in homes:
         for name in (".gitconfig", ".config/git/config"):
             looking.add_settings(os.path.join(home, name), f"~/{name}", root)
-    if os.environ.get("XDG_CONFIG_HOME"):
-        name = os.path.join(os.environ["XDG_CONFIG_HOME"], "git/config")
+    asked = [os.environ.get(name, "") for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")]
+    asked += [os.path.join(os.environ.get("XDG_CONFIG_HOME", ""), "git/config"), "/etc/gitconfig"]
+    for name in filter(os.path.isabs, asked):
         looking.add_settings(name, name, root)
-    looking.add_settings("/etc/gitconfig", "/etc/gitconfig", root)
     for path in found.importers:
         looking.add_importer(path, path)
     looking.run()

@@ -42,14 +42,16 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def judged(host: Path, *paths: str, hidden: tuple[str, ...] = (), **links: str) -> Mapping[str, Change]:
-    """Return what a diff says of new files at some paths, and of new links (`a__b` is `a/b`)."""
+    """Return what a diff says of new files at some paths, removed ones (`-a`), and new links (`a__b` is `a/b`)."""
     entries: dict[bytes, Entry] = {}
     for path, target in [*((path, "") for path in paths), *links.items()]:
-        key = path.replace("__", "/").encode()
+        key = path.replace("__", "/").removeprefix("-").encode()
         for depth in range(1, key.count(b"/") + 1):
             above = b"/".join(key.split(b"/")[:depth])
             entries[above] = Entry(path=above, kind="directory", mode=0o755)
         more = {"kind": "link", "target": target.encode()} if target else {"kind": "file", "sha256": "new"}
+        if path.startswith("-"):
+            more = {"kind": "removed"}
         entries[key] = Entry(path=key, mode=0o644, **more)  # type: ignore[arg-type]
     with opened(host) as fd, open(os.devnull, "rb") as nothing:
         snapshot = Snapshot(entries=entries, contents=os.dup(nothing.fileno()))
@@ -207,9 +209,9 @@ def test_a_new_link_brings_what_lies_elsewhere(host: Path) -> None:
 
 def test_names_that_differ_in_case_alone_are_told(host: Path) -> None:
     """Beside the host's and beside each other; a file that takes another case is none."""
-    (host / "Readme").touch()
-    (host / "other").touch()
-    found = judged(host, "README", "a/x", "a/X", "other2", "a/y")
+    for name in ("Readme", "other", "License"):
+        (host / name).touch()
+    found = judged(host, "README", "a/x", "a/X", "other2", "a/y", "-License", "LICENSE")
     assert {path for path, one in found.items() if one.dangers == (TWIN,)} == {"README", "a/x", "a/X"}
 
 
