@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +114,30 @@ def tried(path):
         os.close(file)
 """
 ENDS = "print(json.dumps([tried(path) for path in {paths}]))"
+
+
+READ_ONLY = """
+import fcntl, sqlite3
+print(sqlite3.connect("file:{folder}/a.db?mode=ro", uri=True).execute("select x from t").fetchone()[0])
+with open("{folder}/a.db") as file:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+
+
+def test_locks_in_a_folder_that_can_only_be_read(tmp_path: Path) -> None:
+    """A view of it has locks of its own, too: a database is read, whatever the host holds."""
+    workspace, other = tmp_path / "workspace", tmp_path / "other"
+    workspace.mkdir()
+    other.mkdir()
+    with contextlib.closing(sqlite3.connect(other / "a.db")) as base:
+        base.executescript("create table t (x); insert into t values (5)")
+    with (
+        open(other / "a.db") as held,
+        cloche.Sandbox(workspace=workspace, workspace_read=[other], timeout=60) as sandbox,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ended = sandbox.run(READ_ONLY.format(folder=other))
+    assert (ended.stdout, ended.stderr) == ("5\n", "")
 
 
 def test_no_lock_on_the_host_within_the_workspace(tmp_path: Path) -> None:

@@ -206,6 +206,11 @@ class LocalLiveSandbox(LiveSandbox):
                 self.link = await self._start()
             return self.link
 
+    def _own_mounts(self) -> list[str]:
+        """Return the mounts whose files are this sandbox's alone: also views of folders that it cannot write to."""
+        folder = self._policy.host_folder
+        return [*self.writable, *(one.at for one in (folder.read_only if folder is not None else ())), "/dev/shm"]
+
     async def _start(self) -> InitLink:
         spec = self._spec()
         run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
@@ -232,7 +237,7 @@ class LocalLiveSandbox(LiveSandbox):
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
-            order = {"own_mounts": [*self.writable, "/dev/shm"], "root_steps": root_steps(), "greeting": {}}
+            order = {"own_mounts": self._own_mounts(), "root_steps": root_steps(), "greeting": {}}
             if slot is None:  # else the template has done that
                 env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
                 order["preload"] = preload_settings((), env["HOME"], env)
