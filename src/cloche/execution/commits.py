@@ -130,8 +130,9 @@ def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) ->
     from cloche.workspace.compare import identify, make_diff, questions_of
 
     folder = found.folder
-    entries = {path: one for path, one in snapshot.entries.items() if not is_program_file(os.fsdecode(path))}
-    snapshot = replace(snapshot, entries=entries)
+    if programs := {path for path in snapshot.entries if is_program_file(os.fsdecode(path))}:
+        entries = {path: one for path, one in snapshot.entries.items() if path not in programs}
+        snapshot = replace(snapshot, entries=entries)
     diff = make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
         known=read_known(found), check=check,

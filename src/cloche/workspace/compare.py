@@ -30,7 +30,7 @@ from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
 from .host_links import fold
 from .host_names import find_names, reasons_of_link
 from .patch import make_patch
-from .snapshot import Entry, Snapshot
+from .snapshot import MODES, Entry, Snapshot
 
 MOST_REMOVED = 500_000  # paths of the host in all
 MOST_HASHED_BYTES = 512 << 20  # of removed files, to find the renamed ones
@@ -97,7 +97,7 @@ def make_diff(
         patch = make_patch(found.changes, snapshot, tree, check=check)
         judging = _Judging(found.changes, snapshot, tree, folder, hidden, check) if found.changes else None
         changes = tuple(
-            replace(judging.judged(change), is_text=patch.is_text.get(change.path, change.is_text))
+            judging.judged(change, is_text=patch.is_text.get(change.path, change.is_text))
             for change in found.changes
             if judging is not None
         )
@@ -124,8 +124,8 @@ class _Judging:
         self.hidden = sorted(map(fold, hidden))
         self.twins = self._find_twins(changes)
 
-    def judged(self, change: Change) -> Change:
-        """Return a change with its dangers."""
+    def judged(self, change: Change, *, is_text: bool) -> Change:
+        """Return a change with its dangers; the same one where it has none, as there may be a million."""
         self.check()
         found: set[str] = set()
         reached: set[str] = set()
@@ -147,7 +147,9 @@ class _Judging:
             found.update(row.reason for row in rows)
             found |= reasons_of_link(change, self.names, self.hidden)
         dangers = dangers_of(change, others=others, found=found)
-        return replace(change, dangers=dangers, reached_as=tuple(sorted(reached)) if dangers else ())
+        if not dangers and is_text == change.is_text:
+            return change
+        return replace(change, dangers=dangers, reached_as=tuple(sorted(reached)) if dangers else (), is_text=is_text)
 
     def _is_of_repository(self, change: Change) -> bool:
         if not may_steer_git(change):
@@ -392,7 +394,7 @@ class _Comparing:
             path=os.fsdecode(path),
             what=what,
             kind=kind,
-            mode=0 if kind == "link" else entry.mode & 0o777,
+            mode=0 if kind == "link" else MODES[entry.mode & 0o777],
             size=entry.size,
             sha256=entry.sha256,
             target=os.fsdecode(entry.target),
@@ -403,7 +405,7 @@ class _Comparing:
     def _old(self, path: bytes, host: os.stat_result) -> dict[str, Any]:
         is_link, is_file = stat.S_ISLNK(host.st_mode), stat.S_ISREG(host.st_mode)
         return {
-            "old_mode": 0 if is_link else host.st_mode & 0o777,
+            "old_mode": 0 if is_link else MODES[host.st_mode & 0o777],
             "old_size": host.st_size if is_file else 0,
             "old_target": os.fsdecode(self.tree.target(path)) if is_link else "",
         }

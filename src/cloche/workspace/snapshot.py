@@ -30,7 +30,9 @@ MOST_ROWS_BYTES = 256 << 20  # of all rows together
 LOOKED_AT_BYTES = 8000  # what git looks at to tell whether a file is text
 PERMISSIONS = 0o7777
 NO_NAMES = frozenset((b"", b".", b".."))
-KINDS = frozenset(("file", "directory", "link", "removed", "unchanged", "other"))
+# One object for each value that a million rows have in common.
+KINDS = {kind: kind for kind in ("file", "directory", "link", "removed", "unchanged", "other")}
+MODES = tuple(range(PERMISSIONS + 1))
 # What the other end may say of a path that it could not send: its word, our sentence.
 PROBLEMS = {
     "unreadable": "it cannot be read inside",
@@ -270,8 +272,8 @@ def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry
             raise ValueError("the changes hold a malformed link")
     return Entry(
         path=_checked(_unpack(row.get("path"))),
-        kind=cast("EntryKind", kind),
-        mode=mode,
+        kind=cast("EntryKind", KINDS[kind]),
+        mode=MODES[mode],
         offset=offset if kind == "file" else 0,
         target=target,
         is_opaque=kind == "directory" and row.get("opaque") is True,
