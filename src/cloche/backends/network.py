@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 SERVED: tuple[NetworkMode, ...] = ("allowlist", "open")
 NAME_SERVER_ADDRESS = ".".join(map(str, NAME_SERVER))
+NO_RETRIES: Mapping[str, str] = {
+    "PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_HTTP_RETRIES": "0", "npm_config_fetch_retries": "0",
+    "npm_config_update_notifier": "false", "CARGO_NET_RETRY": "0",
+}  # fmt: skip
 MOST_RULES = 64  # of policies, that are remembered
 Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 
@@ -57,6 +61,14 @@ def served_ports(policy: Policy) -> tuple[int, ...]:
 def authority_variables(policy: Policy) -> Mapping[str, str]:
     """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
     return files_and_variables()[1] if policy.network in SERVED else {}
+
+
+def network_variables(policy: Policy) -> Mapping[str, str]:
+    """Return what programs of a sandbox that lives shall know of its network: authorities, or not to try again.
+
+    Without a network, those that install packages would do that for up to a minute.
+    """
+    return NO_RETRIES if policy.network == "off" else authority_variables(policy)
 
 
 def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:

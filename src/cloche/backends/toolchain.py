@@ -62,6 +62,10 @@ _MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
 # Folders of a home that mix toolchains with private data; the home itself and all above it are refused
 # anyway.
 _GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
+# Where programs that choose among installed ones look for these, by the name of that folder.
+_ROOT_VARIABLES: Mapping[str, str] = {
+    ".rustup": "RUSTUP_HOME", ".pyenv": "PYENV_ROOT", ".rbenv": "RBENV_ROOT", ".volta": "VOLTA_HOME",
+}  # fmt: skip
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
 _INSTALLERS = re.compile(
@@ -135,12 +139,29 @@ def npm_toolchain() -> Toolchain:
 
 def all_shown() -> tuple[str, ...]:
     """Return what is shown for the programs of any language, whether or not they are of the right version."""
-    folders, found = default_search_path(), list(_own_python(LANGUAGES["python"].engines[0]).binds)
-    for engine in (engine for language in LANGUAGES.values() for engine in language.engines):
-        programs = [_find_program(name, folders) for name in engine.programs]
-        if all(programs):
-            found += [bind for program in programs if program is not None for bind in program.binds]
-    return _outermost(found)
+    return _outermost((*_own_python(LANGUAGES["python"].engines[0]).binds, *other_languages()[0]))
+
+
+def other_languages() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is shown for the programs of all languages but Python, and the folders that these programs are in.
+
+    Those of the system's that are on every PATH are left out. Programs are asked where they are, once in a process.
+    """
+    return _programs_in(default_search_path())
+
+
+@lru_cache(maxsize=4)
+def _programs_in(folders: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    binds: list[str] = []
+    places: list[str] = []
+    for engine in (engine for name, one in LANGUAGES.items() if name != "python" for engine in one.engines):
+        programs = [(name, _find_program(name, folders)) for name in engine.programs]
+        for name, program in programs:
+            if program is not None and all(one for _, one in programs):
+                binds += program.binds
+                if os.path.basename(program.path) == name:
+                    places.append(os.path.dirname(program.path))
+    return _outermost(binds), tuple(one for one in dict.fromkeys(places) if one not in SYSTEM_FOLDERS)
 
 
 def languages_here() -> tuple[str, ...]:
@@ -414,6 +435,50 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
         if not _is_below(path, kept):
             kept.append(path)
     return tuple(kept)
+
+
+def root_variables(prefixes: Iterable[str]) -> dict[str, str]:
+    """Return the variables by which programs find the folders of these that hold installed versions."""
+    return {_ROOT_VARIABLES[name]: path for path in prefixes if (name := os.path.basename(path)) in _ROOT_VARIABLES}
+
+
+def suggested_prefixes(path: str) -> tuple[str, ...]:
+    """Return the folders to show for a program of this host: its own, that of its interpreter, those links lead to."""
+    paths = [path]
+    for one in paths:  # to which it adds, a few at most
+        if len(paths) < 16:
+            paths += [further for further in (*_link_of(one), *_interpreter_of(one)) if further not in paths]
+    if os.path.basename(os.path.realpath(path)) == "rustup":
+        paths.append(os.path.join(os.environ.get("RUSTUP_HOME") or os.path.expanduser("~/.rustup"), "bin", "rustc"))
+    return _outermost(_prefix_of(one) for one in paths if not _is_shown(one))
+
+
+def _link_of(path: str) -> list[str]:
+    if not os.path.islink(path):
+        return []
+    return [os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))]
+
+
+def _interpreter_of(path: str) -> list[str]:
+    """Return the program that a script's first line names."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return []
+    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    return words[:1]
+
+
+def _prefix_of(path: str) -> str:
+    """Return the folder to show for a program: the folder of a home that is about it, or the one above its `bin`."""
+    for home in _homes():
+        top = path.removeprefix(f"{home}/").partition("/")[0]
+        if _is_below(path, (home,)) and top.startswith(".") and top not in (".local", ".config", ".cache"):
+            return f"{home}/{top}"
+    folder = os.path.dirname(path)
+    above = os.path.dirname(folder)
+    return above if os.path.basename(folder) == "bin" and not _is_private(above) else folder
 
 
 @functools.cache

@@ -177,6 +177,10 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "metavar": "NAMES", "multiple": True, "callback": _joined,
         "help": "Packages to install first: rich,httpx; or auto. Repeatable.",
     },
+    "toolchains": {
+        "spelled": "--toolchain", "metavar": "DIR", "multiple": True, "callback": lambda _, __, values: values or None,
+        "help": "Show this folder of programs, read-only, and let them be found: ~/.cargo. Repeatable.",
+    },
     "locked": {"metavar": "FILE", "help": "Install exactly what this lock file pins: cloche.lock."},
     "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip

@@ -116,6 +116,7 @@ class Settings:
     audit_keep_age_s: float | None = None
     audit_keep_bytes: int | None = None
     skill_path: tuple[str, ...] = ()
+    toolchains: tuple[str, ...] = ()
     packages_allow: tuple[str, ...] = ()
     packages_deny: tuple[str, ...] = ()
     packages_min_age_s: float = 0.0
@@ -485,6 +486,11 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="package_managers", variable="CLOCHE_PACKAGE_MANAGERS", parse=readers.parse_package_managers,
         settings_field="policy.package_managers", is_looser=_is_before(True, "live", False),
+    ),
+    # What of the host is shown is the owner's choice alone.
+    Key(
+        name="toolchains", variable="CLOCHE_TOOLCHAINS", parse=readers.parse_toolchains,
+        settings_field="toolchains",
     ),
     Key(name="locked", parse=readers.parse_lock_file, is_in_files=False, settings_field="packages_lock"),
     Key(

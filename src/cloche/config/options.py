@@ -38,6 +38,8 @@ class SandboxOptions(TypedDict, total=False):
     - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
     - package_managers: whether programs that install packages (pip, npm, apt, uv) are shown: true, false, or "live",
       the default: to all but throwaway runs.
+    - toolchains: folders of this host with programs ("~/.cargo", "~/.rustup"), shown read-only at their own paths,
+      without credentials, and on PATH.
     - languages: the names that may be run; csharp is not among the default ones.
     - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
@@ -69,6 +71,7 @@ class SandboxOptions(TypedDict, total=False):
     packages: Sequence[str] | Literal["auto"] | None
     locked: bool | str | PathLike[str] | None
     package_managers: PackageManagers | None
+    toolchains: Sequence[str] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
     users: bool | None

@@ -218,6 +218,11 @@ def parse_switch(value: object, *, name: str) -> bool:
     return found
 
 
+def parse_toolchains(value: object, *, name: str) -> tuple[str, ...]:
+    """Return folders from a list, or from text with colons, as in PATH."""
+    return parse_list(value.split(os.pathsep) if isinstance(value, str) else value, name=name)
+
+
 def parse_package_managers(value: object, *, name: str) -> bool | str:
     """Return whether package managers are shown: true, false, or `live`, to what is no throwaway run."""
     if isinstance(value, str) and value.strip().lower() == "live":

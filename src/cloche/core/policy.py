@@ -48,6 +48,8 @@ class Policy:
     What a provider on other machines says of itself is `claimed`: with `accept_claimed` that does for what is required,
     with `accept_claimed_level`, which a tier sets, for the level.
     `users` lets a sandbox that lives have several, root inside among them.
+    `toolchains` are folders of the host that are shown read-only at their own paths, `toolchains_hidden` the paths
+    below them that are not, `toolchains_path` those that are on PATH. Only Cloche sets them.
     `layers` are folders of the host with packages, shown read-only: what is in `site` can be imported, what is in
     `bin` is on PATH. Only Cloche sets them.
     `host_folder` is the folder that a sandbox that lives is shown copy-on-write. Only Cloche sets it.
@@ -69,6 +71,9 @@ class Policy:
     drop_capabilities: bool = True
     languages: tuple[str, ...] = DEFAULT_LANGUAGES
     packages: tuple[str, ...] | Literal["auto"] = ()
+    toolchains: tuple[str, ...] = ()
+    toolchains_hidden: tuple[str, ...] = ()
+    toolchains_path: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     host_folder: HostFolder | None = None
     screen: ScreenMode = "off"
@@ -123,7 +128,7 @@ class Policy:
 
 _LISTS = (
     "network_allow", "network_deny", "network_ports", "writable_paths", "languages", "require_controls", "best_effort",
-    "preload", "layers",
+    "preload", "toolchains", "toolchains_hidden", "toolchains_path", "layers",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from .accounts import account_of, counted
 from .inputs import read_argv, read_env, read_stdin
 from .live import LiveOperations
 from .prepare import Prepared
-from .run import COMMAND_LANGUAGE, OnOutput, check_language, make_sink
+from .run import COMMAND_LANGUAGE, NOT_FOUND, OnOutput, check_language, make_sink
 
 Argv = Sequence[str | PathLike[str]]
 SignalTarget = Literal["process", "group", "tree"]
@@ -329,6 +329,10 @@ async def _noted(
     else:
         result = await running()
     result.meta = {**prepared.notes, **result.meta}
+    if result.exit_code == NOT_FOUND and shell is None:
+        from .toolchains import advise
+
+        await advise(result, prepared, request.argv)
     return result
 
 

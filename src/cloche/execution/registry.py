@@ -177,6 +177,20 @@ def counter_of(account: RemoteAccount) -> Counter | None:
     return counter_for(account)
 
 
+def is_shown_anyway(path: str) -> bool:
+    """Tell whether every jail shows a path of this host."""
+    from cloche.backends.toolchain import SHOWN_TREES
+
+    return any(path == top or path.startswith(f"{top}/") for top in SHOWN_TREES)
+
+
+def prefixes_for(program: str) -> tuple[str, ...]:
+    """Return the folders that a jail must show for a program of this host to run there."""
+    from cloche.backends.toolchain import suggested_prefixes
+
+    return suggested_prefixes(program)
+
+
 def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
     """Return this host's npm and its Node, by name, and what a jail shows for them. Raises BackendUnavailable."""
     from cloche.backends.toolchain import npm_toolchain

@@ -53,6 +53,7 @@ NO_ARGUMENTS: tuple[str, ...] = ()
 NO_INPUTS = Inputs()
 REQUIRED_META = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
 SPILL_FILE_NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # of the files of spilled output
+NOT_FOUND = 127  # the exit code for a program that is not there
 COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
 
 log = logging.getLogger("cloche.runtime")
@@ -102,6 +103,10 @@ async def arun(
     prepared = await prepare_in_thread(**options)
     if prepared.policy.packages:
         prepared = await _with_packages(prepared, code, language, files)
+    if prepared.settings.toolchains:
+        from .toolchains import with_toolchains  # which only some runs need
+
+        prepared = await with_toolchains(prepared)
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
@@ -307,6 +312,10 @@ async def _run_prepared(
             if sink is None
             else run_with_sink(opened, prepared_request.request, sink)
         )
+    if result.exit_code == NOT_FOUND and prepared_request.request.code is None:
+        from .toolchains import advise
+
+        await advise(result, prepared, prepared_request.request.argv)
     meta = result.meta
     if not meta.keys() >= REQUIRED_META:
         defaults = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}

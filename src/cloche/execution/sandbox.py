@@ -456,6 +456,11 @@ class AsyncSandbox(
 
             check_not_auto(self.policy)
             self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
+        if self._prepared.settings.toolchains and self._kept is None:
+            from .toolchains import with_toolchains
+
+            folder = self._folder_options
+            self._prepared = await with_toolchains(self._prepared, folder.path if folder is not None else None)
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening_with_folder())

@@ -485,6 +485,8 @@ def restore_paths(settings: dict[str, Any]) -> None:
 def _add_layers(settings: dict[str, Any], at: int) -> None:
     """Let packages that were asked for come before those that are there, and after the interpreter's own modules."""
     layers = settings.get("layers")
+    if "executable" in settings:  # of an environment of the sandbox's own
+        sys.executable = settings["executable"]
     if layers:
         sys.path[at:at] = layers
 

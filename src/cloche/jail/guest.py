@@ -193,7 +193,8 @@ class Guest:
             os.execvpe(command[0], command, {**env, OUTPUT: name_output()})
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            posix.write(2, f"cloche: cannot run {command[0]!r}: {posix.strerror(error.errno or 0)}\n".encode())
+            why = (missing and _missing_interpreter(command[0], env)) or posix.strerror(error.errno or 0)
+            posix.write(2, f"cloche: cannot run {command[0]!r}: {why}\n".encode("utf-8", "surrogateescape"))
             posix._exit(NOT_FOUND if missing else CANNOT_RUN)
 
     def _run_python(self, order: Order, kept: list[int]) -> None:
@@ -214,6 +215,23 @@ class Guest:
 def name_output() -> str:
     """Return device and inode of the run's own output and errors: what else a program prints to is a pipe or file."""
     return " ".join([f"{one.st_dev}:{one.st_ino}" for one in (posix.fstat(1), posix.fstat(2))])
+
+
+def _missing_interpreter(program: str, env: dict[str, str]) -> str:
+    """Say which interpreter a script lacks; empty for what is no script, or has one."""
+    import os
+
+    folders = [""] if "/" in program else [f"{folder}/" for folder in env.get("PATH", os.defpath).split(":")]
+    for folder in folders:
+        try:
+            with open(folder + program, "rb") as file:
+                line = file.readline(256)
+        except OSError:
+            continue
+        words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+        if words and not os.path.exists(words[0]):
+            return f"its interpreter {words[0]!r}, which its first line names, is not there"
+    return ""
 
 
 def give_exit_notice(code: int) -> None:

@@ -53,6 +53,9 @@ BELOW: Mapping[str, frozenset[str]] = {
     ".m2": frozenset({"settings.xml", "settings-security.xml"}),
     ".claude": frozenset({".credentials.json"}),
     ".codex": frozenset({"auth.json"}),
+    ".gemini": frozenset({"oauth_creds.json"}),
+    ".qwen": frozenset({"oauth_creds.json"}),
+    "uv": frozenset({"credentials"}),
 }
 _SHOWN_ENV = re.compile(r"\.env.*[._-](?:example|sample|template|dist|defaults|tmpl|tpl)\Z", re.DOTALL)
 _PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-")
@@ -243,7 +246,9 @@ class _Walk:
     def run(self) -> None:
         here = hostfs.open_folder(".", self._folder)
         try:
-            self._look_in(here, "", "", is_installed=False, depth=0)
+            # What holds credentials by its own name does so also where it is what is shown.
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{self._folder}"))
+            self._look_in(here, "", name if name in BELOW else "", is_installed=False, depth=0)
         finally:
             os.close(here)
         # Files as well: what a view shows there is what the mount covers.

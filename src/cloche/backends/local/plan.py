@@ -51,6 +51,7 @@ from ..toolchain import (
     has_customization,
     package_managers,
     python_toolchain,
+    root_variables,
     sets_interpreter_variables,
     user_site,
 )
@@ -183,6 +184,9 @@ def show_toolchain(
 ) -> None:
     """Let one run see a toolchain's folders and files, and the layers of packages; a `single` one, no installers."""
     toolchain, paths = paths, (*paths, *policy.layers) if policy.layers else paths
+    if policy.toolchains and spec.level == "jail":
+        paths = (*paths, *(path for path in policy.toolchains if not any(layout.is_below(path, one) for one in paths)))
+        run.covered = list(policy.toolchains_hidden)
     if spec.level == "jail":
         run.binds = list(paths)
         if not policy.package_managers or (is_single and policy.package_managers == "live"):
@@ -319,6 +323,14 @@ def guest_environment(
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
     found = {"PATH": layout.search_path(), **minimum, **toolchain, **given}
     return layout.with_startup(found, guest_paths.startup)
+
+
+def with_toolchains(env: Mapping[str, str], policy: Policy, given: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which programs of the toolchains that were asked for are found; what is given stays."""
+    if not policy.toolchains_path:
+        return dict(env)
+    path = {} if "PATH" in given else {"PATH": os.pathsep.join((env["PATH"], *policy.toolchains_path))}
+    return {**root_variables(policy.toolchains), **env, **path}
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:

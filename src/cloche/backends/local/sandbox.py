@@ -38,6 +38,7 @@ from .plan import (
     choose_guest_paths,
     make_forkable,
     show_toolchain,
+    with_toolchains,
 )
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .run_report import observed, usage
@@ -167,7 +168,7 @@ class LocalOpenSandbox:
             )
             self.hold(session)
             try:
-                await self._start_session(session, program)
+                await self._start_session(session, program, env)
             except BaseException as error:
                 if isinstance(error, StartFailed):
                     forget_host()
@@ -176,7 +177,7 @@ class LocalOpenSandbox:
                 raise
             return session
 
-    async def _start_session(self, session: LocalSession, program: SessionProgram) -> None:
+    async def _start_session(self, session: LocalSession, program: SessionProgram, env: Mapping[str, str]) -> None:
         """Start a helper of the session's own, with this sandbox's identity and workspace."""
         self._claim_id()
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
@@ -185,6 +186,7 @@ class LocalOpenSandbox:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
         program.run.env = {**authority_variables(self._policy), **program.run.env}
+        program.run.env = with_toolchains(program.run.env, self._policy, env)
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = choose_start(slot, None).name
@@ -437,6 +439,8 @@ class LocalOpenSandbox:
         show_toolchain(program.run, self._spec, paths, self._host, self._policy, is_single=self._is_last)
         if self._spec.network is not None:
             program.run.env = {**authority_variables(self._policy), **program.run.env}
+        if self._policy.toolchains:
+            program.run.env = with_toolchains(program.run.env, self._policy, request.env)
         sink = sink if sink is discard else started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
         if sink is not discard:

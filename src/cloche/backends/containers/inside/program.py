@@ -325,8 +325,25 @@ def execute(words: list[str], env: dict[str, str]) -> None:
         name, value = sys.modules["interpreter.oneshot"].output_variable()
         os.execvpe(words[0], words, {**env, name: value})  # noqa: S606 - this is what the container is for
     except OSError as error:
-        os.write(2, f"cloche: cannot run {words[0]!r}: {os.strerror(error.errno or 0)}\n".encode())
-        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
+        missing = isinstance(error, FileNotFoundError)
+        why = (missing and missing_interpreter(words[0], env)) or os.strerror(error.errno or 0)
+        os.write(2, f"cloche: cannot run {words[0]!r}: {why}\n".encode("utf-8", "surrogateescape"))
+        os._exit(NOT_FOUND if missing else CANNOT_RUN)
+
+
+def missing_interpreter(program: str, env: dict[str, str]) -> str:
+    """Say which interpreter a script lacks; empty for what is no script, or has one."""
+    folders = [""] if "/" in program else [f"{folder}/" for folder in env.get("PATH", os.defpath).split(":")]
+    for folder in folders:
+        try:
+            with open(folder + program, "rb") as file:
+                line = file.readline(256)
+        except OSError:
+            continue
+        words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+        if words and not os.path.exists(words[0]):
+            return f"its interpreter {words[0]!r}, which its first line names, is not there"
+    return ""
 
 
 def run_python(order: dict[str, Any], kept: list[int]) -> None:

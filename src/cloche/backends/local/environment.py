@@ -1,0 +1,87 @@
+"""The virtual environment of a sandbox that lives: where pip and uv install inside, whatever environment is ours.
+
+Ours is shown read-only, and pip refuses to install for a user in an environment. So `python3`, `pip` and `uv` inside
+find one of the sandbox's own, which finds all that is in ours, and what pip installs for a user.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import site
+import sys
+import sysconfig
+
+from cloche.core.policy import Policy
+
+from .. import layout
+from ..toolchain import python_toolchain, user_site
+
+FOLDER = "/.venv"  # where uv looks for one, from every folder inside
+# Neither pip nor `site` takes this for true; of false, pip would let nobody install for a user.
+_CONFIGURATION = "home = {home}\ninclude-system-site-packages = no\nversion = {version}\n"
+_PIP = """#!{folder}/bin/python3
+import os
+import sys
+
+ADVICE = "name packages when the sandbox is opened (--packages NAME, packages=[NAME]), or add them with its install"
+try:
+    from pip._internal.cli.main import main
+except ImportError:
+    sys.exit(f"pip is not installed here; {{ADVICE}}")
+code = main()
+if code and "install" in sys.argv[1:2] and os.environ.get("PIP_RETRIES") == "0":
+    print(f"pip: this sandbox has no network; {{ADVICE}}", file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def has_environment(policy: Policy) -> bool:
+    """Tell whether a sandbox with this policy has one: not where package managers are hidden, or its place is taken."""
+    shown = python_toolchain().binds
+    is_free = not any(layout.is_below(path, FOLDER) for path in shown)
+    return bool(policy.package_managers) and policy.user != "nobody" and is_free and os.name == "posix"
+
+
+@functools.cache
+def folders() -> tuple[str, ...]:
+    """Return the folders that whoever installs writes to, relative to the root."""
+    return (FOLDER[1:], f"{FOLDER[1:]}/bin", _site(FOLDER)[1:])
+
+
+def sites(home: str) -> list[str]:
+    """Return the folders from which Python imports what was installed, for everybody and for the user."""
+    return [_site(FOLDER), _site(f"{home}/.local")]
+
+
+@functools.cache
+def rows(home: str) -> tuple[layout.Row, ...]:
+    """Return the mounts that make it."""
+    base = getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable)
+    version = ".".join(map(str, sys.version_info[:3]))
+    names = ("python3", "python", f"python{version.rpartition('.')[0]}")
+    below = FOLDER[1:]
+    return (
+        ("text", f"{below}/pyvenv.cfg", _CONFIGURATION.format(home=os.path.dirname(base), version=version)),
+        *(("symlink", base, f"{below}/bin/{name}") for name in names),
+        *(("text", f"{below}/bin/{name}", _PIP.format(folder=FOLDER), 0o755) for name in ("pip", "pip3")),
+        ("text", f"{_site(FOLDER)[1:]}/cloche.pth", _paths(home)),
+    )
+
+
+def _paths(home: str) -> str:
+    """Return the lines by which its interpreter finds what is in ours, and pip where ours has none."""
+    ours = [path for path in (*site.getsitepackages(), *user_site()) if os.path.isdir(path)]
+    lines = [_site(f"{home}/.local"), *(f"import site; site.addsitedir({path!r})" for path in ours)]
+    if not any(os.path.isdir(f"{path}/pip") for path in ours):
+        bundled = f"{sysconfig.get_path('stdlib')}/ensurepip/_bundled"
+        lines += [
+            wheel for folder in (bundled, "/usr/share/python-wheels") for wheel in glob.glob(f"{folder}/pip-*.whl")
+        ]
+    return "\n".join((*lines, ""))
+
+
+def _site(base: str) -> str:
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
+    return sysconfig.get_path("purelib", scheme, {"base": base, "platbase": base})

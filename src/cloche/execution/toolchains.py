@@ -1,0 +1,147 @@
+"""The folders of programs that a sandbox is shown by name: what of them is hidden, and what is on PATH inside.
+
+They are looked through as a folder of the host is that becomes a workspace, by the same rules, each time anew: what
+holds credentials is covered. No home and no folder above one is shown, nor what lies in the system's own.
+
+`advise` tells who asked for a program that is on this host, and not inside, which folders that takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cloche.config.origins import DEFAULT
+from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.escape import escape_name
+from cloche.core.loops import finish
+from cloche.core.result import Result
+
+from .prepare import Prepared
+from .registry import is_shown_anyway, prefixes_for
+
+log = logging.getLogger("cloche.runtime")
+LOCAL = "local"
+MOST_HIDDEN = 1000  # each is a mount
+
+
+async def with_toolchains(prepared: Prepared, workspace: str | None = None) -> Prepared:
+    """Return the same for a sandbox that is shown the configured folders. Those in the `workspace` are there already.
+
+    Raises InvalidRequest for a folder that may not be shown, BackendUnavailable where none can be. What only the
+    variable CLOCHE_TOOLCHAINS names is searched for toolchains in any case, and shown where it may be.
+    """
+    wanted = prepared.settings.toolchains
+    if not wanted:
+        return prepared
+    is_demanded = prepared.settings.origins.get("toolchains", DEFAULT).kind != "environment"
+    if prepared.backend.name != LOCAL or prepared.backend.capabilities().level < Level.JAIL or _is_below_jail(prepared):
+        if not is_demanded:
+            return prepared
+        raise BackendUnavailable(
+            "toolchains: folders of this host can be shown, and what is private in them hidden, on backend local at "
+            f"level jail alone, which is not what backend {prepared.backend.name!r} gives here.",
+            remedy="Leave them out, or use an image that has the programs.",
+        )
+    return await finish(asyncio.to_thread(_with_folders, prepared, wanted, workspace, is_demanded=is_demanded))
+
+
+def _is_below_jail(prepared: Prepared) -> bool:
+    return prepared.policy.level is not None and prepared.policy.level < Level.JAIL
+
+
+def _with_folders(prepared: Prepared, wanted: Sequence[str], workspace: str | None, *, is_demanded: bool) -> Prepared:
+    inside = os.path.realpath(os.path.expanduser(workspace)) if workspace is not None else ""
+    shown: list[str] = []
+    hidden: list[str] = []
+    for named in wanted:
+        try:
+            path, covered = _look_through(named)
+            if inside and _is_below(inside, path):
+                raise InvalidRequest(f"toolchains: {escape_name(named)} holds the workspace; name folders in it")
+        except InvalidRequest as error:
+            if is_demanded:
+                raise
+            log.info("a folder of CLOCHE_TOOLCHAINS is searched, and not shown: %s", error)
+            continue
+        if not any(_is_below(path, one) for one in (*shown, inside) if one):
+            shown = [*(one for one in shown if not _is_below(one, path)), path]
+            hidden = [*(one for one in hidden if not _is_below(one, path)), *covered]
+    if len(hidden) > MOST_HIDDEN:
+        raise InvalidRequest(
+            f"toolchains: more than {MOST_HIDDEN} paths of them would be hidden; name folders further down"
+        )
+    binds = tuple(path for path in shown if not is_shown_anyway(path))
+    policy = prepared.policy.with_changes(
+        toolchains=binds, toolchains_hidden=tuple(hidden), toolchains_path=tuple(dict.fromkeys(_places(shown)))
+    )
+    return replace(prepared, policy=policy)
+
+
+def _look_through(named: str) -> tuple[str, list[str]]:
+    """Return a folder's real path, and what of it is hidden. Raises InvalidRequest for one that may not be shown."""
+    real = os.path.realpath(os.path.expanduser(named))
+    if is_shown_anyway(real) and os.path.isdir(real):
+        return real, []
+    if not os.path.isabs(os.path.expanduser(named)):
+        raise InvalidRequest(f"toolchains: {escape_name(named)} is no absolute path; write one, or ~/ before it")
+    from cloche.workspace.allowed import check_folder
+    from cloche.workspace.hidden import find_hidden
+
+    try:
+        allowed = check_folder(named)
+        try:
+            return allowed.path, [f"{allowed.path}/{path}" for path in find_hidden(allowed.fd).paths]
+        finally:
+            os.close(allowed.fd)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"toolchains: {str(error).removeprefix('workspace: ')}") from error
+
+
+def _places(shown: Sequence[str]) -> Iterator[str]:
+    """Yield the folders in which programs are found: those of this process's PATH that are shown, and each `bin`."""
+    for place in dict.fromkeys(map(os.path.realpath, os.environ.get("PATH", "").split(os.pathsep))):
+        if any(_is_below(place, one) for one in shown):
+            yield place
+    for path in shown:
+        yield from (place for place in (f"{path}/bin", path) if os.path.isdir(place) and _has_program(place))
+
+
+def _has_program(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.is_file() and os.access(entry.path, os.X_OK) for entry in entries)
+    except OSError:
+        return False
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above.rstrip('/')}/")
+
+
+async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> None:
+    """Note in a result which folders to show for a program that was not found inside, and is on this host's PATH."""
+    if not argv or prepared.backend.name != LOCAL or "advice" in result.meta:
+        return
+    found = await asyncio.to_thread(_missing, argv[0], prepared.policy.toolchains)
+    if found:
+        path, prefixes = found
+        options = " ".join(f"--toolchain {escape_name(one)}" for one in prefixes)
+        listed = ", ".join(f'"{escape_name(one)}"' for one in prefixes)
+        result.meta["advice"] = (
+            f"{escape_name(argv[0])} is on this host, as {escape_name(path)}, and not shown inside; show it with "
+            f"{options} (toolchains=[{listed}])"
+        )
+
+
+def _missing(program: str, shown: Sequence[str]) -> tuple[str, list[str]] | None:
+    path = shutil.which(program)
+    if path is None or not os.path.isabs(path):
+        return None
+    prefixes = [one for one in prefixes_for(path) if not any(_is_below(one, other) for other in shown)]
+    return (path, prefixes) if prefixes else None
