@@ -459,8 +459,7 @@ class AsyncSandbox(
         if self._prepared.settings.toolchains and self._kept is None:
             from .toolchains import with_toolchains
 
-            folder = self._folder_options
-            self._prepared = await with_toolchains(self._prepared, folder.path if folder is not None else None)
+            self._prepared = await with_toolchains(self._prepared, self._folder_options)
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening_with_folder())

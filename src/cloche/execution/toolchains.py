@@ -22,6 +22,7 @@ from cloche.core.escape import escape_name
 from cloche.core.loops import finish
 from cloche.core.result import Result
 
+from .open_folder import FolderOptions
 from .prepare import Prepared
 from .registry import is_shown_anyway, prefixes_for
 
@@ -30,8 +31,8 @@ LOCAL = "local"
 MOST_HIDDEN = 1000  # each is a mount
 
 
-async def with_toolchains(prepared: Prepared, workspace: str | None = None) -> Prepared:
-    """Return the same for a sandbox that is shown the configured folders. Those in the `workspace` are there already.
+async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = None) -> Prepared:
+    """Return the same for a sandbox that is shown the configured folders. Those in its workspace are there already.
 
     Raises InvalidRequest for a folder that may not be shown, BackendUnavailable where none can be. What only the
     variable CLOCHE_TOOLCHAINS names is searched for toolchains in any case, and shown where it may be.
@@ -48,6 +49,7 @@ async def with_toolchains(prepared: Prepared, workspace: str | None = None) -> P
             f"level jail alone, which is not what backend {prepared.backend.name!r} gives here.",
             remedy="Leave them out, or use an image that has the programs.",
         )
+    workspace = None if folder is None else folder.path
     return await finish(asyncio.to_thread(_with_folders, prepared, wanted, workspace, is_demanded=is_demanded))
 
 

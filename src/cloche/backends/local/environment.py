@@ -1,4 +1,4 @@
-"""The virtual environment of a sandbox that lives: where pip and uv install inside, whatever environment is ours.
+"""What programs of a sandbox that lives find: toolchains, and a virtual environment where pip and uv install.
 
 Ours is shown read-only, and pip refuses to install for a user in an environment. So `python3`, `pip` and `uv` inside
 find one of the sandbox's own, which finds all that is in ours, and what pip installs for a user.
@@ -12,11 +12,13 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
+from typing import Any
 
 from cloche.core.policy import Policy
 
 from .. import layout
-from ..toolchain import python_toolchain, user_site
+from ..toolchain import other_languages, python_toolchain, user_site
 
 FOLDER = "/.venv"  # where uv looks for one, from every folder inside
 # Neither pip nor `site` takes this for true; of false, pip would let nobody install for a user.
@@ -68,6 +70,33 @@ def rows(home: str) -> tuple[layout.Row, ...]:
         *(("text", f"{below}/bin/{name}", _PIP.format(folder=FOLDER), 0o755) for name in ("pip", "pip3")),
         ("text", f"{_site(FOLDER)[1:]}/cloche.pth", _paths(home)),
     )
+
+
+def show(python: dict[str, Any] | None, home: str, is_there: bool) -> None:
+    """Let one of Python's programs find what was installed inside, and start interpreters that do."""
+    if python is not None and is_there:
+        python["layers"] = [*sites(home), *python.get("layers", ())]
+        python["executable"] = f"{FOLDER}/bin/python3"
+
+
+def search_path(home: str, path: str, is_there: bool) -> str:
+    """Return where programs are found: what was installed inside first, toolchains of all languages last."""
+    own = [f"{home}/.local/bin", *([f"{FOLDER}/bin"] if is_there else [])]
+    return os.pathsep.join((*own, path, *other_languages()[1]))
+
+
+def shown(policy: Policy) -> tuple[str, ...]:
+    """Return what is shown of the host's toolchains: those of all languages, but what a view of a folder shows."""
+    folder, python = policy.host_folder, python_toolchain().binds
+    views = [one.path for one in (folder, *folder.read_only)] if folder is not None else []
+    others = [path for path in other_languages()[0] if not any(layout.is_below(path, one) for one in (*views, *python))]
+    return (*python, *others)
+
+
+def mode_of(name: str, mode: int, shown: Sequence[str]) -> int:
+    """Return the permission bits of a folder: whoever may run a toolchain must get to where it is shown."""
+    is_above = any(layout.is_below(path, f"/{name}") for path in shown)
+    return mode | 0o011 if is_above else mode
 
 
 def _paths(home: str) -> str:

@@ -177,8 +177,7 @@ class LocalLiveSandbox(LiveSandbox):
         rows = (*(WRITABLE if policy.host_folder is None else WRITABLE[1:]), *((ETC,) if policy.users else ()))
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self._has_environment = environment.has_environment(policy)
-        if self._has_environment:
-            self._rows += [(name, 0o755, SANDBOX) for name in environment.folders()]
+        self._rows += [(name, 0o755, SANDBOX) for name in environment.folders() if self._has_environment]
         self.writable = tuple(f"/{name}" for name, *_ in self._rows)
         if policy.host_folder is not None:
             self.writable += (policy.host_folder.at,)
@@ -220,7 +219,7 @@ class LocalLiveSandbox(LiveSandbox):
         await asyncio.to_thread(other_languages)  # which asks programs where they are
         spec = self._spec()
         run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
-        show_toolchain(run, spec, self._shown(), self._host, self._policy)
+        show_toolchain(run, spec, environment.shown(self._policy), self._host, self._policy)
         if self._policy.host_folder is not None:
             show_folder(run, spec, self._policy.host_folder, self._host)
         # A helper of the pool would be at hand sooner, but the pool's template is ours, and may not outlive us.
@@ -350,9 +349,10 @@ class LocalLiveSandbox(LiveSandbox):
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
         owners = {ROOT: ROOT, SANDBOX: spec.inside_id} if spec.users else {}
-        shown = (*self._shown(), *self._policy.toolchains)
+        shown = (*environment.shown(self._policy), *self._policy.toolchains)
         folders = [
-            (name, _mode(name, mode, shown), owners.get(owner, spec.inside_id)) for name, mode, owner in self._rows
+            (name, environment.mode_of(name, mode, shown), owners.get(owner, spec.inside_id))
+            for name, mode, owner in self._rows
         ]
         upper = ("upper", self.limits.disk_bytes, self.limits.inodes, folders)
         home = self.environment({}).get("HOME", "/workspace")
@@ -447,9 +447,8 @@ class LocalLiveSandbox(LiveSandbox):
         """Return a command's whole environment."""
         found = {**network_variables(self._policy), **guest_environment(self._paths, {}, {})}
         if self._has_home:
-            found |= {"HOME": HOME, "PATH": self._search_path(found["PATH"])}
-        found = with_toolchains(found, self._policy, env) | dict(env)
-        found = layout.with_startup(found, self._paths.startup)
+            found |= {"HOME": HOME, "PATH": environment.search_path(HOME, found["PATH"], self._has_environment)}
+        found = layout.with_startup(with_toolchains(found, self._policy, env) | dict(env), self._paths.startup)
         return with_layers(found, self._policy.layers) if self._policy.layers else found
 
     def take_leftover(self) -> list[str]:
@@ -494,7 +493,7 @@ class LocalLiveSandbox(LiveSandbox):
         made = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
         is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
         program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
-        self._with_environment(program.run.python)
+        environment.show(program.run.python, HOME, self._has_environment)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
         await self._give_fonts(*(data for *_, data in program.run.files), *argv)
 
@@ -552,28 +551,12 @@ class LocalLiveSandbox(LiveSandbox):
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
         made = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)  # of what is given, and more
         given = {name: value for name, value in given.items() if name not in made}
-        home = {"HOME": HOME, "PATH": self._search_path(env["PATH"]), **given} if self._has_home else {}
-        found = {**network_variables(self._policy), **env, **home}
-        return with_toolchains(found, self._policy, given)
-
-    def _search_path(self, path: str) -> str:
-        """Return where programs are found: what was installed inside before what is shown."""
-        own = [f"{HOME}/.local/bin", *([f"{environment.FOLDER}/bin"] if self._has_environment else [])]
-        return os.pathsep.join((*own, path, *other_languages()[1]))
-
-    def _shown(self) -> tuple[str, ...]:
-        """Return what is shown of the host's toolchains: those of all languages, but what a view of a folder shows."""
-        folder = self._policy.host_folder
-        views = [one.path for one in (folder, *folder.read_only)] if folder is not None else []
-        others = [path for path in other_languages()[0] if not any(layout.is_below(path, one) for one in views)]
-        python = python_toolchain().binds
-        return (*python, *(path for path in others if not any(layout.is_below(path, one) for one in python)))
-
-    def _with_environment(self, python: dict[str, Any] | None) -> None:
-        """Let one of Python's programs find what was installed inside, and start interpreters that do."""
-        if python is not None and self._has_environment:
-            python["layers"] = [*environment.sites(HOME), *python.get("layers", ())]
-            python["executable"] = f"{environment.FOLDER}/bin/python3"
+        home = (
+            {"HOME": HOME, "PATH": environment.search_path(HOME, env["PATH"], self._has_environment), **given}
+            if self._has_home
+            else {}
+        )
+        return with_toolchains({**network_variables(self._policy), **env, **home}, self._policy, given)
 
     # Sessions.
 
@@ -583,7 +566,7 @@ class LocalLiveSandbox(LiveSandbox):
 
         program = build_session_program(language, env, self._paths, self._policy.layers)
         run = program.run
-        self._with_environment(run.python)
+        environment.show(run.python, HOME, self._has_environment)
         link = await self.connected()
         for path, text in run.generated.items():
             await self.write_path(path, text.encode())
@@ -660,12 +643,6 @@ def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("source"), bytes):
         found["source"] = found["source"].decode("utf-8", "surrogateescape")
     return found
-
-
-def _mode(name: str, mode: int, shown: Sequence[str]) -> int:
-    """Return the permission bits of a folder: whoever may run a toolchain must get to where it is shown."""
-    is_above = any(layout.is_below(path, f"/{name}") for path in shown)
-    return mode | 0o011 if is_above else mode
 
 
 def _is_account(row: layout.Row) -> bool:
