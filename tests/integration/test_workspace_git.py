@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.workspace.git import base_of, commit_to_branch, fetch_commits, merge_text
+from cloche.workspace.git import base_of, commit_to_branch, fetch_commits, merge_text, touched_files
 from tests.harness.workspaces import (
     Wanted,
     content_of,
@@ -287,6 +287,27 @@ def test_a_hostile_repository_is_refused(
     assert git(host, "for-each-ref", "refs/cloche") == ""
     assert set(os.listdir(tmp_path)) == {"host", "guest", "secret"}
     git(host, "fsck", "--strict")
+
+
+def test_nobody_waits_for_gits_look_at_commits_for_ever(host: Path, guest: Path) -> None:
+    """Whoever asks is asked back all the time while git works on what the guest has made, and can end it."""
+    committed(guest)
+    git(guest, "gc", "-q")
+    snapshot = snapshot_between(content_of(host), content_of(guest))
+    at, asked = os.open(host, os.O_RDONLY), list[int]()
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 6:
+            raise KeyError("nobody waits")
+
+    try:
+        with pytest.raises(KeyError):
+            touched_files(at, snapshot, ["one"], check)
+        assert touched_files(at, snapshot, ["one"]).keys() == {"main"}
+    finally:
+        os.close(at)
+        snapshot.close()
 
 
 def test_what_is_no_object_file_is_not_copied(host: Path, guest: Path) -> None:

@@ -103,11 +103,13 @@ def test_git_works_in_it_and_its_commits_come_back(
     (root / "gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
     where, common = making(root)
     before, branch = kept(common), git(where, "branch", "--show-current")
+    whole = content_of(common)
     with cloche.Sandbox(workspace=where, timeout=60) as sandbox:
         done = sandbox.exec(shell=AGENT)
         assert done.stdout.split() == ["third", "second", "first"], done.stderr
         diff = sandbox.diff()
         assert {one.path for one in diff.changes} == {"a.txt", "new"}
+        assert content_of(common) == whole
         written = sandbox.commit(diff)
         assert (set(written.written), written.left) == ({"a.txt", "new"}, {})
         assert {name.partition("/")[2].split("/", 2)[2] for name in written.refs} == {branch, "topic"}

@@ -137,7 +137,7 @@ def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) ->
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
         known=read_known(found), check=check,
     )  # fmt: skip
-    branches = _dangerous_branches(found, snapshot)
+    branches = _dangerous_branches(found, snapshot, check)
     if not branches:
         return diff
     changes = (*diff.changes, *branches)
@@ -149,7 +149,7 @@ def is_of_git(change: Change) -> bool:
     return change.path.startswith(".git/")
 
 
-def _dangerous_branches(found: OpenFolder, snapshot: Snapshot) -> tuple[Change, ...]:
+def _dangerous_branches(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> tuple[Change, ...]:
     """Return a change for each of the guest's branches with commits that touch a hidden file.
 
     Where git refuses them, none is fetched either.
@@ -159,7 +159,7 @@ def _dangerous_branches(found: OpenFolder, snapshot: Snapshot) -> tuple[Change, 
     if not found.folder.tracked_here or b".git" not in snapshot.entries:
         return ()
     try:
-        touched = touched_files(found.fd, snapshot, found.folder.tracked_here)
+        touched = touched_files(found.fd, snapshot, found.folder.tracked_here, check)
     except (InvalidRequest, BackendUnavailable, WorkspaceFailed):
         return ()
     return tuple(

@@ -20,9 +20,10 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from cloche import hostfs
 from cloche.core.changes import Change
@@ -32,7 +33,7 @@ from cloche.core.escape import escape_line, escape_name
 from .git_folder import GitFolder, git_folder
 from .snapshot import Entry, Snapshot
 
-PATIENCE_S = 120.0
+PATIENCE_S, LOOKS_EVERY_S = 120.0, 0.2
 MOST_BRANCHES = 100
 MOST_REASONS, MOST_AT_ONCE = 20, 500
 _MOST_REF_BYTES = 512
@@ -61,14 +62,25 @@ _FETCH = (
 _REMEDY = "Install git (apt install git, dnf install git, apk add git), or commit without it."
 
 
+Check = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Let it go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Git:
-    """Run git in an open folder, as a user; `temporary` is a folder of that user's alone."""
+    """Run git in an open folder, as a user; `temporary` is a folder of that user's alone.
+
+    `check` is called while git works: what it raises ends that.
+    """
 
     folder: int
     user: tuple[int, int]
     temporary: str
     environment: Mapping[str, str]
+    check: Check = _nothing
 
     def run(self, *words: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
         """Return what a command printed. Raises InvalidRequest with what it complained of where it failed."""
@@ -96,7 +108,7 @@ class _Git:
             extra_groups=[] if as_root else None,
         )
         try:
-            out, err = process.communicate(data, timeout=PATIENCE_S)
+            out, err = self._ended(process, data)
         except BaseException as error:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -106,18 +118,40 @@ class _Git:
             raise
         return process.returncode, out, err
 
+    def _ended(self, process: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, bytes]:
+        """Wait for a command's end. Raises TimeoutExpired, and what `check` raises."""
+        ends_at, given = monotonic() + PATIENCE_S, data or None
+        while True:
+            self.check()
+            left = ends_at - monotonic()
+            try:
+                return process.communicate(given, timeout=max(0.0, min(left, LOOKS_EVERY_S)))
+            except subprocess.TimeoutExpired:
+                if left <= LOOKS_EVERY_S:
+                    raise
+            given = None  # it has been taken
+
     def give(self, path: str) -> None:
         """Give a file or folder in `temporary` to the user that git runs as."""
         if os.geteuid() == 0:
             os.chown(path, *self.user)
 
 
-def touched_files(folder: int, snapshot: Snapshot, paths: Sequence[str]) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+def touched_files(
+    folder: int, snapshot: Snapshot, paths: Sequence[str], check: Check = _nothing
+) -> Mapping[str, tuple[str, tuple[str, ...]]]:
     """Return the guest's branches whose commits delete or change one of some paths: the commit, and a reason for each.
 
-    Raises what `fetch_commits` does.
+    Raises what `fetch_commits` does, also where it takes too long, and what `check` raises, which is called meanwhile.
     """
-    with _quarantined(folder, snapshot) as taken:
+    ends_at = monotonic() + PATIENCE_S
+
+    def look() -> None:
+        check()
+        if monotonic() > ends_at:
+            raise WorkspaceFailed(f"git took more than {PATIENCE_S:.0f} s to look at the guest's commits")
+
+    with _quarantined(folder, snapshot, look) as taken:
         if taken is None:
             return {}
         return {branch: (taken.moved[branch], reasons) for branch, reasons in _touching(taken, paths).items()}
@@ -234,7 +268,7 @@ def _discovered(folder: int) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str]) -> Iterator[_Git]:
+def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = _nothing) -> Iterator[_Git]:
     """Give git in an open folder, with a temporary folder that is gone afterwards."""
     _program()
     temporary = tempfile.mkdtemp(prefix="cloche-git-")
@@ -252,7 +286,7 @@ def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str]) -> Iter
         "GIT_OPTIONAL_LOCKS": "0",
         **more,
     }
-    git = _Git(folder=folder, user=user, temporary=temporary, environment=environment)
+    git = _Git(folder=folder, user=user, temporary=temporary, environment=environment, check=check)
     try:
         git.give(temporary)
         yield git
@@ -367,7 +401,7 @@ class _Quarantine:
 
 
 @contextmanager
-def _quarantined(folder: int, snapshot: Snapshot) -> Iterator[_Quarantine | None]:
+def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> Iterator[_Quarantine | None]:
     """Give the guest's commits, in quarantine; None where it has made none."""
     entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
     with _repository(folder) if entries else nullcontext() as repository:
@@ -375,7 +409,7 @@ def _quarantined(folder: int, snapshot: Snapshot) -> Iterator[_Quarantine | None
         if repository is None or not branches:
             yield None
             return
-        with _opened(repository.fd, repository.owner(), repository.variables()) as git:
+        with _opened(repository.fd, repository.owner(), repository.variables(), check) as git:
             moved = _moved(git, branches)
             place = _make_quarantine(git, snapshot, entries, moved) if moved else ""
             yield _Quarantine(git=git, place=place, moved=moved) if moved else None
@@ -476,6 +510,7 @@ def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry],
         if entry.kind != "file" or not (loose or _PACK.match(path)):
             continue
         count += 1
+        git.check()
         if entry.problem or count > _MOST_OBJECTS:
             raise InvalidRequest(f"the guest's {_shown(path)} cannot be taken: {entry.problem or 'too many objects'}")
         if loose is not None:
