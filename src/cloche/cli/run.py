@@ -162,7 +162,8 @@ def _run(
         return run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
     from cloche.sync import Sandbox
 
-    with Sandbox(**rules, **(folder or {})) if inside is None else Sandbox.attach(inside) as sandbox:
+    settings: dict[str, Any] = {**rules, **(folder or {})}
+    with Sandbox(**settings) if inside is None else Sandbox.attach(inside) as sandbox:
         tell_folder(sandbox.notes)
         start = partial(sandbox.run, source.code, **wanted, timeout=None if inside is None else options.get("timeout"))
         exit_code = run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)

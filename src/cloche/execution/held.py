@@ -226,7 +226,7 @@ class Interpreter:
             return
         with contextlib.suppress(RuntimeError):  # its loop is closed
             self._loop.call_soon_threadsafe(self._close_soon)
-        _warn("a session", session)
+        _warn("a session", session, stacklevel=4)
 
     def _close_soon(self) -> asyncio.Task[None]:
         self.is_closed = True
@@ -241,8 +241,9 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
         found()
 
 
-def _warn(what: str, source: object) -> None:
-    warnings.warn(f"{what} was not closed, and is ended now; {REMEDY}", ResourceWarning, source=source, stacklevel=3)
+def _warn(what: str, source: object, *, stacklevel: int = 3) -> None:
+    text = f"{what} was not closed, and is ended now; {REMEDY}"
+    warnings.warn(text, ResourceWarning, source=source, stacklevel=stacklevel)
 
 
 def close_left() -> None:
