@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
+import struct
+from collections.abc import Callable
 from functools import cache
 
 from .renames import library
@@ -18,6 +19,7 @@ _STATX = {"x86_64": 332, "aarch64": 291, "riscv64": 291, "ppc64le": 383, "s390x"
 _SYMLINK_NOFOLLOW, _NO_AUTOMOUNT, _EMPTY_PATH, _DONT_SYNC = 0x100, 0x800, 0x1000, 0x4000
 _MNT_ID = 0x1000  # STATX_MNT_ID, since Linux 5.8
 _MNT_ID_AT, _BYTES = 0x90, 256  # of struct statx
+_MASK, _NUMBER = struct.Struct("=I"), struct.Struct("=Q")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo writes blanks, ends of lines and backslashes
 _UNKNOWN = (errno.ENOSYS, errno.EPERM, errno.EINVAL)  # to an old kernel, or to a container's filter
 
@@ -51,28 +53,36 @@ def mounts_below(path: str) -> list[str]:
 
 def _ask(at: int, name: bytes, flags: int) -> int:
     """Ask `statx`; return 0 where it is not there, or does not know mounts."""
-    import ctypes
-
-    number = _number()
-    if not number:
+    call = _statx()
+    if call is None:
         return 0
-    found, word = ctypes.create_string_buffer(_BYTES), ctypes.c_long
-    flags |= _NO_AUTOMOUNT | _DONT_SYNC
-    words = (word(at), ctypes.c_char_p(name), word(flags), word(_MNT_ID), found)
-    if library().syscall(word(number), *words):
-        code = ctypes.get_errno()
-        if code in _UNKNOWN:
-            return 0
+    found = bytearray(_BYTES)
+    code = call(at, name, flags | _NO_AUTOMOUNT | _DONT_SYNC, found)
+    if code in _UNKNOWN:
+        return 0
+    if code:
         raise OSError(code, os.strerror(code), os.fsdecode(name))
-    data = found.raw
-    if not int.from_bytes(data[:4], sys.byteorder) & _MNT_ID:
-        return 0
-    return int.from_bytes(data[_MNT_ID_AT : _MNT_ID_AT + 8], sys.byteorder)
+    (told,), (number,) = _MASK.unpack_from(found), _NUMBER.unpack_from(found, _MNT_ID_AT)
+    return int(number) if told & _MNT_ID else 0
 
 
 @cache
-def _number() -> int:
-    return _STATX.get(os.uname().machine, 0)
+def _statx() -> Callable[[int, bytes, int, bytearray], int] | None:
+    """Return what calls it, and returns the errno, 0 for none; None where its number is not known."""
+    import ctypes
+
+    number = _STATX.get(os.uname().machine)
+    if number is None:
+        return None
+    syscall = library()["syscall"]  # one of its own, since these are the types of one call
+    syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+    syscall.restype = ctypes.c_long
+    room = ctypes.c_char * _BYTES
+
+    def call(at: int, name: bytes, flags: int, found: bytearray) -> int:
+        return ctypes.get_errno() if syscall(number, at, name, flags, _MNT_ID, room.from_buffer(found)) else 0
+
+    return call
 
 
 def _from_proc(fd: int) -> int:
