@@ -150,12 +150,12 @@ def test_languages_without_a_toolchain_or_leave_are_not_offered(
 
 
 INSTALLERS = """
-import shutil, subprocess, sys
+import importlib.util, shutil, subprocess, sys
 names = ("pip", "pip3", "npm", "npx", "gem", "apt", "apt-get", "uv")
 commands = [[name] for name in names if shutil.which(name)]
-commands += [[sys.executable, "-m", name] for name in ("pip", "ensurepip")]
+commands += [[sys.executable, "-m", name] for name in ("pip", "ensurepip") if importlib.util.find_spec(name)]
 ends = [subprocess.run([*one, "--version"], capture_output=True, text=True) for one in commands]
-[one.args for one in ends if one.returncode == 0 or "name the packages when it is started" not in one.stderr]
+[one.args[-2] for one in ends if one.returncode == 0 or "name the packages when it is started" not in one.stderr]
 """
 
 
