@@ -15,7 +15,7 @@ import re
 import warnings
 
 from cloche.core.errors import ClocheError
-from cloche.core.events import Displayed, Event, OutputChunk, Stream
+from cloche.core.events import Cleared, Displayed, Event, OutputChunk, Stream
 from cloche.core.limits import format_size
 from cloche.core.result import Output, Result, Status
 
@@ -57,12 +57,14 @@ class CellPrinter:
         self._streams: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2, is_red=True)}
         self._out = out
         self._number = self._displayed = 0
+        self._replaced: set[int] = set()
         self._is_line_open = False
         self._is_screen = os.isatty(1) and os.isatty(2)  # both streams are on one
 
     def begin(self, number: int) -> None:
         """Begin with the cell of this number."""
         self._number, self._displayed = number, 0
+        self._replaced = set()
 
     def take(self, event: Event) -> None:
         """Show what a cell has just printed or displayed."""
@@ -70,14 +72,20 @@ class CellPrinter:
             self._streams[event.stream].write(event.data)
             if event.stream == "stdout" or self._is_screen:
                 self._is_line_open = not event.data.endswith(b"\n")
+        elif isinstance(event, Displayed) and event.replaces is not None:
+            self._replaced.add(event.replaces)  # shown as it is in the end: what is printed stays
         elif isinstance(event, Displayed):
             self._displayed += 1
             self._show(event.output)
+        elif isinstance(event, Cleared):
+            self._displayed = 0
+            self._replaced.clear()
 
     def conclude(self, result: Result, *, label: str = "") -> None:
         """Show the cell's value, after `label`, and say what there is to be said about its end."""
-        for output in result.outputs[self._displayed :]:
-            self._show(output, label)
+        for at, output in enumerate(result.outputs):
+            if at >= self._displayed or at in self._replaced:
+                self._show(output, label if at >= self._displayed else "")
         if not result.outputs and result.value is not None and result.meta.get("runtime") != "python":
             self._show(Output(data={"text/plain": _value_as_text(result)}), label)
         self.end()

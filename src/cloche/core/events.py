@@ -46,9 +46,18 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displayed:
-    """Carry a rich output that a session's code displayed."""
+    """Carry a rich output that a session's code displayed.
+
+    `replaces` is the place, in the list of the cell's outputs, of the one that it replaces; None where it is appended.
+    """
 
     output: Output
+    replaces: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """Say that a session's code removed what its cell had displayed: the list of outputs is empty again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +77,7 @@ class Ended:
     result: Result
 
 
-Event = Started | OutputChunk | Displayed | NetworkRefused | Ended
+Event = Started | OutputChunk | Displayed | Cleared | NetworkRefused | Ended
 Sink = Callable[[Event], None]
 
 

@@ -253,6 +253,50 @@ class FixReport:
         }
 
 
+_UP = "\x1b[A"
+_ERASE = ("\x1b[K", "\x1b[0K", "\x1b[2K")  # the rest of a line, or all of it
+
+
+def as_on_screen(data: bytes) -> bytes:
+    r"""Return what a terminal shows in the end where `\r` and moves up let text take the place of other text.
+
+    That is how progress bars are drawn. All other text, and the end of a line that is `\r\n`, is as it was.
+    """
+    if b"\r" not in data and _UP.encode() not in data:
+        return data
+    rows: list[list[str]] = [[]]  # of each line, all that was written from its beginning on
+    ends: list[str] = [""]
+    at = 0
+    for number, line in enumerate(data.decode("utf-8", "surrogateescape").split("\n")):
+        at += min(number, 1)
+        if at == len(rows):
+            rows.append([])
+            ends.append("")
+        text = line.rstrip("\r")
+        for is_next, part in enumerate(text.split(_UP)):
+            at = max(0, at - min(is_next, 1))
+            rows[at] += part.split("\r")
+        ends[at] = line[len(text) :]
+    shown = "\n".join(_overlaid(row) + end for row, end in zip(rows, ends, strict=True))
+    return shown.encode("utf-8", "surrogateescape")
+
+
+def _overlaid(parts: list[str]) -> str:
+    """Return what is left of texts that were written over each other; each character is looked at once."""
+    parts = [part for part in parts if part]
+    if len(parts) < 2:
+        return "".join(parts)
+    shown = ""
+    for part in reversed(parts):
+        text = part
+        for code in _ERASE:
+            text = text.replace(code, "")
+        shown += text[len(shown) :]
+        if text != part:
+            break
+    return shown.rstrip(" ")
+
+
 def output_as_dict(output: Output) -> dict[str, Any]:
     """Return plain data, ready for JSON."""
     return {"data": _as_text(output.data), "metadata": dict(output.metadata)}

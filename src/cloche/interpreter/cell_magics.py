@@ -11,7 +11,7 @@ import time
 
 from . import command_line
 from .command_line import UsageError, number, print_line, split_line, take_options
-from .rich import bundle
+from .rich import Shown, bundle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Captured:
     def __init__(self, magics: Magics) -> None:
         self._display = magics.host.display
         self.stdout = self.stderr = ""
-        self.outputs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.shown = Shown()
 
     def __str__(self) -> str:
         return self.stdout
@@ -222,6 +222,11 @@ class Captured:
         sys.stderr.write(self.stderr)
         for data, metadata in self.outputs:
             self._display.display(data, raw=True, metadata=metadata)
+
+    @property
+    def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return what it displayed, each a bundle and its metadata."""
+        return [(data, metadata) for data, metadata, _ in self.shown.outputs]
 
     __call__ = show
 
@@ -251,19 +256,20 @@ def _run_captured(magics: Magics, body: str, captured: Captured, options: dict[s
     import io
 
     streams = [name for name in ("stdout", "stderr") if f"no-{name}" not in options]
-    display, emit, before = magics.host.display, magics.host.display.emit, {}
+    display, before = magics.host.display, {}
+    emit, clear = display.emit, display.clear
     for name in streams:
         before[name] = getattr(sys, name)
         setattr(sys, name, io.StringIO())
     if "no-display" not in options:
-        display.emit = lambda data, metadata: captured.outputs.append((data, metadata))
+        display.emit, display.clear = captured.shown.emit, captured.shown.clear
     try:
         value = magics.host.run_cell(body)
         if value is not None:
-            display.emit(*bundle(value))
+            display.emit(*bundle(value), None, False)
         display.flush_figures()
     finally:
-        display.emit = emit
+        display.emit, display.clear = emit, clear
         for name, stream in before.items():
             setattr(captured, name, getattr(sys, name).getvalue() if _has_value(name) else "")
             setattr(sys, name, stream)

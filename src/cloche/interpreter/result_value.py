@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_SHOWN, MAX_SHOWN_BYTES = 500, 30 << 20  # outputs of one script or cell; the caller refuses all for one too many
+MAX_CLEARS = 10_000  # of one cell's outputs, by clear_output
 MAX_PARTS = 24_000  # of them together: lists, objects and members; the caller reads that twice, and a value
 FEW_PARTS = 32  # that the caller may count in any frame, since it does not look whether they stand in texts
 FRAME_PARTS = 8  # around a bundle and its metadata
@@ -76,7 +77,8 @@ def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any) -> bytes:
         if room.takes(len(body), len(content) + rich.parts_of(about)):
             bodies.append(body)
 
-    rich.flush(lambda _, content, about: show(content, about))
+    for error in rich.flush(lambda _, content, about: show(content, about)):
+        rich.report(error)
     if has_look:
         show(*rich.bundle(value))
     frame = {"op": "value", "text": data.decode("utf-8", "replace"), "is_cut": room.is_cut}
@@ -89,6 +91,11 @@ class Room:
 
     def __init__(self) -> None:
         self.left, self.left_bytes, self.left_parts, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, MAX_PARTS, False
+
+    def is_half_left(self) -> bool:
+        """Tell whether there is room for what may be replaced soon, and then for as much again."""
+        bounds = (self.left, MAX_SHOWN), (self.left_bytes, MAX_SHOWN_BYTES), (self.left_parts, MAX_PARTS)
+        return all(left > most // 2 for left, most in bounds)
 
     def takes(self, size: int, parts: int) -> bool:
         """Tell whether an output of so many bytes and parts is still to be sent; once one is not, no other is."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from .pretty import bounded, report, text_of
 
@@ -137,34 +138,36 @@ def _hashes(pictures: dict[str, Any]) -> tuple[int, ...]:
     return tuple(hash(picture) for picture in pictures.values())
 
 
-def flush(send: Send) -> None:
+def flush(send: Send) -> list[Exception]:
     """Draw and send each figure that pyplot has open, in the order of their numbers, and close all.
 
-    One that cannot be drawn is reported as a traceback. One that was shown by name in this cell, and looks the same
-    still, is not sent again.
+    Returns why figures could not be drawn. One that was shown by name in this cell, and looks the same still, is not
+    sent again.
     """
     if not _shown and "matplotlib._pylab_helpers" not in sys.modules:
-        return
+        return []
+    errors: list[Exception] = []
     pyplot = sys.modules.get("matplotlib.pyplot")
     managers: Any = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None) or {}
     try:
         for number in sorted(managers):
-            _send_one(managers[number].canvas.figure, send)
+            try:
+                _send_one(managers[number].canvas.figure, send)
+            except Exception as error:
+                errors.append(error)
     finally:
         if OPTIONS.closes:
             _shown.clear()
         if OPTIONS.closes and managers and pyplot is not None:
             pyplot.close("all")
+    return errors
 
 
 def _send_one(figure: Any, send: Send) -> None:
-    try:
-        pictures, metadata = _draw_all(figure)
-        if pictures and _shown.get(id(figure)) != _hashes(pictures):
-            _shown[id(figure)] = _hashes(pictures)
-            send(figure, pictures, metadata)
-    except Exception as error:
-        report(error)
+    pictures, metadata = _draw_all(figure)
+    if pictures and _shown.get(id(figure)) != _hashes(pictures):
+        _shown[id(figure)] = _hashes(pictures)
+        send(figure, pictures, metadata)
 
 
 def choose_backend(matplotlib: Any) -> None:
@@ -200,12 +203,14 @@ if TYPE_CHECKING:
     Content = str | bytes
     Bundle = dict[str, Content]
     Metadata = dict[str, Any]
-    Emit = Callable[[dict[str, Any], dict[str, Any]], None]
+    Emit = Callable[[dict[str, Any], dict[str, Any], str | None, bool], None]
+    Entry = tuple[Bundle, Metadata, str | None]
 
 MAX_BUNDLE_BYTES = 8 << 20  # as it is sent: bytes as base64, text with its escapes
 MAX_METADATA_BYTES, MAX_METADATA_PARTS = 64 << 10, 1000
 MAX_DIGITS = 4300  # of an integer there, whatever this interpreter prints
 MAX_MIMES = 100
+REPLACE_S = 0.1
 ESCAPE_BYTES = 9  # that an escape counts for: many take longer to read than their size says; and a repr has some, too
 _MIB = 1 << 20
 _METHODS = (
@@ -420,6 +425,31 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
+class Shown:
+    """Keep what was displayed, as it stands: an update replaces all that has its id, `clear_output` removes all."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Entry] = []
+        self._is_clear_due = False
+
+    def emit(self, data: Bundle, metadata: Metadata, display_id: str | None, is_update: bool) -> None:
+        """Take one bundle."""
+        if self._is_clear_due:
+            self.clear(wait=False)
+        entry = data, metadata, display_id
+        places = [at for at, one in enumerate(self.outputs) if one[2] == display_id] if is_update else []
+        for at in places:
+            self.outputs[at] = entry
+        if not places:
+            self.outputs.append(entry)
+
+    def clear(self, wait: bool) -> None:
+        """Remove all, or wait for the next bundle with it."""
+        self._is_clear_due = wait
+        if not wait:
+            self.outputs.clear()
+
+
 class DisplayHandle:
     """What `display(..., display_id=True)` returns: a place whose content can be changed."""
 
@@ -439,16 +469,25 @@ class DisplayHandle:
 
 
 class Display:
-    """`display` of one session. `emit(data, metadata)` takes each bundle as it comes.
+    """`display` of one session: `emit` takes each bundle, with its display id and whether it is an update.
 
-    What is sent cannot be taken back. So an update waits until the end of its cell, and only the last one of each
-    place is sent; a progress bar shows its beginning and its end.
+    What replaces other output (an update, and all that follows `clear_output`) is sent at most every `REPLACE_S`
+    seconds, and only while `has_room`; else it waits for the next of its kind, or for the end of the cell, and of what
+    waits for one place only the last is sent. So a loop with a thousand updates sends few of them, and always the last.
     """
 
-    def __init__(self, emit: Emit) -> None:
-        self.emit = emit
+    def __init__(
+        self,
+        emit: Emit,
+        clear: Callable[[bool], None] = lambda _: None,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.emit, self.clear, self._has_room = emit, clear, has_room
         self.shell: Any = None  # what `get_ipython()` returns, where there is such a thing
-        self._updates: dict[str, tuple[Bundle, Metadata]] = {}
+        self._updates: dict[str, Entry] = {}  # those that wait
+        self._held: list[Entry] = []  # what waits since the last clear_output
+        self._is_holding = False
+        self._last_s = 0.0  # when something was replaced
         self._ids = 0
 
     @property
@@ -474,15 +513,15 @@ class Display:
         """Show objects, each in every format it offers; with `raw`, dicts of MIME type to content as they are."""
         del ignored
         handle = None if display_id is None else self.handle(display_id)
-        updated = handle.display_id if handle is not None and update else None
+        where = handle.display_id if handle is not None else None
         for value in objects:
             if raw and not isinstance(value, dict):
                 raise TypeError(f"display(raw=True) takes dicts of MIME type to content, not {type(value).__name__}")
             if raw:
-                self._send(*_cleaned(value, metadata or {}), updated)
+                self._send(*_cleaned(value, metadata or {}), where, is_update=update)
             elif not shows_itself(value):
                 data, about = bundle(value, include, exclude)
-                self._send(data, {**about, **_plain_metadata(metadata or {})}, updated)
+                self._send(data, {**about, **_plain_metadata(metadata or {})}, where, is_update=update)
         return None if update else handle
 
     def handle(self, display_id: object = None) -> DisplayHandle:
@@ -492,11 +531,26 @@ class Display:
             display_id = f"display-{self._ids}"
         return DisplayHandle(self, str(display_id))
 
-    def _send(self, data: Bundle, metadata: Metadata, updated: str | None) -> None:
-        if data and updated is not None:
-            self._updates[updated] = data, metadata
-        elif data:
-            self.emit(data, metadata)
+    def _send(self, data: Bundle, metadata: Metadata, display_id: str | None, *, is_update: bool = False) -> None:
+        if not data:
+            return
+        if is_update and display_id is not None:
+            self._updates.pop(display_id, None)
+            if self._held or not self._is_due():
+                self._updates[display_id] = data, metadata, display_id
+                return
+        elif self._is_holding:
+            self._held.append((data, metadata, display_id))
+            return
+        self.emit(data, metadata, display_id, is_update)
+
+    def _is_due(self) -> bool:
+        """Tell whether it is time to replace something, and take note of it."""
+        now = time.monotonic()
+        if now - self._last_s < REPLACE_S or not self._has_room():
+            return False
+        self._last_s = now
+        return True
 
     def publish_display_data(self, data: dict[str, Any], metadata: Metadata | None = None, **options: Any) -> None:
         """Show a ready bundle."""
@@ -514,23 +568,33 @@ class Display:
         self.display(value, **{**options, "display_id": display_id, "update": True})
 
     def clear_output(self, wait: bool = False) -> None:
-        """Forget updates that wait; what was sent stays."""
-        del wait
+        """Remove what this cell has printed and displayed so far; with `wait`, once there is something new."""
         self._updates.clear()
+        self._held.clear()
+        self._is_holding = not self._is_due()
+        self.clear(bool(wait))
 
     def show_figures(self) -> None:
-        """Send all open figures that were not sent as they are, and close them."""
-        flush(self.emit_figure)
+        """Send all open figures that were not sent as they are, and close them. Raises why one cannot be drawn."""
+        errors = flush(self.emit_figure)
+        for error in errors[1:]:
+            report(error)
+        if errors:
+            raise errors[0]
 
     def emit_figure(self, figure: Any, pictures: dict[str, Any], metadata: Metadata) -> None:
         """Send one figure that is drawn already."""
-        self.emit(*_cleaned({"text/plain": text_of(figure), **pictures}, metadata))
+        self._send(*_cleaned({"text/plain": text_of(figure), **pictures}, metadata), None)
 
     def flush_figures(self) -> None:
-        """Do what a cell ends with: the functions registered for it, the last update of each place, open figures."""
+        """Do what a cell ends with: the functions registered for it, what waits to be sent, open figures."""
         if self.shell is not None:
             self.shell.events.trigger("post_execute")
-        updates, self._updates = self._updates, {}
-        for data, metadata in updates.values():
-            self.emit(data, metadata)
-        self.show_figures()
+        held, updates = self._held, self._updates
+        self._held, self._updates, self._is_holding = [], {}, False
+        for entry in held:
+            self.emit(*entry, False)
+        for entry in updates.values():
+            self.emit(*entry, True)
+        for error in flush(self.emit_figure):
+            report(error)

@@ -11,6 +11,7 @@ fails at a line that begins with `!` or `%`, the line is rewritten (see `magics`
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -90,7 +91,10 @@ class Session:
         self.files: list[session_fork.OpenFile] | None = None  # what was found open since the last cell
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
-        self.display = Display(self._show)
+        self.display = Display(self._show, self._clear, self._has_room)
+        self._places: dict[str, int] = {}  # numbers of display ids, whatever those are
+        self._clears = 0  # of this cell
+        self._printed_before = _printed()  # when the last cell ended
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
         ipython.install(self.display, namespace)
         ipython.when_loaded({"asyncio": self.tasks.lead, **session_processes.actions()})
@@ -110,6 +114,7 @@ class Session:
                 self.send({"op": "done", "id": NOTHING})
             elif request["op"] == "run":
                 self.request_id, self.files, self.room = request["id"], None, result_value.Room()
+                self._clears = 0
                 answer = self._answer(request["code"])
                 self._runs_tasks = False
                 self.send({**answer, "has_tasks": True} if self.tasks.has_work() else answer)
@@ -249,6 +254,7 @@ class Session:
         if cell.value is not None:
             answer |= self._value(cell)
         oneshot.flush()
+        self._printed_before = _printed()
         return answer
 
     def _value(self, cell: Cell) -> dict[str, Any]:
@@ -260,7 +266,7 @@ class Session:
         if text is not None and len(text) <= result_value.MAX_VALUE_BYTES:
             is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
             return {**found, "value": _from_json(text) if is_changeable else cell.value}
-        shown = (cell.data or bundle(cell.value)[0]).get("text/plain") or text_of(cell.value)
+        shown = (cell.data or {}).get("text/plain") or text_of(cell.value)  # its bundle may be large, and shown already
         return {**found, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
@@ -382,18 +388,59 @@ class Session:
         if value is not None:
             self.display.display(value)
 
-    def _show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def _show(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, is_update: bool) -> None:
         """Send a bundle as soon as it is there; of too many, once, that there were more."""
         if os.getpid() != self.pid:
             return
         oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
+        if display_id is not None:
+            frame |= {"place": self._places.setdefault(display_id, len(self._places)), "update": is_update}
         body = _as_json(frame).encode()
         with self._turn:
             if self.room.is_cut:
                 return
             is_taken = self.room.takes(len(body), len(data) + parts_of(metadata))
             self._send(body if is_taken else b'{"op": "cut"}')
+
+    def _has_room(self) -> bool:
+        return self.room.is_half_left()
+
+    def _clear(self, wait: bool) -> None:
+        """Have removed what this cell has shown so far, with its number of bytes printed; so many times at most."""
+        if os.getpid() != self.pid or self._clears >= result_value.MAX_CLEARS:
+            return
+        self._clears += 1
+        oneshot.flush()
+        sizes = [now - before for now, before in zip(_printed(), self._printed_before, strict=True)]
+        self.send({"op": "clear", "id": self.request_id, "wait": wait, "printed": sizes})
+
+
+class Counted(io.FileIO):
+    """A standard stream's file that counts what was written to it, for clear_output."""
+
+    written = 0
+
+    def write(self, data: Any, /) -> int:
+        size = super().write(data)
+        self.written += size or 0
+        return size
+
+
+def _counted(stream: Any) -> Any:
+    """Return a standard stream of the same kind whose bytes are counted."""
+    raw: Any = Counted(stream.fileno(), "w", closefd=False)
+    raw.name = stream.name
+    shape = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
+    counted: Any = io.TextIOWrapper(io.BufferedWriter(raw), newline="\n", **shape)
+    counted.mode = "w"
+    return counted
+
+
+def _printed() -> list[int]:
+    """Return how many bytes went through the standard streams so far."""
+    streams = (getattr(getattr(one, "buffer", None), "raw", None) for one in (sys.__stdout__, sys.__stderr__))
+    return [getattr(raw, "written", 0) for raw in streams]
 
 
 class NoInput:
@@ -492,6 +539,8 @@ def serve(
     namespace["__loader__"] = None
     this: Any = sys
     this.stdin = this.__stdin__ = NoInput()
+    this.stdout = this.__stdout__ = _counted(this.stdout)
+    this.stderr = this.__stderr__ = _counted(this.stderr)
     sys.modules["builtins"].input = _refuse_input  # type: ignore[attr-defined]  # the guest's own built-ins
     Session(link, answers, namespace, preloaded, privileges).serve()
     oneshot.finish(0, settings["home"], preloaded, privileges)

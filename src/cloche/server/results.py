@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.events import Displayed, Event, NetworkRefused, OutputChunk, Started
+from cloche.core.events import Cleared, Displayed, Event, NetworkRefused, OutputChunk, Started
 from cloche.core.limits import format_size
 from cloche.core.result import Result, output_as_dict
 
@@ -42,7 +42,10 @@ def event_as_wire(event: Event) -> tuple[str, dict[str, Any]] | None:
             text = {"base64": base64.b64encode(event.data).decode()}
         return "output", {"stream": event.stream, **text}
     if isinstance(event, Displayed):
-        return "display", output_as_dict(event.output)
+        place = {} if event.replaces is None else {"replaces": event.replaces}
+        return "display", {**output_as_dict(event.output), **place}
+    if isinstance(event, Cleared):
+        return "cleared", {}
     if isinstance(event, NetworkRefused):
         row = {"host": event.host, "port": event.port, "why": event.why, "connections": event.connections}
         return "networkRefused", row

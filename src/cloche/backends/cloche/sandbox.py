@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
-from cloche.core.events import Displayed, OutputChunk, Sink, Started
+from cloche.core.events import Cleared, Displayed, OutputChunk, Sink, Started
+from cloche.core.frames import MAX_OUTPUTS
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.remote import RemoteAccount
@@ -59,7 +60,11 @@ class RunEvents:
                 output = read_output(data)
             except (KeyError, TypeError, ValueError, AttributeError):
                 return
-            sink(Displayed(output=output))
+            place = data.get("replaces")
+            is_place = type(place) is int and 0 <= place < MAX_OUTPUTS
+            sink(Displayed(output=output, replaces=place if is_place else None))
+        elif name == "cleared":
+            sink(Cleared())
 
     def note(self, result: Result) -> Result:
         """Say in a result what was missed."""
