@@ -121,17 +121,20 @@ class CellOutputs:
             self.places.clear()
             self.sink(Cleared())
 
-    def left_of(self, printed: Printed) -> Printed:
+    def left_of(self, printed: Printed, frame: Mapping[str, Any]) -> Printed:
         """Return what is left of a cell's text, as a terminal shows it in the end; call it once, when it has ended.
 
-        Of text that was truncated nobody knows where it was cleared.
+        `frame` is the cell's answer. The interpreter counts what it prints itself, and neither what its commands print
+        nor what was left out before a cell: nothing is removed that may have been printed after clear_output.
         """
         if self.is_clear_due and (len(printed.stdout) > self.printed[0] or len(printed.stderr) > self.printed[1]):
             self.clear_if_due()
-        out, err = (0, 0) if printed.is_truncated else self.cleared
-        return dataclasses.replace(
-            printed, stdout=as_on_screen(printed.stdout[out:]), stderr=as_on_screen(printed.stderr[err:])
-        )
+        streams, counted = (printed.stdout, printed.stderr), _sizes(frame.get("printed"))
+        kept = [
+            text if printed.is_truncated else text[max(0, min(cleared, len(text) - (size - cleared))) :]
+            for text, cleared, size in zip(streams, self.cleared, counted, strict=True)
+        ]
+        return dataclasses.replace(printed, stdout=as_on_screen(kept[0]), stderr=as_on_screen(kept[1]))
 
 
 def _sizes(given: object) -> tuple[int, int]:
@@ -661,7 +664,7 @@ class Session:
         notes: Mapping[str, Any],
         timeout_s: float,
     ) -> Result:
-        printed = outputs.left_of(printed)
+        printed = outputs.left_of(printed, frame or {})
         found = await self._changes(timeout_s)
         value, is_repr, is_cut = value_of(frame or {})
         last = read_output(frame or {})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from . import command_line, ipython_display, rich
+from . import command_line, ipython_display, notebook_libraries, rich
 from .command_line import UsageError
 from .pretty import report
 
@@ -115,7 +115,8 @@ def install(display: Display, namespace: dict[str, Any]) -> None:
     when_loaded({
         "matplotlib": rich.choose_backend,
         "matplotlib.pyplot": lambda pyplot: rich.replace_show(pyplot, display.show_figures),
-        **_routes(display, shell),
+        "inspect": notebook_libraries.find_classes,
+        **routes(display, shell),
     })  # fmt: skip
     sys.meta_path.append(StandIns(display, shell))  # the last: where nothing else is found
 
@@ -240,14 +241,16 @@ def _set_matplotlib_formats(*formats: str, **print_options: Any) -> None:
     rich.OPTIONS.print_options.update(print_options)
 
 
-def _routes(display: Display, shell: Shell) -> dict[str, Callable[[Any], None]]:
-    """Return what is to be done to modules of the real IPython: lead what they send and ask to us."""
+def routes(display: Display, shell: Shell | None) -> dict[str, Callable[[Any], None]]:
+    """Return what is to be done to libraries and the real IPython: lead what they send and ask to us."""
     functions = {**_display_functions(display), "set_matplotlib_formats": _set_matplotlib_formats}
     lead_display = _replacement(functions)
+    shells = {} if shell is None else {"IPython.core.getipython": _replacement({"get_ipython": shell.get_ipython})}
     return {
+        **notebook_libraries.actions(display),
+        **shells,
         "IPython.core.display_functions": lead_display,
         "IPython.core.display": lead_display,
-        "IPython.core.getipython": _replacement({"get_ipython": shell.get_ipython}),
         "matplotlib_inline.backend_inline": _replacement({"set_matplotlib_formats": _set_matplotlib_formats}),
     }
 

@@ -254,6 +254,8 @@ class Session:
         if cell.value is not None:
             answer |= self._value(cell)
         oneshot.flush()
+        if self._clears:
+            answer["printed"] = self._sizes()
         self._printed_before = _printed()
         return answer
 
@@ -412,8 +414,11 @@ class Session:
             return
         self._clears += 1
         oneshot.flush()
-        sizes = [now - before for now, before in zip(_printed(), self._printed_before, strict=True)]
-        self.send({"op": "clear", "id": self.request_id, "wait": wait, "printed": sizes})
+        self.send({"op": "clear", "id": self.request_id, "wait": wait, "printed": self._sizes()})
+
+    def _sizes(self) -> list[int]:
+        """Return how many bytes went through each standard stream since the last cell."""
+        return [now - before for now, before in zip(_printed(), self._printed_before, strict=True)]
 
 
 class Counted(io.FileIO):
