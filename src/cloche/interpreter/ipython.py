@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .magics import Magics
-    from .rich import Display
+    from .rich import Display, Shown
 
 
 class AfterLoading:
@@ -119,6 +119,14 @@ def install(display: Display, namespace: dict[str, Any]) -> None:
         **routes(display, shell),
     })  # fmt: skip
     sys.meta_path.append(StandIns(display, shell))  # the last: where nothing else is found
+
+
+def lead_script() -> tuple[Display, Shown]:
+    """Keep what libraries of a script display; return where they do it, and what it comes to."""
+    shown = rich.Shown()
+    display = rich.Display(shown.emit, shown.clear)
+    when_loaded(routes(display, None))
+    return display, shown
 
 
 class Events:

@@ -25,7 +25,7 @@ def actions(display: Display) -> dict[str, Callable[[Any], None]]:
     """Return what is to be done to each module once it is loaded."""
     return {
         "plotly.io._renderers": lambda module: lead_plotly(module, display),
-        "bokeh.io": lambda module: lead_bokeh(module, display),
+        "bokeh.io": lambda _: lead_bokeh(display),
         "matplotlib.animation": show_animations,
         "PIL.ImageShow": lambda module: lead_pillow(module, display),
     }
@@ -61,7 +61,7 @@ def _display_functions(display: Display) -> dict[str, Any]:
     return {"display": staticmethod(display.display), "display_html": staticmethod(display_html)}
 
 
-def lead_bokeh(module: Any, display: Display) -> None:
+def lead_bokeh(display: Display) -> None:
     """Have bokeh's `show` display a document, also where nobody called `output_notebook`, unless it goes to a file."""
     notebook = sys.modules["bokeh.io.notebook"]
 
@@ -77,7 +77,7 @@ def lead_bokeh(module: Any, display: Display) -> None:
 
     for kind in ("display", "jupyter"):
         notebook.install_notebook_hook(kind, lambda *_, **__: None, show_document, refuse_application, overwrite=True)
-    state = module.curstate()
+    state = sys.modules["bokeh.io.state"].curstate()
     if state.notebook_type is None and state.file is None:
         state.notebook_type = "display"
 

@@ -25,6 +25,10 @@ _signal: Any = __import__("_signal")
 _weakref: Any = __import__("_weakref")
 
 EXIT_UNFLUSHED = 120
+# What `notebook_libraries` and `ipython` lead to `display`.
+LIBRARIES = frozenset((
+    "IPython.core.display_functions", "PIL.ImageShow", "bokeh.io", "matplotlib.animation", "plotly.io._renderers",
+))  # fmt: skip
 ONLY_AST = 0x400
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
@@ -138,6 +142,34 @@ def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
         restore_paths(settings)
 
 
+class LibraryWatch:
+    """A finder of nothing: at the first library that shows things in notebooks, it has them kept for the result.
+
+    What that takes is loaded only then.
+    """
+
+    def __init__(self, preloaded: Preloaded, archive: Any) -> None:
+        self._preloaded, self._archive = preloaded, archive
+        self.display: Any = None
+        self.shown: Any = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a module as the others do; None for all but those libraries, which costs an import nothing."""
+        if name not in LIBRARIES:
+            return None
+        sys.meta_path.remove(self)
+        self.display, self.shown = self.result_value().load("ipython", self._archive).lead_script()
+        return sys.meta_path[0].find_spec(name, path, target)  # what leads them is the first now
+
+    def result_value(self) -> Any:
+        """Return our module of that name, loaded where nobody has."""
+        found = self._preloaded.result_value
+        if found is None:
+            found = self._preloaded.result_value = type(sys)("interpreter.result_value")
+            exec(self._archive.code(found.__name__), found.__dict__)
+        return found
+
+
 def run(
     settings: dict[str, Any], env: dict[str, str], preloaded: Preloaded, privileges: Privileges, value_fd: int
 ) -> None:
@@ -153,30 +185,31 @@ def _run_script(
     settings: dict[str, Any], path: str, preloaded: Preloaded, privileges: Privileges, value_fd: int
 ) -> int:
     """Run the script and return the exit code; nothing of it is held here afterwards."""
+    watch, pipe = LibraryWatch(preloaded, privileges.archive), 0
     try:
         set_up_paths(settings, preloaded)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        if pipe:
+            sys.meta_path.insert(0, watch)
         value = _execute(path, namespace, settings.get("source"))
         if pipe:
-            _send_value(value_fd, pipe, value, preloaded.result_value, privileges.archive)
-    except SystemExit as request:
-        return _exit_code(request.code)
+            _send_value(value_fd, pipe, value, watch, privileges.archive)
+        return 0
     except BaseException as error:
-        return _report(error)
-    return 0
+        code = _exit_code(error.code) if isinstance(error, SystemExit) else _report(error)
+    if watch.display is not None:
+        _send_value(value_fd, pipe, None, watch, privileges.archive)  # what it has displayed before
+    return code
 
 
-def _send_value(fd: int, pipe: int, value: Any, result_value: Any, archive: Any) -> None:
-    """Send the caller the value and figures; most cold runs have neither, and load nothing for it."""
-    if value is None and "matplotlib.pyplot" not in sys.modules:
+def _send_value(fd: int, pipe: int, value: Any, watch: LibraryWatch, archive: Any) -> None:
+    """Send the caller the value and what is shown; most cold runs have neither, and load nothing for it."""
+    if value is None and watch.display is None and "matplotlib.pyplot" not in sys.modules:
         return
-    if result_value is None:
-        result_value = type(sys)("interpreter.result_value")
-        exec(archive.code(result_value.__name__), result_value.__dict__)
-    result_value.send(fd, pipe, value, archive)
+    watch.result_value().send(fd, pipe, value, archive, watch)
 
 
 def reseed() -> None:

@@ -19,20 +19,23 @@ MAX_PARTS = 24_000  # of them together: lists, objects and members; the caller r
 FEW_PARTS = 32  # that the caller may count in any frame, since it does not look whether they stand in texts
 FRAME_PARTS = 8  # around a bundle and its metadata
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
-_LOOKS = ("_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_markdown_", "_repr_latex_")
+_LOOKS = (
+    "_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_jpeg_", "_repr_pdf_", "_repr_markdown_",
+    "_repr_latex_", "_repr_json_", "_repr_javascript_", "_ipython_display_",
+)  # fmt: skip
 
 
-def send(fd: int, pipe: int, value: Any, archive: Any) -> None:
+def send(fd: int, pipe: int, value: Any, archive: Any, watch: Any) -> None:
     """Send a value unless it is None, and what there is to see; the script may have closed the pipe.
 
     `pipe` is the inode of the pipe: the script may have opened something else under its number. `archive` finds our
-    own modules, which the script's do not see.
+    own modules, which the script's do not see; `watch` has what libraries have displayed, if any did.
     """
     text = as_json(value, 0)
     has_look = text is None and any(hasattr(type(value), name) for name in _LOOKS)
     data = _value(value, text)
-    if has_look or _has_figures():
-        data = _with_looks(value, has_look, data, archive)
+    if has_look or _has_figures() or watch.display is not None:
+        data = _with_looks(value, has_look, data, archive, watch)
     try:
         if data and os.fstat(fd).st_ino == pipe:
             view = memoryview(data)
@@ -64,12 +67,12 @@ def _has_figures() -> bool:
         return False  # the script's own module of that name
 
 
-def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any) -> bytes:
+def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any, watch: Any) -> bytes:
     """Return frames of all there is to see, and of the value."""
     import json
 
     bodies: list[bytes] = []
-    rich = _load_rich(archive)
+    rich = load("rich", archive)
     room = Room()
 
     def show(content: dict[str, Any], about: dict[str, Any]) -> None:
@@ -77,10 +80,15 @@ def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any) -> bytes:
         if room.takes(len(body), len(content) + rich.parts_of(about)):
             bodies.append(body)
 
+    look = rich.bundle(value) if has_look and not rich.shows_itself(value) else None
+    if watch.display is not None:
+        watch.display.flush_figures()
+        for content, about, _ in watch.shown.outputs:
+            show(content, about)
     for error in rich.flush(lambda _, content, about: show(content, about)):
         rich.report(error)
-    if has_look:
-        show(*rich.bundle(value))
+    if look is not None:
+        show(*look)
     frame = {"op": "value", "text": data.decode("utf-8", "replace"), "is_cut": room.is_cut}
     bodies.append(json.dumps(frame).encode())
     return b"F" + b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
@@ -108,13 +116,14 @@ class Room:
         return not self.is_cut
 
 
-def _load_rich(archive: Any) -> Any:
-    """Load what shows values and figures, and leave no trace of it among the script's modules."""
+def load(name: str, archive: Any) -> Any:
+    """Load one of our modules, and leave no trace of it among the script's."""
+    name = f"interpreter.{name}"  # as it is called in a jail
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "interpreter"}
     sys.meta_path.insert(0, archive)
     try:
-        __import__("interpreter.rich")  # by the name that it has in a jail
-        return sys.modules["interpreter.rich"]
+        __import__(name)
+        return sys.modules[name]
     finally:
         sys.meta_path.remove(archive)
         for name in [name for name in sys.modules if name.partition(".")[0] == "interpreter"]:
