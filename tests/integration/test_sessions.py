@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.core.events import Displayed, Ended, OutputChunk, Started
+from cloche.core.events import Cleared, Displayed, Ended, Event, OutputChunk, Started
 from cloche.sync import Session
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
@@ -85,6 +85,119 @@ def test_displayed_and_last_values_look_rich(session: Session) -> None:
 
 
 # Output.
+
+
+def test_updates_and_clear_output_replace_what_is_there(session: Session) -> None:
+    """A cell's events, applied to a list, come to its outputs; what was replaced or cleared is not among them."""
+    shown: list[Any] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, Cleared):
+            shown.clear()
+        elif isinstance(event, Displayed) and event.replaces is not None:
+            shown[event.replaces] = event.output
+        elif isinstance(event, Displayed):
+            shown.append(event.output)
+
+    result = session.run(
+        "from IPython.display import clear_output\nfor i in range(300):\n"
+        "    clear_output(wait=True)\n    print('step', i)\n    display(i)\n"
+        "bar = display('0 %', display_id=True)\nfor i in range(1, 101): bar.update(f'{i} %')",
+        on_event=take,
+    )
+    assert [output.data["text/plain"] for output in result.outputs] == ["299", "'100 %'"]
+    assert tuple(shown) == result.outputs
+    assert result.stdout == "step 299\n"
+    waits = session.run("print('old')\ndisplay('old')\nclear_output(wait=True)")
+    assert (waits.stdout, len(waits.outputs)) == ("old\n", 1)
+    by_a_command = session.run("print('old')\nclear_output()\n!echo new")
+    assert by_a_command.stdout == "new\n"
+
+
+def test_a_progress_bar_is_one_line(session: Session) -> None:
+    """What a carriage return let other text take the place of is not in the result, and was printed as it came."""
+    watch = Watch()
+    loop = "for i in range(1001): print(f'\\r{i // 10:3} %', end='', file=sys.stderr, flush=True)"
+    result = session.run(f"import sys\n{loop}\nprint('done')", on_output=watch)
+    assert (result.stdout, result.stderr) == ("done\n", "100 %")
+    assert b"".join(data for stream, data in watch.chunks if stream == "stderr").count(b"\r") == 1001
+
+
+# What plotly does, as far as it matters here: a figure shows itself, by renderers of which some need nbformat.
+PLOTLY = {
+    "plotly/__init__.py": "",
+    "plotly/io/__init__.py": "from ._renderers import renderers, show",
+    "plotly/io/_base_renderers.py": (
+        "ipython_display = None\nclass ExternalRenderer: pass\n"
+        "class PlotlyRenderer:\n    def to_mimebundle(self, fig): return {'application/vnd.plotly.v1+json': fig}\n"
+        "class HtmlRenderer:\n    def __init__(self, connected=False): self.connected = connected\n"
+        "    def to_mimebundle(self, fig): return {'text/html': 'a link' if self.connected else 'x' * 5_000_000}\n"
+    ),
+    "plotly/io/_renderers.py": (
+        "from ._base_renderers import ExternalRenderer, HtmlRenderer\nnbformat = ipython_display = None\n"
+        "class Renderers(dict): default = 'plotly_mimetype+notebook'\n"
+        "renderers = Renderers({'plotly_mimetype+notebook': HtmlRenderer()})\n"
+        "def show(fig):\n    one = renderers[renderers.default]\n"
+        "    if isinstance(one, ExternalRenderer): return one.render(fig)\n"
+        "    if not nbformat: raise ValueError('Mime type rendering requires nbformat')\n"
+        "    ipython_display.display(one.to_mimebundle(fig), raw=True)\n"
+    ),
+}
+FIGURE_OF_PLOTLY = """import plotly.io
+class Figure:
+    def _ipython_display_(self): plotly.io.show({"data": [{"type": "bar"}]})
+    def _repr_mimebundle_(self, **_): raise AssertionError("it has shown itself")
+    def __repr__(self): return "Figure()"
+"""
+
+
+@pytest.mark.parametrize("way", ["cell", "run"])
+@pytest.mark.parametrize("last", ["Figure()", "Figure()._ipython_display_()"])
+def test_what_shows_itself_is_one_small_output(way: str, last: str) -> None:
+    """A figure of plotly that shows itself is not asked for its bundle, too, and names its script's address."""
+    with cloche.Sandbox() as sandbox:
+        for path, text in PLOTLY.items():
+            sandbox.write_file(path, text)
+        result = (
+            sandbox.session().run(FIGURE_OF_PLOTLY + last) if way == "cell" else sandbox.run(FIGURE_OF_PLOTLY + last)
+        )
+    (output,) = result.outputs
+    assert (result.status, result.stderr) == ("ok", "")
+    assert output.data["text/html"] == "a link"
+    assert output.data["text/plain"] == "<plotly figure: bar>"
+    assert result.value == ("Figure()" if last == "Figure()" else None)
+
+
+def test_what_was_displayed_before_an_error_is_in_the_result_of_a_run() -> None:
+    """A run that fails or exits after it has displayed something has it among its outputs."""
+    result = cloche.run(FIGURE_OF_PLOTLY + "Figure()._ipython_display_()\n1 / 0", files=PLOTLY)
+    assert [sorted(output.data) for output in result.outputs] == [
+        ["application/vnd.plotly.v1+json", "text/html", "text/plain"]
+    ]
+
+
+def test_the_source_of_a_class_of_a_cell_is_found(session: Session) -> None:
+    """`inspect.getsource` finds a class with methods, one without, and the one that another cell defined before."""
+    session.run("class A:\n    def f(self): return 1\nold = A")
+    session.run("x = 1\nclass A:\n    'another'\n    def f(self): return 2\nclass Plain(dict):\n    size = 3")
+    code = "import inspect\n[inspect.getsource(one) for one in (old, A, Plain, A.f)]"
+    found = session.run(code).value
+    assert found == [
+        "class A:\n    def f(self): return 1\n",
+        "class A:\n    'another'\n    def f(self): return 2\n",
+        "class Plain(dict):\n    size = 3\n",
+        "    def f(self): return 2\n",
+    ]
+    assert session.run("inspect.getsource(type('Made', (), {}))").meta["error"]["name"] in ("OSError", "TypeError")
+
+
+def test_a_figure_that_cannot_be_drawn_is_an_error_where_it_is_shown(session: Session) -> None:
+    """`plt.show()` raises what drawing raised, and the cell ends there."""
+    result = session.run(
+        "import matplotlib.pyplot as plt\nplt.title('$\\\\nonsense$')\nplt.show()\nprint('after')", timeout=60
+    )
+    assert (result.status, result.stdout) == ("error", "")
+    assert "nonsense" in result.stderr
 
 
 def test_a_cell_can_be_iterated_over() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from cloche.core.limits import MIB, Limits
-from cloche.core.result import Result, Status
+from cloche.core.limits import MIB, Limits, format_size
+from cloche.core.result import Output, Result, Status, as_on_screen
 
 MOST_CHARS = 8_000  # of a stream; a model reads the rest with read_file, if it must
 # How each kind begins: a provider refuses a whole conversation for one figure that is none.
 IMAGES: Mapping[str, bytes] = {
     "image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8", "image/webp": b"RIFF",
 }  # fmt: skip
+TEXTS = ("text/plain", "text/markdown", "text/latex")
 MOST_IMAGES = 8
 MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
 MOST_IMAGES_BYTES = 8 * MIB  # of one call
@@ -120,9 +122,9 @@ def python_text(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
     `most_s` is as for `what_happened`.
     """
     if result.ok:
-        return clip(result.stdout)
+        return clip(as_on_screen(result.stdout))
     happened = what_happened(result, limits, most_s=most_s)
-    return f"Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+    return f"Error (exit_code={result.exit_code}): {clip(as_on_screen(result.stderr))}\n{happened}".rstrip()
 
 
 def _is_kept(result: Result) -> bool:
@@ -153,6 +155,36 @@ def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
 
 def _fits(mime: str, content: bytes, bytes_left: int) -> bool:
     return content.startswith(IMAGES[mime]) and len(content) <= min(bytes_left, MOST_IMAGE_BYTES)
+
+
+def displayed_text(result: Result) -> str:
+    """Return as text what a run displayed, without figures and the look of its value; empty for nothing."""
+    parts, left = list[str](), 2 * MOST_CHARS
+    for at, output in enumerate(result.outputs):
+        text = "" if any(mime in output.data for mime in IMAGES) else _text_of(output)
+        is_value = at == len(result.outputs) - 1 and result.value is not None and _means(text, result)
+        if text and not is_value and left > 0:
+            parts.append(text)
+            left -= len(text)
+    return clip("\n".join(parts))
+
+
+def _text_of(output: Output) -> str:
+    """Return the text that an output offers, else which formats it has."""
+    text = next((output.data[mime] for mime in TEXTS if mime in output.data), None)
+    if isinstance(text, str):
+        return text
+    return "\n".join(f"[{mime}, {format_size(len(content))}]" for mime, content in output.data.items())
+
+
+def _means(text: str, result: Result) -> bool:
+    """Tell whether a text is what a value looks like."""
+    if result.value_is_repr:
+        return bool(text == result.value)
+    try:
+        return bool(ast.literal_eval(text) == result.value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def value_text(result: Result) -> str:
@@ -205,9 +237,10 @@ async def answer_of(ran: CallResult, limits: Limits, save_output: SaveOutput, *,
         where = await save_output(stream, text)
         if text.strip():
             label = "" if stream == "stdout" else "[stderr]\n"
-            parts.append(label + clip(text.rstrip("\n"), where=where, is_whole=not result.truncated))
+            shown = as_on_screen(text).rstrip("\n")
+            parts.append(label + clip(shown, where=where, is_whole=not result.truncated))
             is_silent = False
-    for text in (_value(result), what_happened(result, limits, most_s=most_s)):
+    for text in (displayed_text(result), _value(result), what_happened(result, limits, most_s=most_s)):
         if text:
             parts.append(text)
             is_silent = False

@@ -21,10 +21,11 @@ from cloche.core.result import KillCause, Observed, Result
 from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
+from .cell_outputs import Printed
 from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_files import LiveFiles
 from .saved_files import Changes
-from .session import Printed, Session, SessionEnd, SessionLink
+from .session import Session, SessionEnd, SessionLink
 from .session_languages import Codec, ControlMessage, Interrupt
 
 if TYPE_CHECKING:

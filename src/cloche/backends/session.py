@@ -15,13 +15,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
-from cloche.core.events import Cleared, Displayed, Sink, Started, discard
-from cloche.core.frames import MAX_OUTPUTS, encode, read_output
+from cloche.core.events import Sink, Started, discard
+from cloche.core.frames import encode, read_output
 from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
@@ -29,25 +29,22 @@ from cloche.core.result import (
     EXIT_TIMEOUT,
     KillCause,
     Observed,
-    Output,
     Result,
     Status,
     Usage,
     Verdict,
-    as_on_screen,
     decide,
 )
 from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 from cloche.egress.windows import SharedNetwork, Window
 
+from .cell_outputs import CellOutputs, Printed
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes
 from .session_languages import Codec, ControlMessage, Interrupt
 
 MIB = 1024 * 1024
-MAX_SHOWN_BYTES = 32 * MIB  # of one cell
-MAX_CLEARS = 10_000  # by one cell
 MAX_RECEIVED_BYTES = 64 * MIB  # from the beginning of one cell to that of the next: all that may be shown, and a value
 INTERRUPT_TIMEOUT_S = 3.0
 AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
@@ -57,91 +54,6 @@ INTERRUPTED = 130
 NOTHING = 0  # the number of a cell that is none: what is sent before its answer was about the cell before it
 _OK = Verdict(status=Status.OK, exit_code=0)
 log = logging.getLogger("cloche.sessions")
-
-
-@dataclass(slots=True)
-class CellOutputs:
-    """Collect what one cell displays; what was replaced or removed counts as if it were still there."""
-
-    sink: Sink = discard
-    outputs: list[Output] = field(default_factory=list)
-    shown_bytes: int = 0
-    is_cut: bool = False
-    places: list[object] = field(default_factory=list)  # of each output, where the interpreter named one
-    shown: int = 0
-    clears: int = 0
-    is_clear_due: bool = False
-    printed: tuple[int, int] = (0, 0)
-    cleared: tuple[int, int] = (0, 0)  # how many bytes of each stream were there when it was cleared
-
-    def add(self, frame: Mapping[str, Any]) -> None:
-        """Take a bundle, while there is room; an update goes to where its place is."""
-        if self.is_cut:
-            return
-        output = read_output(frame)
-        if output is None:
-            return
-        self.shown += 1
-        self.shown_bytes += sum(len(mime) + len(content) for mime, content in output.data.items())
-        if self.shown_bytes > MAX_SHOWN_BYTES or self.shown > MAX_OUTPUTS:
-            self.is_cut = True
-            return
-        self.clear_if_due()
-        place = frame.get("place")
-        is_update = frame.get("update") is True and type(place) is int
-        found = [at for at, one in enumerate(self.places) if one == place] if is_update else []
-        for at in found:
-            self.outputs[at] = output
-            self.sink(Displayed(output=output, replaces=at))
-        if not found:
-            self.outputs.append(output)
-            self.places.append(place if type(place) is int else None)
-            self.sink(Displayed(output=output))
-
-    def clear(self, frame: Mapping[str, Any]) -> None:
-        """Remove what was displayed so far, where it waits once there is something else."""
-        self.clears += 1
-        if self.clears > MAX_CLEARS:
-            self.is_cut = True
-            return
-        printed = _sizes(frame.get("printed"))
-        if self.is_clear_due and printed != self.printed:  # what an earlier one waited for
-            self.clear_if_due()
-        self.is_clear_due, self.printed = True, printed
-        if frame.get("wait") is not True:
-            self.clear_if_due()
-
-    def clear_if_due(self) -> None:
-        """Remove what was to be removed."""
-        if not self.is_clear_due:
-            return
-        self.is_clear_due, self.cleared = False, self.printed
-        if self.outputs:
-            self.outputs.clear()
-            self.places.clear()
-            self.sink(Cleared())
-
-    def left_of(self, printed: Printed, frame: Mapping[str, Any]) -> Printed:
-        """Return what is left of a cell's text, as a terminal shows it in the end; call it once, when it has ended.
-
-        `frame` is the cell's answer. The interpreter counts what it prints itself, and neither what its commands print
-        nor what was left out before a cell: nothing is removed that may have been printed after clear_output.
-        """
-        if self.is_clear_due and (len(printed.stdout) > self.printed[0] or len(printed.stderr) > self.printed[1]):
-            self.clear_if_due()
-        streams, counted = (printed.stdout, printed.stderr), _sizes(frame.get("printed"))
-        kept = [
-            text if printed.is_truncated else text[max(0, min(cleared, len(text) - (size - cleared))) :]
-            for text, cleared, size in zip(streams, self.cleared, counted, strict=True)
-        ]
-        return dataclasses.replace(printed, stdout=as_on_screen(kept[0]), stderr=as_on_screen(kept[1]))
-
-
-def _sizes(given: object) -> tuple[int, int]:
-    """Return how many bytes of both streams an interpreter has counted."""
-    if isinstance(given, list) and len(given) == 2 and all(type(one) is int and one >= 0 for one in given):
-        return given[0], given[1]
-    return 0, 0
 
 
 class SessionLink:
@@ -230,15 +142,6 @@ class SessionLink:
         if not self.lost.done():
             self.lost.set_result(reason)
             self._on_lost()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
-    """Hold what is kept of the output of one cell."""
-
-    stdout: bytes = b""
-    stderr: bytes = b""
-    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

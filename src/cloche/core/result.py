@@ -257,28 +257,27 @@ _UP = "\x1b[A"
 _ERASE = ("\x1b[K", "\x1b[0K", "\x1b[2K")  # the rest of a line, or all of it
 
 
-def as_on_screen(data: bytes) -> bytes:
+def as_on_screen(text: str) -> str:
     r"""Return what a terminal shows in the end where `\r` and moves up let text take the place of other text.
 
     That is how progress bars are drawn. All other text, and the end of a line that is `\r\n`, is as it was.
     """
-    if b"\r" not in data and _UP.encode() not in data:
-        return data
+    if "\r" not in text and _UP not in text:
+        return text
     rows: list[list[str]] = [[]]  # of each line, all that was written from its beginning on
     ends: list[str] = [""]
     at = 0
-    for number, line in enumerate(data.decode("utf-8", "surrogateescape").split("\n")):
+    for number, line in enumerate(text.split("\n")):
         at += min(number, 1)
         if at == len(rows):
             rows.append([])
             ends.append("")
-        text = line.rstrip("\r")
-        for is_next, part in enumerate(text.split(_UP)):
+        body = line.rstrip("\r")
+        for is_next, part in enumerate(body.split(_UP)):
             at = max(0, at - min(is_next, 1))
             rows[at] += part.split("\r")
-        ends[at] = line[len(text) :]
-    shown = "\n".join(_overlaid(row) + end for row, end in zip(rows, ends, strict=True))
-    return shown.encode("utf-8", "surrogateescape")
+        ends[at] = line[len(body) :]
+    return "\n".join(_overlaid(row) + end for row, end in zip(rows, ends, strict=True))
 
 
 def _overlaid(parts: list[str]) -> str:

@@ -9,7 +9,7 @@ container load ahead. `session` runs the cells of a live session (`session.js` a
 `session_fork` clones it. `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` are
 what `%name` and `%%name` do (`%time` and `%timeit` of a line stand in `cell_magics`), `command_line` runs `!cmd`.
 `rich` makes MIME bundles, displays and figures, `pretty` the text of values; `ipython` is `get_ipython()` and the stub
-modules, `ipython_display` their classes.
+modules, `ipython_display` their classes; `notebook_libraries` leads plotly and others to `display`.
 
 To be kept: relative imports alone; Python 3.11, since containers get these files as text; what a script needs only at
 its end is loaded then (`result_value`, also without this package; `rich`). `pretty` and `oneshot` leave our own frames

@@ -79,7 +79,7 @@ def lead_bokeh(display: Display) -> None:
         notebook.install_notebook_hook(kind, lambda *_, **__: None, show_document, refuse_application, overwrite=True)
     state = sys.modules["bokeh.io.state"].curstate()
     if state.notebook_type is None and state.file is None:
-        state.notebook_type = "display"
+        state.output_notebook("display")
 
 
 def lead_pillow(module: Any, display: Display) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from cloche.backends.cell_outputs import Printed
 from cloche.backends.saved_files import Changes
-from cloche.backends.session import NOTHING, Printed, Session, SessionEnd, SessionLink, SessionTransport
+from cloche.backends.session import NOTHING, Session, SessionEnd, SessionLink, SessionTransport
 from cloche.backends.session_languages import ONCE, ControlMessage, JsonCodec
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, StartFailed

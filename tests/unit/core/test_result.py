@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.result import ExecutionResult, FileRecord, Output, Result, Status
+from cloche.core.result import ExecutionResult, FileRecord, Output, Result, Status, as_on_screen
 
 
 def test_the_first_four_fields_are_positional() -> None:
@@ -15,6 +15,24 @@ def test_the_first_four_fields_are_positional() -> None:
     assert (result.stdout, result.stderr, result.exit_code, result.duration) == ("out", "err", 0, 1.5)
     assert (result.truncated, result.timed_out, result.meta) == (False, False, {})
     assert ExecutionResult is Result
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\ttext ", "plain\n\ttext "),
+        ("windows\r\nlines\r\n", "windows\r\nlines\r\n"),
+        ("\r 10 %\r100 %\ndone\n", "100 %\ndone\n"),
+        ("longer\rab", "abnger"),
+        ("longer\r\x1b[Kab\n", "ab\n"),
+        ("\router 1\n\rinner 1\x1b[A\n\rinner 2\x1b[A\router 2", "outer 2\ninner 2"),
+        ("\r50 %\r", "50 %\r"),
+        ("\x1b[A\x1b[Aup", "up"),
+    ],
+)
+def test_text_is_as_a_terminal_shows_it_in_the_end(text: str, shown: str) -> None:
+    """Carriage returns and moves up let later text take the place of earlier; other text is as it was."""
+    assert as_on_screen(text) == shown
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from cloche.interpreter.cell_magics import CELL_MAGICS
 from cloche.interpreter.ipython import install
 from cloche.interpreter.line_magics import LINE_MAGICS
 from cloche.interpreter.magics import Magics, cell_magic, rewrite
-from cloche.interpreter.rich import Display
+from cloche.interpreter.rich import Display, Shown
 
 
 class Notebook:
-    """Run cells as a session does; `sent` is what was displayed."""
+    """Run cells as a session does."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__, "Out": {}}
         self.history = [""]
-        self.sent: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.display = Display(lambda data, metadata: self.sent.append((data, metadata)))
+        self.shown = Shown()
+        self.display = Display(self.shown.emit, self.shown.clear)
         install(self.display, self.namespace)
         self.magics = Magics(self, LINE_MAGICS, CELL_MAGICS)
 
@@ -38,6 +38,11 @@ class Notebook:
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "<cell>", "exec"), self.namespace)
         return eval(compile(ast.Expression(last.value), "<cell>", "eval"), self.namespace) if last else None
+
+    @property
+    def sent(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return what is displayed."""
+        return [(data, metadata) for data, metadata, _ in self.shown.outputs]
 
     def mimes(self) -> list[list[str]]:
         """Return the types of each bundle that was sent."""

@@ -15,7 +15,7 @@ import pytest
 
 from cloche.interpreter import rich
 from cloche.interpreter.pretty import MAX_TEXT_BYTES, bounded, text_of
-from cloche.interpreter.rich import MAX_BUNDLE_BYTES, bundle
+from cloche.interpreter.rich import MAX_BUNDLE_BYTES, Display, bundle
 from tests.unit.interpreter.notebook import Notebook
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + (4).to_bytes(4, "big") + (2).to_bytes(4, "big")
@@ -395,13 +395,13 @@ def test_objects_that_display_themselves(notebook: Notebook, capsys: pytest.Capt
     assert "ValueError: bad" in capsys.readouterr().err
 
 
-def test_updates_wait_for_the_end_of_the_cell(notebook: Notebook) -> None:
-    """Of many updates of a place the last one is sent, once."""
+def test_updates_replace_what_is_there(notebook: Notebook) -> None:
+    """Of many updates of a place the last one is what is shown there, also of one in a later cell."""
     notebook.cell("h = display(0, display_id=True)\nfor i in range(1, 100): h.update(i)\nprint(h)")
-    assert [data["text/plain"] for data, _ in notebook.sent] == ["0", "99"]
+    assert [data["text/plain"] for data, _ in notebook.sent] == ["99"]
     notebook.cell("display(5, display_id='mine')\nfrom IPython.display import update_display\n")
     notebook.cell("update_display(6, display_id='mine')")
-    assert [data["text/plain"] for data, _ in notebook.sent[2:]] == ["5", "6"]
+    assert [data["text/plain"] for data, _ in notebook.sent] == ["99", "6"]
 
 
 # --- figures
@@ -447,7 +447,7 @@ def test_a_figure_is_a_value(notebook: Notebook) -> None:
 
 
 def test_a_figure_that_cannot_be_drawn(notebook: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its traceback goes to standard error, the others are sent, all are closed."""
+    """At the end of a cell its traceback is printed, the others are sent, all are closed; `show` raises why."""
     notebook.cell(
         "import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\nax.set_title('$\\\\nonsense$')\n"
         "fig, ax = plt.subplots()\nax.plot([1])"
@@ -457,6 +457,24 @@ def test_a_figure_that_cannot_be_drawn(notebook: Notebook, capsys: pytest.Captur
     assert "Traceback" in errors
     assert "nonsense" in errors
     assert notebook.cell("plt.get_fignums()") == []
+    with pytest.raises(ValueError, match="nonsense"):
+        notebook.cell("ax = plt.figure().add_subplot()\nax.set_title('$\\\\nonsense$')\nplt.show()")
+
+
+def test_a_loop_of_updates_sends_few_of_them() -> None:
+    """What replaces other output is sent a few times, and always the last, however often there is more."""
+    sent: list[str] = []
+    display = Display(lambda data, *_: sent.append(str(data["text/plain"])))
+    handle = display.display(0, display_id=True)
+    assert handle is not None
+    for number in range(1, 1000):
+        handle.update(number)
+    for number in range(1000, 2000):
+        display.clear_output(wait=True)
+        display.display(number)
+    display.flush_figures()
+    assert (sent[0], sent[-1]) == ("0", "1999")
+    assert len(sent) < 500
 
 
 @pytest.mark.parametrize(
@@ -505,7 +523,7 @@ def test_matplotlib_may_come_before_or_after(is_preloaded: bool) -> None:
         from interpreter.rich import Display
         from interpreter.ipython import install
         sent, names = [], {{}}
-        display = Display(lambda data, metadata: sent.append(sorted(data)))
+        display = Display(lambda data, *_: sent.append(sorted(data)))
         environment = dict(os.environ)
         install(display, names)
         exec("from matplotlib.pyplot import plot, show, get_backend\\nplot([1])\\nshow()\\nplot([1])", names)
@@ -556,7 +574,7 @@ def test_everything_is_loaded_at_once() -> None:
         names = {}
         class Host:
             namespace, history = names, [""]
-            display = rich.Display(lambda data, metadata: print(data))
+            display = rich.Display(lambda data, *_: print(data))
             def run_cell(self, source): exec(source, names)
         ipython.install(Host.display, names)
         host = magics.Magics(Host(), line_magics.LINE_MAGICS, cell_magics.CELL_MAGICS)
@@ -670,7 +688,7 @@ def test_the_real_ipython_is_led_to_our_display(tmp_path: Path, is_preloaded: bo
         from interpreter.rich import Display
         from interpreter.ipython import install
         sent, names = [], {{}}
-        display = Display(lambda data, metadata: sent.append(data))
+        display = Display(lambda data, *_: sent.append(data))
         install(display, names)
         program = '''
         from IPython.display import display, HTML, publish_display_data

@@ -25,8 +25,9 @@ from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
+from ..cell_outputs import Printed
 from ..saved_files import Changes
-from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
+from ..session import MAX_RECEIVED_BYTES, SessionEnd, SessionLink
 from ..session_languages import ControlMessage
 from .container import ENDED, FAILED, SMALL_BYTES, STREAMS, Container, read_object
 from .program import SessionProgram

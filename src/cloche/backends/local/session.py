@@ -25,8 +25,9 @@ from cloche.core.protocols import OpenSandbox
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
+from ..cell_outputs import Printed
 from ..saved_files import Changes
-from ..session import Printed, Session, SessionEnd, SessionLink
+from ..session import Session, SessionEnd, SessionLink
 from ..session_languages import ControlMessage
 from .font_cache import seems_to_draw
 from .fork_tree import ORIGIN, ForkTree, Node

@@ -26,7 +26,8 @@ from cloche.core.result import KillCause
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.syscalls import FORK_FLAGS
 
-from ..session import Printed, SessionLink
+from ..cell_outputs import Printed
+from ..session import SessionLink
 from ..session_languages import Codec
 
 log = logging.getLogger("cloche.jail")

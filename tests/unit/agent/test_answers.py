@@ -1,0 +1,22 @@
+"""What a model is told of a run."""
+
+import cloche
+from cloche.agent.answers import displayed_text
+from cloche.core.result import Output
+
+PICTURE = Output(data={"image/png": b"\x89PNG", "text/plain": "<Figure>"})
+
+
+def test_what_was_displayed_is_told_once() -> None:
+    """Text of each output, or its formats; no figure, which is seen, and not the look of the value, which is told."""
+    outputs = (
+        Output(data={"text/html": "<b>", "text/plain": "a table"}),
+        PICTURE,
+        Output(data={"text/html": "x" * 2048}),
+        Output(data={"text/plain": "[1,\n 2]"}),
+    )
+    shown = displayed_text(cloche.Result("", "", 0, 0.0, outputs=outputs, value=[1, 2]))
+    assert shown == "a table\n[text/html, 2KiB]"
+    assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=outputs[-1:])) == "[1,\n 2]"
+    many = tuple(Output(data={"text/plain": "x" * 60_000}) for _ in range(500))
+    assert len(displayed_text(cloche.Result("", "", 0, 0.0, outputs=many))) < 10_000
