@@ -73,7 +73,7 @@ STANDARD_LIBRARY_ONLY = {
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "archive", "certificates", "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live",
+    "archive", "cell_outputs", "certificates", "containers", "enforcement", "garbage_collection", "host", "init_link", "layout", "live",
     "live_files", "live_runs", "live_session", "live_streams", "network", "remote", "results", "saved_files", "session",
     "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
