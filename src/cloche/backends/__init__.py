@@ -8,7 +8,8 @@ share `containers`. The files here are shared by several of them:
   `layout`: the parts of its system that every jail shows; `subordinate_ids`: ids for an ordinary user's guests;
 - `live`: a sandbox that lives, by the link to its init (`init_link`); `live_runs`, `live_session`, `live_files` and
   `live_streams` are its runs, sessions, files and what comes of a process;
-- `session`: cells of a live session over any transport; `cell_outputs`: what each shows; `session_languages`: its drivers; `results`: a `Result`;
+- `session`: cells of a live session over any transport; `cell_outputs`: what each shows; `session_languages`: its
+  drivers; `results`: a `Result`;
 - `saved_files`: a run's files, copied to the caller; `archive`: those that come as an archive;
 - `garbage_collection`: what killed processes left is removed.
 

@@ -67,10 +67,12 @@ def lead_bokeh(display: Display) -> None:
 
     def show_document(shown: Any, state: Any, handle: Any = None) -> None:
         del state, handle
-        from bokeh.embed import file_html  # type: ignore[import-not-found]
-        from bokeh.resources import CDN  # type: ignore[import-not-found]
+        for name in ("bokeh.embed", "bokeh.resources"):
+            __import__(name)
+        modules: dict[str, Any] = dict(sys.modules)
+        html = modules["bokeh.embed"].file_html(shown, modules["bokeh.resources"].CDN, "bokeh")
 
-        display.display({"text/html": file_html(shown, CDN, "bokeh"), "text/plain": repr(shown)}, raw=True)
+        display.display({"text/html": html, "text/plain": repr(shown)}, raw=True)
 
     def refuse_application(*_: Any, **__: Any) -> None:
         raise NotImplementedError("bokeh's applications need a server and a browser that reaches it")
