@@ -164,10 +164,9 @@ class AsyncSession:
         `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
         expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event`, `out` and `collect` are
         those of `Sandbox.run`; `on_event` also gets `Displayed` and `Cleared`. What tasks, threads and processes of
-        earlier cells have printed since the last one comes first, up to 64 KiB of each stream. What the cell cleared,
-        and text that a carriage return let other text take the place of, is left out. Cancelling the call interrupts
-        the cell; one that goes on all the same is killed, with the session. With `autofix` a cell that fails is
-        repaired and run again, in the state that it left.
+        earlier cells have printed since the last one comes first, up to 64 KiB of each stream. Cancelling the call
+        interrupts the cell; one that goes on all the same is killed, with the session. With `autofix` a cell that
+        fails is repaired and run again, in the state that it left.
 
         Raises InvalidRequest when the session is closed, has expired, or has ended.
         """
