@@ -24,7 +24,8 @@ def make_program(path: Path, text: str) -> Path:
 def prefix(tmp_path: Path) -> Path:
     """Make a folder of programs, with credentials by its own name and below it, beside one that is nobody's."""
     folder = tmp_path / ".cargo"
-    make_program(folder / "bin" / "tool", "#!/bin/sh\necho it runs\n")
+    make_program(folder / "bin" / "tool", "#!/bin/sh\nnl\n")
+    make_program(folder / "bin" / "nl", "#!/bin/sh\necho it runs\n")  # before the system's program of that name
     (folder / "inner" / ".ssh").mkdir(parents=True)
     for path in ("credentials.toml", "inner/.env", "inner/.ssh/id_rsa", "../beside"):
         (folder / path).write_text("secret")

@@ -326,10 +326,14 @@ def guest_environment(
 
 
 def with_toolchains(env: Mapping[str, str], policy: Policy, given: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which programs of the toolchains that were asked for are found; what is given stays."""
+    """Return an environment in which programs of the toolchains that were asked for are found; what is given stays.
+
+    They come before the system's of the same name, as on the caller's own PATH: cargo calls the rustc beside it.
+    """
     if not policy.toolchains_path:
         return dict(env)
-    path = {} if "PATH" in given else {"PATH": os.pathsep.join((env["PATH"], *policy.toolchains_path))}
+    places = os.pathsep.join((*policy.toolchains_path, layout.SYSTEM_PATH))
+    path = {} if "PATH" in given else {"PATH": env["PATH"].replace(layout.SYSTEM_PATH, places, 1)}
     return {**root_variables(policy.toolchains), **env, **path}
 
 
