@@ -81,6 +81,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
     "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
 }
+# What notebooks use: libraries that show things, and Jupyter.
+NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
 
@@ -199,7 +201,8 @@ def soak_lanes(user: Path, area: str) -> list[Lane]:
         lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
     if area in ("", "other-python"):
         lanes.append(other_python(FOR_ONE_PYTHON))
-    with_packages = {**(FRAMEWORKS if area in ("", "frameworks") else {}), **(OLDER if area in ("", "remote") else {})}
+    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS}
+    with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
     return [*lanes, *framework_lanes(user, with_packages)]
 
 
