@@ -170,7 +170,7 @@ def outside(code):
 def inside(code, allow):
     result = cloche.run(
         code, language="bash", network="allowlist", network_allow=allow, level="jail", timeout=ARGUMENT["timeout_s"],
-        memory="2g", disk="1g", pids=400, cpus=2,
+        memory="2g", disk="1g", pids=400, cpus=2, package_managers=True,
     )
     network, status = result.meta.get("network"), str(result.status)
     return {"out": result.stdout, "err": result.stderr, "status": status, "network": network}

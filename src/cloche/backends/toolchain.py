@@ -180,8 +180,6 @@ def _has_toolchain(language: Language) -> bool:
 @lru_cache(maxsize=16)
 def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
     """Return the programs and modules that install packages, as far as a jail that shows these paths shows them."""
-    import glob
-
     tops = (*SHOWN_TREES, *shown)
     programs = [
         os.path.realpath(entry.path)
@@ -190,10 +188,16 @@ def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
         for entry in os.scandir(folder)
         if _INSTALLERS.fullmatch(entry.name)
     ]
-    libraries = [f"{top}/lib/python3*" for top in ("/usr", "/usr/local", *shown)]
+    libraries = [
+        entry.path
+        for top in ("/usr", "/usr/local", *shown)
+        if os.path.isdir(f"{top}/lib")
+        for entry in os.scandir(f"{top}/lib")
+        if entry.name.startswith("python3")
+    ]
     places = [*libraries, *(f"{one}/{kind}-packages" for one in libraries for kind in ("site", "dist")), *shown]
-    modules = [found for place in places for name in _INSTALLING_MODULES for found in glob.glob(f"{place}/{name}")]
-    found = [one for one in programs if os.path.basename(one) not in _MULTICALL] + list(map(os.path.realpath, modules))
+    modules = [os.path.realpath(f"{place}/{name}") for place in places for name in _INSTALLING_MODULES]
+    found = [one for one in programs if os.path.basename(one) not in _MULTICALL] + list(filter(os.path.exists, modules))
     return _outermost(one for one in found if _is_below(one, tops))
 
 

@@ -7,7 +7,6 @@ find one of the sandbox's own, which finds all that is in ours, and what pip ins
 from __future__ import annotations
 
 import functools
-import glob
 import os
 import site
 import sys
@@ -106,7 +105,11 @@ def _paths(home: str) -> str:
     if not any(os.path.isdir(f"{path}/pip") for path in ours):
         bundled = f"{sysconfig.get_path('stdlib')}/ensurepip/_bundled"
         lines += [
-            wheel for folder in (bundled, "/usr/share/python-wheels") for wheel in glob.glob(f"{folder}/pip-*.whl")
+            entry.path
+            for folder in (bundled, "/usr/share/python-wheels")
+            if os.path.isdir(folder)
+            for entry in os.scandir(folder)
+            if entry.name.startswith("pip-") and entry.name.endswith(".whl")
         ]
     return "\n".join((*lines, ""))
 
