@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,31 @@ def test_a_folder_of_programs_is_shown_read_only_and_without_credentials(prefix:
     for result in results:
         assert result.stdout == "it runs\n", result.stderr
         assert "Read-only file system" in result.stderr
+
+
+SPEAK = """
+import socket, sys
+caller = socket.socket(socket.AF_UNIX)
+caller.connect(sys.argv[1])
+print(caller.recv(64))
+"""
+
+
+@pytest.mark.both_users
+def test_no_socket_in_a_folder_of_programs_leads_to_the_host(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only mount prevents no connection: outside there is one, inside the socket and the pipe are covered."""
+    os.mkfifo(prefix / "pipe", 0o666)
+    monkeypatch.chdir(prefix)  # whose own path may be too long for a socket
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind("service")
+        service.listen()
+        os.chmod("service", 0o777)
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect("service")
+        code = f"import os\nos.chdir({str(prefix)!r})\nprint(open('pipe').read())\n{SPEAK}"
+        result = cloche.run(code, argv=["service"], toolchains=[str(prefix)], timeout=20)
+    assert result.stdout == "\n", result.stderr
+    assert "ConnectionRefusedError" in result.stderr
 
 
 @pytest.mark.parametrize("folder", ["~", "/", "/home", "/tmp", "relative", "/nowhere"])

@@ -98,7 +98,9 @@ def _look_through(named: str) -> tuple[str, list[str]]:
     try:
         allowed = check_folder(named)
         try:
-            return allowed.path, [f"{allowed.path}/{path}" for path in find_hidden(allowed.fd).paths]
+            return allowed.path, [
+                f"{allowed.path}/{path}" for path in find_hidden(allowed.fd, hides_special=True).paths
+            ]
         finally:
             os.close(allowed.fd)
     except InvalidRequest as error:

@@ -120,8 +120,11 @@ class Mask:
     whiteouts: tuple[str, ...] = ()
 
 
-def find_hidden(folder: int, *, patterns: Sequence[str] = ()) -> Hidden:
+def find_hidden(folder: int, *, patterns: Sequence[str] = (), hides_special: bool = False) -> Hidden:
     """Return what is hidden of an open folder: by default, by its own `.clocheignore`, and by the policy's patterns.
+
+    `hides_special` is for a folder that is shown by a bind mount, in which a socket or a pipe leads to who listens on
+    the host, although nothing there can be written; in an overlay it leads to nobody.
 
     Raises InvalidRequest for patterns that are too many or too long, for too many hidden paths, and where the walk
     takes longer than a minute; OSError where the folder itself cannot be read.
@@ -130,6 +133,7 @@ def find_hidden(folder: int, *, patterns: Sequence[str] = ()) -> Hidden:
         folder,
         ignore=IgnorePatterns(_ignore_lines(folder), where=IGNORE_FILE),
         policy=IgnorePatterns(patterns, where="the policy's hidden paths"),
+        hides_special=hides_special,
     )
     walk.run()
     reasons = dict(sorted(walk.reasons.items()))
@@ -232,7 +236,10 @@ def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
 class _Walk:
     """Walk the folder once, and note what is hidden, with reasons."""
 
-    def __init__(self, folder: int, *, ignore: IgnorePatterns, policy: IgnorePatterns) -> None:
+    def __init__(
+        self, folder: int, *, ignore: IgnorePatterns, policy: IgnorePatterns, hides_special: bool = False
+    ) -> None:
+        self._hides_special = hides_special
         self.reasons: dict[str, str] = {}
         self.mounts: list[str] = []
         self.warnings: list[str] = []
@@ -283,7 +290,7 @@ class _Walk:
     def _look_in(self, here: int, above: str, name: str, *, is_installed: bool, depth: int) -> None:
         """Look at all names of an open folder; `above` is its path with a slash behind it, empty for the first."""
         self._check_time()
-        folders, noted, others = self._list(here, BELOW.get(name, _NOTHING))
+        folders, noted, others = self._list(here, above, BELOW.get(name, _NOTHING))
         is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", here)
         if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
             if is_repository:
@@ -313,7 +320,9 @@ class _Walk:
             if one not in gone:
                 self._descend(one, here, above, is_installed=is_installed, depth=depth)
 
-    def _list(self, here: int, special: frozenset[str]) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
+    def _list(
+        self, here: int, above: str, special: frozenset[str]
+    ) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
         """Return the folders in a folder, the names that a rule may be about, and all names where there are patterns.
 
         With each name comes whether it is a folder's.
@@ -330,6 +339,8 @@ class _Walk:
                 one = entry.name
                 if is_folder := entry.is_dir(follow_symlinks=False):
                     folders.append(one)
+                elif self._hides_special and not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                    self._hide(above + one, "a socket, a pipe or a device")
                 if one[0] == "." or one in wanted or one[-4:] in KEY_ENDINGS:
                     noted[one] = is_folder
                 if keeps_all:
