@@ -353,8 +353,9 @@ def conclude(result: Result, *, as_json: bool) -> None:
     if note is not None:
         more = "; --timeout TIME gives it more" if result.timed_out else ""
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s){more}")
-    if not result.ok and "advice" in result.meta:
-        say(result.meta["advice"])
+    for advice in ("advice", "host_advice"):
+        if not result.ok and advice in result.meta:
+            say(result.meta[advice])
     told = [row for row in result.meta.get("network", ()) if row["why"]]
     for row in told[:MOST_TOLD]:
         say(f"network: {row['why']}")

@@ -130,14 +130,14 @@ def _is_below(path: str, above: str) -> bool:
 
 async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> None:
     """Note in a result which folders to show for a program that was not found inside, and is on this host's PATH."""
-    if not argv or prepared.backend.name != LOCAL or "advice" in result.meta:
+    if not argv or prepared.backend.name != LOCAL or "host_advice" in result.meta:
         return
     found = await asyncio.to_thread(_missing, argv[0], prepared.policy.toolchains)
     if found:
         path, prefixes = found
         options = " ".join(f"--toolchain {escape_name(one)}" for one in prefixes)
         listed = ", ".join(f'"{escape_name(one)}"' for one in prefixes)
-        result.meta["advice"] = (
+        result.meta["host_advice"] = (
             f"{escape_name(argv[0])} is on this host, as {escape_name(path)}, and not shown inside; show it with "
             f"{options} (toolchains=[{listed}])"
         )

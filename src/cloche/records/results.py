@@ -20,9 +20,11 @@ def camel(name: str) -> str:
 def result_as_wire(result: Result) -> dict[str, Any]:
     """Return a whole result; `enforcement` is by control, and the level in `meta`.
 
-    The keys inside `meta` and `value` are a backend's and a guest's own.
+    The keys inside `meta` and `value` are a backend's and a guest's own. What is of this host alone, `host_advice`, is
+    left out: its readers may be elsewhere.
     """
     plain = result.as_dict()
+    plain["meta"] = {name: value for name, value in plain["meta"].items() if name != "host_advice"}
     document = {camel(name): value for name, value in plain.items()}
     document["usage"] = {camel(name): value for name, value in plain["usage"].items()}
     document["enforcement"], document["hits"] = plain["enforcement"]["controls"], plain["enforcement"]["hits"]
