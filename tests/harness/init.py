@@ -201,7 +201,10 @@ class Host:
         return [pid for one in serving.processes.values() for pid in self.members(one.mark)]
     def signal_others(self, number):
         for pid in self.others():
-            os.kill(pid, number)
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
     def note_busy(self, *, is_busy): pass
     def hand_out(self, channel, fd): return False
     def why_failed(self, take): take("why", 0)

@@ -127,7 +127,7 @@ def test_forks_stand_still_each_by_itself() -> None:
             first, second = await session.fork(2)
             for fork in (first, second):
                 assert (await fork.run(WRITER)).ok
-            one, other = cast(LocalSession, first._opened), cast(LocalSession, second._opened)
+            one, other = (cast(LocalSession, fork._interpreter.opened) for fork in (first, second))
 
             def size() -> int:
                 return os.stat("log", dir_fd=one.sandbox.workspace.fd).st_size

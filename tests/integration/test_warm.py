@@ -481,7 +481,7 @@ def is_ours(name): return name.partition(".")[0] in ("jail", "interpreter")
 known = gc.get_objects()
 modules = [one for one in known if type(one) is type(sys)]
 for one in known: modules += [part for part in one if type(part) is type(sys)] if type(one) in (list, tuple) else []
-print({type(one).__name__ for one in known if is_ours(type(one).__module__)} - {"Compile"})
+print({type(one).__name__ for one in known if is_ours(type(one).__module__)} - {"Compile", "LibraryWatch"})
 print({one.__name__ for one in modules if is_ours(one.__name__)})
 """
 
