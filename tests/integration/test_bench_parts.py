@@ -43,6 +43,7 @@ NAMES = (
     "python -c pass", "cloche --version", "cloche run, a new process", "first cloche.run, whole process",
     "live sandbox, opened", "live sandbox, opened cold", "live sandbox, true", "live sandbox, print(1)",
     "live sandbox, terminal echo", "64 MiB by loopback", "64 MiB by a forwarded port",
+    "cloche, warm, in blocks", "cloche, warm, line by line", "a line that waits for its answer",
 )  # fmt: skip
 
 

@@ -177,6 +177,8 @@ def test_throwaway_runs_find_no_package_managers_but_what_lives_does(settings_of
     """In a run's own sandbox all say where packages come from, cold and warm; elsewhere, or where asked, they work."""
     assert [cloche.run(INSTALLERS).value for _ in range(3)] == [[]] * 3
     assert cloche.get_sandbox().execute(INSTALLERS).value == []
+    venv = cloche.run("import subprocess, sys\nexit(subprocess.call(['python3', '-m', 'venv', 'v']))")
+    assert "cloche exec" in venv.meta["advice"]  # what it says itself misleads
     with cloche.Sandbox(live=False) as sandbox:
         shown = [cloche.run(INSTALLERS, package_managers=True).value, sandbox.run(INSTALLERS).value]
     with cloche.Sandbox() as sandbox:

@@ -19,6 +19,10 @@ NO_TRACING = (
     "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "
     "processes"
 )
+NO_ENSUREPIP = (
+    "throwaway runs are shown no installers, which python3 -m venv needs; use a sandbox that lives (cloche exec, "
+    "Sandbox), or name packages (--packages NAME, packages=[NAME])"
+)
 
 
 def make_result(
@@ -55,15 +59,18 @@ def make_result(
         stdout_bytes=stdout,
         stderr_bytes=stderr,
         save_files=found.save,
-        meta={**meta, **found.meta(), **_tracing_note(verdict.status, stderr)},
+        meta={**meta, **found.meta(), **_advice(verdict.status, stdout, stderr)},
     )
 
 
-def _tracing_note(status: Status, stderr: bytes) -> dict[str, str]:
-    """Return advice for a debugger that was refused its way into another process."""
-    said = stderr[-MOST_LOOKED_AT:].lower()
-    is_refused = status in (Status.DENIED, Status.ERROR) and b"ptrace" in said and b"not permitted" in said
-    return {"advice": NO_TRACING} if is_refused else {}
+def _advice(status: Status, stdout: bytes, stderr: bytes) -> dict[str, str]:
+    """Return advice for a program that was refused something, and misleads about it."""
+    if status not in (Status.DENIED, Status.ERROR):
+        return {}
+    said = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()
+    if b"ptrace" in said and b"not permitted" in said:
+        return {"advice": NO_TRACING}
+    return {"advice": NO_ENSUREPIP} if b"ensurepip is not" in said or b"'ensurepip'" in said else {}
 
 
 def run_notes(

@@ -25,7 +25,7 @@ from .options import (
     sandbox_options,
     users_option,
 )
-from .output import exit_code_of, log_to_stderr
+from .output import exit_code_of, log_to_stderr, say
 from .run import conclude, read_files, read_pairs, run_and_report
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def run_command(
             tell_folder(sandbox.notes)
             start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
             exit_code = run_and_report(start, as_json=as_json, debug=False)
+            if _has_unread_input():
+                say("standard input was not passed on; -i does that")
             if folder is not None:
                 settle_changes(sandbox, review=review)
             return exit_code
@@ -175,6 +177,21 @@ def run_command(
     )  # fmt: skip
     conclude(result, as_json=False)
     return exit_code_of(result)
+
+
+def _has_unread_input() -> bool:
+    """Tell whether a file or a pipe at our standard input holds anything."""
+    import fcntl
+    import stat
+    import termios
+
+    try:
+        facts = os.fstat(0)
+        if stat.S_ISREG(facts.st_mode):
+            return facts.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        return stat.S_ISFIFO(facts.st_mode) and any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is closed
+        return False
 
 
 def has_own_terminal() -> bool:

@@ -71,6 +71,11 @@ class Group(click.Group):
 
             similar = ", ".join(map(repr, get_close_matches(args[0], self.list_commands(ctx))))
             text = f"No such command {args[0]!r}."
+            for name in self.list_commands(ctx):  # one that a group of this one has is meant rather
+                inner = self.get_command(ctx, name)
+                if isinstance(inner, click.Group) and args[0] in inner.list_commands(ctx):
+                    similar = repr(f"{name} {args[0]}")
+                    break
             raise click.UsageError(f"{text} Did you mean {similar}?" if similar else text, ctx) from None
 
 

@@ -76,12 +76,23 @@ class Usage:
     processes: int | None = None
 
 
+_UNITS: Mapping[type, str] = {str: "characters", bytes: "bytes"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Hold one rich output: a MIME bundle, content by MIME type."""
 
     data: Mapping[str, str | bytes]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{kind}: {len(content)} {_UNITS[type(content)]}" for kind, content in self.data.items())
+        return f"Output({shown})"
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[Mapping[str, str | bytes], Mapping[str, Any]]:
+        """Return the bundle, which notebooks display."""
+        return self.data, self.metadata
 
 
 SaveFiles = Callable[["str | os.PathLike[str]"], "tuple[str, ...]"]

@@ -73,6 +73,13 @@ def test_bytes_follow_the_text() -> None:
     assert Result("\u00e4", "", 0, 0).stdout_bytes == b"\xc3\xa4"
 
 
+def test_an_output_shows_itself_in_a_notebook_and_is_short_as_text() -> None:
+    """Its bundle is what a notebook displays; no picture is spelled out."""
+    output = Output(data={"image/png": bytes(5000), "text/plain": "x"}, metadata={"image/png": {"width": 1}})
+    assert output._repr_mimebundle_() == (output.data, output.metadata)
+    assert repr(output) == "Output(image/png: 5000 bytes, text/plain: 1 characters)"
+
+
 def test_the_summary_is_short() -> None:
     """A summary says status, exit code and the start of what matters."""
     assert Result("4\n", "noise", 0, 0.01).summary() == "ok (exit 0, 0.01 s): 4"

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -129,13 +131,30 @@ def serve_beside_a_task(number: int) -> bool:
     return were_enough
 
 
+def in_a_child(work: Callable[[], None]) -> None:
+    """Do something in a fork: a session with tasks changes asyncio for good, each one on top of the one before."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 @pytest.mark.filterwarnings("ignore")  # a coroutine of which no task was made
 def test_an_interrupt_ends_one_cell_at_most_while_a_task_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any instruction of what runs the session's loop; the loop is as good as before."""
     monkeypatch.setattr(sys, "displayhook", sys.displayhook)
     monkeypatch.setattr(asyncio, "set_event_loop", lambda _: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    number = 1
-    while serve_beside_a_task(number):
-        number += STEP
-    assert number > 100
+
+    def try_all() -> None:
+        number = 1
+        while serve_beside_a_task(number):
+            number += STEP
+        assert number > 100
+
+    in_a_child(try_all)
