@@ -13,6 +13,8 @@ import pytest
 
 import cloche
 from cloche.backends.layout import startup_text
+from cloche.backends.toolchain import languages_here
+from cloche.config.options import SandboxOptions
 
 pytestmark = pytest.mark.both_users
 
@@ -43,6 +45,30 @@ def test_no_line_is_lost_with_a_run(end: str, status: str) -> None:
     told = {status, "error"} if status == "out_of_memory" else {status}  # without a control group: MemoryError
     assert (result.status in told, result.truncated) == (True, False), result.status
     assert result.stdout == "".join(f"{number}\n" for number in range(3000))
+
+
+SPIN = {
+    "bash": "echo one; while :; do :; done",
+    "csharp": 'class P { static void Main() { System.Console.WriteLine("one"); while (true); } }',
+    "go": 'package main\nimport "fmt"\nfunc main() { fmt.Println("one"); for {} }',
+    "javascript": "console.log('one'); for (;;);",
+    "ruby": "puts 'one'; loop {}",
+    "rust": 'fn main() { println!("one"); loop {} }',
+    "typescript": "console.log('one'); for (;;);",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("language", languages_here())
+def test_no_line_is_lost_in_any_language(language: str) -> None:
+    """A program of any language that is killed at its time-out has its line in the result."""
+    limits: SandboxOptions = {"languages": [language], "memory": "512m", "pids": 128, "timeout": 30}
+    chunks: list[bytes] = []
+    sandbox = cloche.Sandbox(live=False, **limits)
+    with sandbox:
+        result = sandbox.run(SPIN.get(language, "print('one')\nwhile True: pass"), language=language,
+                             on_output=lambda _, data: chunks.append(data))  # fmt: skip
+    assert (result.status, result.stdout, b"".join(chunks)) == ("timeout", "one\n", b"one\n")
 
 
 @pytest.mark.parametrize("end", [ENDS["exit"][0], ENDS["crash"][0]], ids=["exit", "crash"])

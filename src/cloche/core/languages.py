@@ -231,6 +231,18 @@ def _interpreter(name: str, *, package: str, stand_in: str = "") -> Engine:
     return Engine(name=name, programs=(name,), commands=commands, package=package, stand_in=stand_in)
 
 
+# What is printed to the run's own output is written at once, as other languages do it, and is not lost at a kill: see
+# `interpreter/sitecustomize.py`.
+_WRITE_AT_ONCE = """\
+about = $stdout.stat
+$stdout.sync = true if ENV["CLOCHE_OUTPUT"].to_s.split.include?([about.dev, about.ino].join(":"))
+"""
+_RUBY = replace(
+    _interpreter("ruby", package="apt-get install ruby"),
+    env={"RUBYOPT": "-r{build}/output.rb"},
+    generated={"output.rb": _WRITE_AT_ONCE},
+)
+
 LANGUAGES: Mapping[str, Language] = {
     language.name: language
     for language in (
@@ -279,7 +291,7 @@ LANGUAGES: Mapping[str, Language] = {
             suffixes=(".rb",),
             file_name=".cloche-main.rb",
             image="ruby:3.3-alpine",
-            engines=(_interpreter("ruby", package="apt-get install ruby"),),
+            engines=(_RUBY,),
             image_engine="ruby",
         ),
         Language(
