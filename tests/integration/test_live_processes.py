@@ -349,6 +349,7 @@ def test_commands_wait_for_a_turn_in_their_own_sandbox_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.root  # without a control group only what a guest forks is counted, and init always finds room
 def test_a_command_without_room_waits_for_its_turn() -> None:
     """It starts as soon as processes have ended, with what was sent to it; after its time-out it has not started."""
 
