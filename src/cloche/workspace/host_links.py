@@ -205,7 +205,7 @@ class Resolver:
                 continue
             if key in self._new:  # what the host has there may stay
                 ways.append(_Way(list(here), rest[at:], way.hops))
-            for target in targets:
+            for target in targets[: MOST_WAYS + 1]:  # with so many it cannot be told
                 self._add_target(ways, _Way(here[:-1], [], way.hops), target, rest[at:], is_trusted)
             return False
         return True

@@ -19,8 +19,9 @@ MOST_FILES, MOST_BYTES, MOST_WORDS, MOST_PATH = 1_000, 1 << 20, 100_000, 4096
 MOST_IMPORTER_BYTES = 1 << 18
 FOLDERS = frozenset({"core.hookspath", "init.templatedir"})  # settings that name a folder, all of which counts
 _INCLUDES = frozenset({"include", "includeif"})
-_HEADER = re.compile(r'\s*\[\s*([-.\w]+)(?:\s+"((?:[^"\\\n]|\\.)*)")?\s*\]')
-_KEY = re.compile(r"\s*([A-Za-z][-A-Za-z0-9]*)[ \t]*(=?)[ \t]*")
+_BLANKS = re.compile(r"\s*")  # by itself: a pattern that begins with it would look at them once from each on
+_HEADER = re.compile(r'\[\s*([-.\w]+)(?:\s+"((?:[^"\\\n]|\\.)*)")?\s*\]')
+_KEY = re.compile(r"([A-Za-z][-A-Za-z0-9]*)[ \t]*(=?)[ \t]*")
 _ENDS_OF_WORDS = re.compile(r"[\s'\"`;|&()<>=!$]+")
 _IMPORT = re.compile(r"(?:^|\s)@([^\s`'\"<>]{1,400})")
 
@@ -39,6 +40,7 @@ def find_named(root: str, found: Found, homes: Sequence[str], resolver: Resolver
     """Return what is named by the settings of all repositories in a folder, of homes and of the system."""
     looking = _Looking(root, homes, resolver, check)
     for path in found.git_files:
+        check()
         looking.add_git_file(path)
     for path in found.settings:
         top = path[: path.rindex(".git/")] if ".git/" in path else path.rpartition("/")[0]
@@ -114,7 +116,10 @@ class _Looking:
             to = self.named.folders_of_git if key in FOLDERS else self.named.by_git
             is_include = key.endswith(".path") and key.partition(".")[0] in _INCLUDES
             for word in {value, *_ENDS_OF_WORDS.split(value)}:
+                self.check()
                 self.words += 1
+                if self.words > MOST_WORDS:
+                    return  # `run` says so
                 if not 0 < len(word) <= MOST_PATH or "\0" in word:
                     continue
                 for whole in self._meant(word, bases):
@@ -152,7 +157,7 @@ def _read(path: str, most: int) -> str:
             return ""
         fd = os.open(whole, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            return file.read(most).decode(errors="surrogateescape")
+            return (file.read(most) or b"").decode(errors="surrogateescape")
     except (OSError, ValueError):
         return ""
 
@@ -161,7 +166,7 @@ def settings_in(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and values of git's settings, the names in lower case."""
     section, at = "", 0
     text = text.replace("\r\n", "\n").removeprefix("\ufeff")
-    while at < len(text):
+    while (at := _end(_BLANKS, text, at)) < len(text):
         if header := _HEADER.match(text, at):
             section = re.sub(r"\\(.)", r"\1", ".".join(filter(None, header.groups()))).lower()
             at = header.end()
@@ -171,6 +176,11 @@ def settings_in(text: str) -> Iterator[tuple[str, str]]:
                 yield f"{section}.{key.group(1).lower()}", value
         else:  # a comment, a blank line, or what git would not read
             at = text.find("\n", at) + 1 or len(text)
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return at if found is None else found.end()
 
 
 def _value(text: str, at: int) -> tuple[str, int]:
