@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+import tracemalloc
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,8 @@ from cloche.workspace.danger_table import (
     TWIN,
     UNKNOWN,
 )
-from cloche.workspace.host_links import Found, find_links
+from cloche.workspace.host_links import ANYWHERE, Found, Resolver, find_links
+from cloche.workspace.host_names import find_names
 from cloche.workspace.snapshot import Entry, Snapshot
 from tests.harness.changes import opened
 
@@ -251,3 +255,41 @@ def test_the_walk_ends_where_nobody_waits(host: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
     with opened(host) as fd:
         assert find_links(fd, lambda: None) == Found()
+
+
+def test_settings_of_blank_lines_alone_are_soon_read() -> None:
+    """A checkout's bare repository may have a configuration of a mebibyte of them: each is looked at once."""
+    from cloche.workspace.host_settings import settings_in
+
+    began = time.process_time()
+    assert list(settings_in("[a]\nb = c" + "\n" * (1 << 15))) == [("a.b", "c")]
+    assert time.process_time() - began < 1
+
+
+def test_one_long_setting_ends_where_nobody_waits(host: Path) -> None:
+    """A value of very many words is as cancellable as very many files."""
+    (host / "bare").mkdir()
+    (host / "bare/HEAD").write_text("ref: refs/heads/main\n")
+    (host / "bare/config").write_text("[a]\n\tb = " + " ".join(map(str, range(50_000))))
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 1000:
+            raise TimeoutError
+
+    with opened(host) as folder, pytest.raises(TimeoutError):
+        find_names(folder, [], check)
+
+
+def test_a_link_through_very_many_twins_of_a_name_is_not_followed_through_all() -> None:
+    """A guest may make a link by each way to write a name in large and small letters, and very many links by these."""
+    names = ["".join(letters) for letters in product(*((one, one.upper()) for one in "abcdefghijklm"))]
+    resolver = Resolver("/project", [], [(name, "x") for name in names])
+    tracemalloc.start()
+    try:
+        assert resolver.follow("", f"{names[0]}/y", is_trusted=False) == ANYWHERE
+        assert tracemalloc.get_traced_memory()[1] < 256 << 10
+    finally:
+        tracemalloc.stop()
