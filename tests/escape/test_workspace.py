@@ -547,7 +547,7 @@ def test_what_the_host_reaches_by_another_name_needs_a_yes(
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm")
+@pytest.mark.skipif(shutil.which("npm") is None, reason="missing: npm (make setup-system)")
 def test_a_build_file_of_npm_needs_a_yes(host: Path, tmp_path: Path) -> None:
     """`npm install` runs what `binding.gyp` names, beside any `package.json`."""
     (host / "package.json").write_text('{"name": "x", "version": "1.0.0"}')

@@ -365,6 +365,10 @@ def test_a_command_without_room_waits_for_its_turn() -> None:
             given_up = asyncio.create_task(sandbox.exec(["true"]))
             done, _ = await asyncio.wait([waiting, given_up], timeout=0.3)
             assert not done
+            await sandbox.pause()
+            with pytest.raises(cloche.InvalidRequest, match="paused"):
+                await sandbox.exec(["true"], timeout=LONG_S)
+            await sandbox.resume()
             given_up.cancel()
             for one in filling:
                 await one.kill()

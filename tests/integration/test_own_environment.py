@@ -36,7 +36,7 @@ def sandbox() -> Iterator[Sandbox]:
 def test_installers_work_into_a_place_of_the_sandboxs_own(sandbox: Sandbox, how: str) -> None:
     """Although Cloche's environment is shown read-only: commands, `python3`, runs and what they start find it."""
     if how == "uv" and sandbox.exec(["uv", "--version"]).exit_code:
-        pytest.skip("uv is not installed here")
+        pytest.skip("missing: uv (make venv)")
     installed = sandbox.exec(shell=INSTALLS[how].format(f"wheels/{how}_package-1.0-py3-none-any.whl"))
     assert installed.ok, installed.stderr
     folder = "v/bin/" if how == "inner" else ""

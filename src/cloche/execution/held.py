@@ -19,6 +19,7 @@ import os
 import time
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
@@ -165,13 +166,13 @@ class HeldOperations(LiveOperations):
             self._holder.tell()
             _warn(f"a sandbox of backend {self.backend!r}", self)
 
+    @abstractmethod
     async def _open_here(self) -> None:
         """Open it in this task."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - as __aexit__ has it
         """Close it, in the task that opened it, with what was raised in the block."""
-        raise NotImplementedError
 
     def _check_not_open(self) -> None:
         if self._opened is not None or self._holder is not None:

@@ -130,10 +130,7 @@ class Server:
 
     def start(self, number: int, order: dict[str, Any]) -> Process:
         """Start a process whose channel has this number."""
-        if not self.pausing or self.is_held:
-            self.lifetime.check_running()
-        if self.is_stopping:
-            raise wire.Refused("stopping", "the sandbox is being stopped, and starts nothing more")
+        self._check_may_start()
         self.number += 1
         process = Process(self.loop, self.host, number, str(self.number), order, self)
         self.processes[process.id] = self.by_pid[process.pid] = process
@@ -142,6 +139,12 @@ class Server:
             os.kill(process.pid, SIGSTOP)  # until `forget` lets all go on
         self.note_pace()
         return process
+
+    def _check_may_start(self) -> None:
+        if not self.pausing or self.is_held:
+            self.lifetime.check_running()
+        if self.is_stopping:
+            raise wire.Refused("stopping", "the sandbox is being stopped, and starts nothing more")
 
     def note_pace(self) -> None:
         """Say whether any process is at work, when that has changed: a session between two cells is not."""
@@ -153,6 +156,7 @@ class Server:
     def _start(self, number: int, order: dict[str, Any]) -> None:
         """Start a process; who is allowed to waits until there is room for it, as long as it may take in all."""
         if order.get("waits") and self.waiting:
+            self._check_may_start()
             self._wait(number, order)
             return
         try:

@@ -257,8 +257,10 @@ def _report(error: BaseException) -> None:
 
 
 def _name(task: Any) -> str:
+    """Return what a task is called, in characters that do nothing to a terminal."""
     try:
         coroutine = task.get_coro()
-        return f"{task.get_name()} ({getattr(coroutine, '__qualname__', type(coroutine).__name__)})"[:200]
-    except Exception:
-        return type(task).__name__
+        name = f"{task.get_name()} ({getattr(coroutine, '__qualname__', type(coroutine).__name__)})"[:200]
+    except Exception:  # a task of a kind of the program's own
+        name = type(task).__name__
+    return "".join(one if one.isprintable() else "?" for one in name)
