@@ -39,7 +39,9 @@ def test_input_is_passed_on_as_it_comes() -> None:
     """With -i a command reads what is piped in, more than any pipe holds; without, nothing. Output is unchanged."""
     data = os.urandom(1 << 20)
     assert cloche("exec", "-i", "--", "cat", stdin=data).stdout == data
-    assert cloche("exec", "--", "cat", stdin=b"data").stdout == b""
+    unread = cloche("exec", "--", "cat", stdin=b"data")
+    assert (unread.stdout, b"-i does that" in unread.stderr) == (b"", True)
+    assert b"-i" not in cloche("exec", "--", "cat", stdin=b"").stderr
     done = cloche("shell", "--timeout", "60", stdin=b"echo in $0\nexit 6\n")
     assert (done.stdout, done.returncode) == (b"in bash\n", 6)
 

@@ -18,5 +18,10 @@ def test_what_was_displayed_is_told_once() -> None:
     shown = displayed_text(cloche.Result("", "", 0, 0.0, outputs=outputs, value=[1, 2]))
     assert shown == "a table\n[text/html, 2KiB]"
     assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=outputs[-1:])) == "[1,\n 2]"
+    long = list(range(5000))
+    pretty = Output(data={"text/plain": str(long).replace(" ", "\n ")})
+    assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=(pretty,), value=long)) == ""
+    hostile = Output(data={"text/plain": "[" * 100 + "1," * 8_000_000})  # seconds, and gigabytes, for a parser
+    assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=(hostile,), value=[1])).startswith("[[[")
     many = tuple(Output(data={"text/plain": "x" * 60_000}) for _ in range(500))
     assert len(displayed_text(cloche.Result("", "", 0, 0.0, outputs=many))) < 10_000
