@@ -173,7 +173,7 @@ def test_a_session_and_a_sandbox_that_lives(account: RemoteAccount) -> None:
             await session.run(code, timeout_s=20, sink=discard)
             shown = await session.run("print(x)\nPage()", timeout_s=20, sink=discard)
             assert shown.stdout == "20\n"
-            assert any("<b>1</b>" in str(output) for output in shown.outputs)
+            assert [output.data.get("text/html") for output in shown.outputs] == ["<b>1</b>"]
             result = await sandbox.run(Request(code="echo $((1 + 1)); exit 4", language="bash"))
             assert (result.stdout, result.exit_code) == ("2\n", 4)
             assert result.meta["remote"]["provider"] == "e2b"

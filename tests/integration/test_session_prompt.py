@@ -92,8 +92,8 @@ def test_a_second_ctrl_c_ends_the_session(terminal: Callable[..., Terminal]) -> 
     """Code that resists is killed at once, and how to go on is said."""
     at = terminal()
     at.enter("import time")
-    resisting = ["    while True:", "        try: time.sleep(600)", "        except BaseException: pass", ""]
-    at.enter("def resist():", "    print('r', 'up', sep='', flush=True)", *resisting)
+    resisting = "        try: print('r', 'up', sep='', flush=True); time.sleep(600)"
+    at.enter("def resist():", "    while True:", resisting, "        except BaseException: pass", "")
     at.type("resist()\r")
     at.see("rup\n")
     at.type(CTRL_C)
