@@ -38,21 +38,26 @@ def removed(path: str, kind: str = "file", **more: Any) -> Wanted:
     return Change(path=path, what="removed", kind=kind, **more), b""  # type: ignore[arg-type]
 
 
+def add_content(contents: int, data: bytes) -> int:
+    """Append a file's content as the stream of a sandbox's changes holds it; return where it begins."""
+    at = os.lseek(contents, 0, os.SEEK_END)
+    os.write(contents, (1 << 31 | len(data)).to_bytes(4, "big") + data)
+    return at
+
+
 def snapshot_of(wanted: Iterable[Wanted]) -> Snapshot:
     """Return the snapshot that such changes are from."""
-    contents, at, entries = os.memfd_create("contents"), 0, {}
+    contents, entries = os.memfd_create("contents"), {}
     for change, data in wanted:
         path = os.fsencode(change.path)
         kind = "removed" if change.what == "removed" else change.kind
         entries[path] = Entry(
-            path=path, kind=kind, mode=change.mode, size=len(data), offset=at, sha256=change.sha256,
-            target=os.fsencode(change.target),
+            path=path, kind=kind, mode=change.mode, size=len(data), offset=add_content(contents, data),
+            sha256=change.sha256, target=os.fsencode(change.target),
         )  # fmt: skip
         if change.what == "renamed":
             old = os.fsencode(change.old_path)
             entries[old] = Entry(path=old, kind="removed")
-        os.write(contents, data)
-        at += len(data)
     return Snapshot(entries=entries, contents=contents)
 
 
@@ -72,7 +77,7 @@ def write(host: Path, state: Path, wanted: Iterable[Wanted], **more: Any) -> Com
 
 def snapshot_between(old: Tree, new: Tree) -> Snapshot:
     """Return how one folder differs from another as overlayfs keeps it: one whiteout for a folder that is gone."""
-    contents, at, entries = os.memfd_create("contents"), 0, {}
+    contents, entries = os.memfd_create("contents"), {}
     wanted = {name for name in new if old.get(name) != new[name]}
     for name in old.keys() - new.keys():
         above = os.path.dirname(name)
@@ -86,12 +91,12 @@ def snapshot_between(old: Tree, new: Tree) -> Snapshot:
         mode, _, _, data = new[name]
         kind: EntryKind = "link" if stat.S_ISLNK(mode) else "directory" if stat.S_ISDIR(mode) else "file"
         entries[os.fsencode(name)] = Entry(
-            path=os.fsencode(name), kind=kind, mode=mode & 0o777, size=len(data) if kind == "file" else 0, offset=at,
+            path=os.fsencode(name), kind=kind, mode=mode & 0o777, size=len(data) if kind == "file" else 0,
+            offset=add_content(contents, data) if kind == "file" else 0,
             sha256=hashlib.sha256(data).hexdigest() if kind == "file" else "",
             target=data if kind == "link" else b"",
             is_opaque=kind == "directory" and name in old and not stat.S_ISDIR(old[name][0]),
         )  # fmt: skip
-        at += os.write(contents, data) if kind == "file" else 0
     return Snapshot(entries=dict(sorted(entries.items(), key=lambda item: item[0].split(b"/"))), contents=contents)
 
 

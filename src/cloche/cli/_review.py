@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloche.core.errors import InvalidRequest
@@ -60,7 +61,8 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
     console = Console(stderr=to_stderr, soft_wrap=True, highlight=False)
     rows = diff.changes  # of very many, those that matter most
     if len(rows) > MOST_ROWS:
-        rows = tuple(sorted(rows, key=lambda one: not (one.dangers or one.conflict)))
+        first = list(islice((one for one in rows if one.dangers or one.conflict), MOST_ROWS))
+        rows = [*first, *islice((one for one in rows if not (one.dangers or one.conflict)), MOST_ROWS)]
     for one in rows[:MOST_ROWS]:
         console.print(Text(_row(one), style="yellow" if one.dangers or one.conflict else ""))
     if len(diff.changes) > MOST_ROWS:

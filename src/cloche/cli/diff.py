@@ -10,7 +10,7 @@ from cloche.core.escape import escape
 
 from .app import root
 from .options import argument, flag, json_option, option
-from .output import say
+from .output import say, showing_progress
 
 _name = argument("name", metavar="NAME", help="A sandbox that was created with --workspace.")
 _paths = argument("paths", nargs=-1, metavar="[PATH]...", help="Paths in the folder, with all below. Default: all.")
@@ -32,7 +32,7 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
 
     if patch and (stat or as_json):
         raise InvalidRequest("--patch prints diffs alone; leave out --stat and --json")
-    with Sandbox.attach(name) as sandbox:
+    with showing_progress(), Sandbox.attach(name) as sandbox:
         diff = sandbox.diff()
     if as_json:
         print(json.dumps(diff.as_dict(), default=str))
@@ -87,7 +87,7 @@ def _commit(
     if branch is None and (author is not None or message is not None):
         raise InvalidRequest("--author and --message are of a commit; give --branch, too")
     chosen = paths or None
-    with Sandbox.attach(name) as sandbox:
+    with showing_progress(), Sandbox.attach(name) as sandbox:
         if review:
             diff = sandbox.diff()
             answer = ask(diff, str(sandbox.notes.get("workspace", {}).get("path", "")))
@@ -118,7 +118,7 @@ def _discard(name: str, paths: tuple[str, ...], as_json: bool) -> int:
     """
     from cloche.sync import Sandbox
 
-    with Sandbox.attach(name) as sandbox:
+    with showing_progress(), Sandbox.attach(name) as sandbox:
         found = sandbox.discard(paths or None)
     if as_json:
         print(json.dumps({"discarded": found}))

@@ -7,7 +7,7 @@ by `core.escape`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -133,11 +133,12 @@ class Diff:
 
     `id` is a hash over paths, kinds, modes and contents: `commit` with it writes exactly this, or refuses. `patch` has
     unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`). `questions` have the changes that
-    need a yes of their own by reason: first what runs without anybody building or testing.
+    need a yes of their own by reason: first what runs without anybody building or testing. `changes` are in the order
+    of the tree; a tuple, but of more than 20,000 a sequence that reads them from a temporary file.
     """
 
     id: str
-    changes: tuple[Change, ...] = ()
+    changes: Sequence[Change] = ()
     left_out: tuple[LeftOut, ...] = ()
     patch: str = ""
     is_cut: bool = False
@@ -155,7 +156,7 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return asdict(self)
+        return {**asdict(replace(self, changes=())), "changes": [asdict(one) for one in self.changes]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import time
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from cloche import hostfs
 from cloche.audit.log import Audit
@@ -17,12 +18,11 @@ from cloche.config.state import state_file
 from cloche.core.changes import Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
-from cloche.core.languages import is_program_file
 
 from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
 
 if TYPE_CHECKING:
-    from cloche.workspace.snapshot import Snapshot
+    from cloche.workspace.snapshot import Entry, Snapshot
 
 log = logging.getLogger("cloche.workspace")
 COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
@@ -127,21 +127,13 @@ def name_for(name: str | None) -> str:
 
 def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
     """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
-    from cloche.workspace.compare import identify, make_diff, questions_of
+    from cloche.workspace.compare import make_diff
 
     folder = found.folder
-    if programs := {path for path in snapshot.entries if is_program_file(os.fsdecode(path))}:
-        entries = {path: one for path, one in snapshot.entries.items() if path not in programs}
-        snapshot = replace(snapshot, entries=entries)
-    diff = make_diff(
+    return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=read_known(found), check=check,
+        known=read_known(found), branches=_dangerous_branches(found, snapshot, check), check=check,
     )  # fmt: skip
-    branches = _dangerous_branches(found, snapshot, check)
-    if not branches:
-        return diff
-    changes = (*diff.changes, *branches)
-    return replace(diff, changes=changes, id=identify(changes), questions=questions_of(changes))
 
 
 def is_of_git(change: Change) -> bool:
@@ -240,7 +232,7 @@ def _merged(
     from cloche.workspace.git import base_of, merge_text
 
     wanted, refused, done = set(merge), {}, []
-    entries = dict(snapshot.entries)
+    entries: ChainMap[bytes, Entry] = ChainMap({}, cast("dict[bytes, Entry]", snapshot.entries))
     for one in changes:
         entry = entries.get(os.fsencode(one.path))
         if one.path not in wanted or not one.conflict or entry is None:

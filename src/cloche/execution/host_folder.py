@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cloche.core.changes import CHANGES, Change, Committed, Diff, SupportsChanges, SupportsHostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.events import Progress, report_progress
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_ENTRIES = 1_000_000
 _MODE_OF_FOLDER = ("directory", "mode")  # the one change of a folder that keeps what is in it
+TAKING, READING = "taking what was changed", "reading what was changed"
+COMPARING = "comparing what was changed with the host's folder"
+LONG_BYTES = 4 << 20
 OVERLAY = "overlay"  # the step of a jail that mounts a view
 
 
@@ -169,7 +173,7 @@ class HostFolderOperations(NameOperations):
         async with self._snapshot(found) as snapshot:
             return await _stoppable(lambda check: compare(found, snapshot, check))
 
-    async def changes(self) -> tuple[Change, ...]:
+    async def changes(self) -> Sequence[Change]:
         """Return what the sandbox has changed, as data; see `diff`."""
         return (await self.diff()).changes
 
@@ -263,15 +267,19 @@ class HostFolderOperations(NameOperations):
             async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
                 async for piece in pieces:
                     await finish(asyncio.to_thread(reader.feed, piece))
-            snapshot = reader.finish(said)
+                    _report(TAKING, reader.kept)
+            snapshot = await _stoppable(lambda check: reader.finish(said, _noting(reader.kept, check)))
         except ValueError as error:
             raise InvalidRequest(f"workspace: what the sandbox says of its changes makes no sense: {error}") from error
         finally:
             reader.close()
+            report_progress(Progress(what=TAKING, is_over=True))
+        _report(COMPARING, 0, reader.kept)
         try:
             yield snapshot
         finally:
             snapshot.close()
+            report_progress(Progress(what=COMPARING, is_over=True))
 
 
 async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
@@ -282,6 +290,22 @@ async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
     except asyncio.CancelledError:
         work.add_done_callback(_close_opened)
         raise
+
+
+def _report(what: str, done: int, total: int = 0) -> None:
+    """Report progress of what is so long that somebody watches it."""
+    if max(done, total) >= LONG_BYTES:
+        report_progress(Progress(what=what, done=done, total=total))
+
+
+def _noting(total: int, check: Callable[[], None]) -> Callable[[int], None]:
+    """Return what is told how far the changes are read."""
+
+    def note(done: int) -> None:
+        check()
+        _report(READING, done, total)
+
+    return note
 
 
 def _close_opened(work: asyncio.Future[OpenFolder]) -> None:

@@ -16,12 +16,15 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut, Question
+from ..core.languages import is_program_file
 from .danger_table import GIT as GIT_READS
 from .danger_table import RANKED, UNKNOWN, Row
 from .danger_table import TWIN as TWIN_ELSEWHERE
@@ -30,8 +33,10 @@ from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
 from .host_links import fold
 from .host_names import find_names, reasons_of_link
 from .patch import make_patch
+from .rows import Rows, StoredValues, place_of
 from .snapshot import MODES, Entry, Snapshot
 
+MOST_HELD = 20_000  # changes in memory; more are read from where they are stored
 MOST_REMOVED = 500_000  # paths of the host in all
 MOST_HASHED_BYTES = 512 << 20  # of removed files, to find the renamed ones
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -56,10 +61,15 @@ CHANGED_BELOW = "what the host has in it has changed since the sandbox began"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Hold changes and what was left out, both in the order of the tree."""
+    """Hold changes by path, and what was left out, both in the order of the tree."""
 
-    changes: tuple[Change, ...] = ()
+    by_path: Rows[Change] = field(default_factory=lambda: Rows(Change))
     left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """Return the changes."""
+        return StoredValues(self.by_path)
 
 
 def compare(
@@ -89,18 +99,28 @@ def make_diff(
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
     known: Mapping[str, tuple[int, int]] | None = None,
+    branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
-    """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it."""
+    """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it.
+
+    `branches` are further changes, of the guest's branches. Very many changes are kept in a temporary file.
+    """
     found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known, check=check)
+    rows = found.by_path
     with Tree(folder, check) as tree:
-        patch = make_patch(found.changes, snapshot, tree, check=check)
-        judging = _Judging(found.changes, snapshot, tree, folder, hidden, check) if found.changes else None
-        changes = tuple(
-            judging.judged(change, is_text=patch.is_text.get(change.path, change.is_text))
-            for change in found.changes
-            if judging is not None
-        )
+        patch = make_patch(rows.values(), snapshot, tree, check=check)
+        judging = _Judging(rows, snapshot, tree, folder, hidden, check) if rows else None
+        for path, change in rows.items():
+            if judging is not None:
+                judged = judging.judged(change, is_text=patch.is_text.get(change.path, change.is_text))
+                if judged is not change:
+                    rows[path] = judged
+    for change in branches:
+        rows[os.fsencode(change.path)] = change
+    changes = found.changes
+    if len(changes) <= MOST_HELD:
+        changes = tuple(changes)
     return Diff(
         id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut,
         questions=questions_of(changes),
@@ -112,7 +132,7 @@ class _Judging:
 
     def __init__(
         self,
-        changes: Collection[Change],
+        changes: Rows[Change],
         snapshot: Snapshot,
         tree: Tree,
         folder: int,
@@ -120,7 +140,7 @@ class _Judging:
         check: Callable[[], None],
     ):
         self.snapshot, self.tree, self.check = snapshot, tree, check
-        self.names = find_names(folder, changes, check)
+        self.names = find_names(folder, changes.values(), check)
         self.hidden = sorted(map(fold, hidden))
         self.twins = self._find_twins(changes)
 
@@ -161,27 +181,63 @@ class _Judging:
         except OSError:
             return True
 
-    def _find_twins(self, changes: Iterable[Change]) -> set[str]:
-        """Return the new paths that differ from another one in case or form alone."""
-        new: dict[bytes, set[bytes]] = defaultdict(set)
-        gone: set[bytes] = set()
-        for change in changes:
+    def _find_twins(self, changes: Rows[Change]) -> set[str]:
+        """Return the new paths that differ from another one in case or form alone.
+
+        First by the hashes of all names, which are few bytes each; then the names that share one are compared.
+        """
+        hashes, folders = array("q"), set[bytes]()
+        renamed: set[bytes] = set()  # from there
+        for path, change in changes.items():
             self.check()
             if change.what in ("added", "renamed"):
-                above, _, name = os.fsencode(change.path).rpartition(b"/")
+                above, _, name = path.rpartition(b"/")
+                folders.add(above)
+                hashes.append(_folded_hash(above, name))
+            if change.what == "renamed":
+                renamed.add(os.fsencode(change.old_path))
+        for above, name in self._names_on_host(folders):
+            hashes.append(_folded_hash(above, name))
+        twice = _twice(hashes)
+        if not twice:
+            return set()
+        new: dict[bytes, set[bytes]] = defaultdict(set)
+        on_host: dict[bytes, set[bytes]] = defaultdict(set)
+        for path, change in changes.items():
+            above, _, name = path.rpartition(b"/")
+            if change.what in ("added", "renamed") and _folded_hash(above, name) in twice:
                 new[above].add(name)
-            if change.what in ("removed", "renamed"):
-                gone.add(os.fsencode(change.old_path or change.path))
-        found: set[str] = set()
-        for above, names in new.items():
+        for above, name in self._names_on_host(new):
+            path = above + b"/" + name if above else name
+            if _folded_hash(above, name) in twice and path not in renamed:
+                change_there = changes.get(path)
+                if change_there is None or change_there.what != "removed":
+                    on_host[above].add(name)
+        return {
+            os.fsdecode(above + b"/" + name if above else name)
+            for above, names in new.items()
+            for name in find_twins(names, on_host[above])
+        }
+
+    def _names_on_host(self, folders: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        for above in folders:
             self.check()
-            prefix = above + b"/" if above else b""
-            try:
-                on_host = [name for name, _ in self.tree.names(above) if prefix + name not in gone]
-            except OSError:
-                continue
-            found.update(os.fsdecode(prefix + name) for name in find_twins(names, on_host))
-        return found
+            with suppress(OSError):
+                yield from ((above, name) for name, _ in self.tree.names(above))
+
+
+def _folded_hash(above: bytes, name: bytes) -> int:
+    return hash((above, folded(name)))
+
+
+def _twice(hashes: array[int]) -> set[int]:
+    """Return those that are there more than once."""
+    found, before = set(), None
+    for one in sorted(hashes):
+        if one == before:
+            found.add(one)
+        before = one
+    return found
 
 
 def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
@@ -195,9 +251,9 @@ def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
 
 
 def identify(changes: Iterable[Change]) -> str:
-    """Return a hash over what changes would write: paths, kinds, modes and contents; in hexadecimal."""
+    """Return a hash over what changes, in the order of the tree, would write: paths, kinds, modes and contents."""
     digest = hashlib.sha256()
-    for change in sorted(changes, key=lambda one: os.fsencode(one.path)):
+    for change in changes:
         what = (
             change.path, change.what, change.kind, str(change.mode), change.sha256, change.target, change.old_path,
         )  # fmt: skip
@@ -230,7 +286,7 @@ class _Comparing:
     ):
         self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
         self.opened_ns, self.known = opened_ns, known
-        self.changes: dict[bytes, Change] = {}
+        self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # what is left out with all that is below it
         self.free: set[bytes] = set()  # folders that are not
@@ -240,16 +296,15 @@ class _Comparing:
 
     def run(self) -> Comparison:
         """Compare all."""
-        paths = sorted(self.snapshot.entries, key=_place)
-        twins = self._find_twins(paths)
-        for path in paths:
-            if self._is_blocked(path):
+        twins = self._find_twins(self.snapshot.entries)
+        for path, entry in self.snapshot.entries.items():
+            if is_program_file(os.fsdecode(path)) or self._is_blocked(path):
                 continue
             if path in twins:
                 self._block(path, TWIN)
                 continue
             try:
-                self._compare(path, self.snapshot.entries[path])
+                self._compare(path, entry)
             except OSError as error:
                 self._block(path, f"the host's cannot be read: {error.strerror}")
         for path in self.to_sweep:
@@ -258,7 +313,7 @@ class _Comparing:
             self.left_out[b"."] = PARTIAL
         self._find_renamed()
         return Comparison(
-            changes=tuple(change for _, change in sorted(self.changes.items(), key=_in_order)),
+            by_path=self.changes,
             left_out=tuple(
                 LeftOut(path=os.fsdecode(path), reason=reason)
                 for path, reason in sorted(self.left_out.items(), key=_in_order)
@@ -288,21 +343,27 @@ class _Comparing:
 
     def _find_twins(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the paths that the host's file system would not tell from others."""
-        by_folder: dict[bytes, set[bytes]] = defaultdict(set)
-        for path in paths:
+        folders = {path.rpartition(b"/")[0] for path in paths}
+        by_folder: dict[bytes, set[bytes]] = {above: set() for above in folders if self._takes_for_equal(above)}
+        for path in paths if by_folder else ():
             above, _, name = path.rpartition(b"/")
-            by_folder[above].add(name)
+            if above in by_folder:
+                by_folder[above].add(name)
         found: set[bytes] = set()
         for above, names in by_folder.items():
             try:
-                if not takes_names_for_equal(self.tree.nearest_folder(os.fsdecode(above).split("/") if above else ())):
-                    continue
                 on_host = {name for name, _ in self.tree.names(above)}
             except OSError:
                 continue  # each of its paths comes to the same error
             prefix = above + b"/" if above else b""
             found.update(prefix + name for name in find_twins(names, on_host))
         return found
+
+    def _takes_for_equal(self, folder: bytes) -> bool:
+        try:
+            return takes_names_for_equal(self.tree.nearest_folder(os.fsdecode(folder).split("/") if folder else ()))
+        except OSError:
+            return False
 
     # One path.
 
@@ -505,27 +566,31 @@ class _Comparing:
 
     def _find_renamed(self) -> None:
         """Make one change of a file that was added and one that was removed with the same content."""
-        added: dict[int, list[bytes]] = defaultdict(list)
-        for path, change in self.changes.items():
-            if change.what == "added" and change.kind == "file" and change.size:
-                added[change.size].append(path)
-        sizes = set(added)
-        candidates = [
+        removed = [
             path
-            for path, change in sorted(self.changes.items(), key=_in_order)
-            if change.what == "removed" and change.kind == "file" and change.old_size in sizes
+            for path, change in self.changes.items()
+            if change.what == "removed" and change.kind == "file" and change.old_size
         ]
+        sizes = {self.changes[path].old_size for path in removed}
+        added = [
+            path
+            for path, change in (self.changes.items() if sizes else ())
+            if change.what == "added" and change.kind == "file" and change.size in sizes
+        ]
+        sizes = {self.changes[path].size for path in added}
         left = MOST_HASHED_BYTES
         by_content: dict[str, list[bytes]] = defaultdict(list)
-        for path in candidates:
-            left -= self.changes[path].old_size
+        for path in removed:
+            if (size := self.changes[path].old_size) not in sizes:
+                continue
+            left -= size
             if left < 0:
                 break
             try:
                 by_content[self._hash(path)].append(path)
             except OSError:
                 continue
-        for path in sorted(path for paths in added.values() for path in paths):
+        for path in sorted(added):
             olds = by_content.get(self.changes[path].sha256)
             if olds:
                 name = path.rpartition(b"/")[2]
@@ -546,12 +611,7 @@ class _Comparing:
 
 
 def _in_order(item: tuple[bytes, object]) -> bytes:
-    return _place(item[0])
-
-
-def _place(path: bytes) -> bytes:
-    """Return what a path is sorted by: name by name, since none has a NUL; lists of names would take far more."""
-    return path.replace(b"/", b"\0")
+    return place_of(item[0])
 
 
 def find_twins(names: Collection[bytes], on_host: Collection[bytes]) -> set[bytes]:

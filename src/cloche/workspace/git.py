@@ -403,7 +403,7 @@ class _Quarantine:
 @contextmanager
 def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> Iterator[_Quarantine | None]:
     """Give the guest's commits, in quarantine; None where it has made none."""
-    entries = {path: one for path, one in snapshot.entries.items() if path.startswith(b".git/")}
+    entries = {path: snapshot.entries[path] for path in snapshot.entries if path.startswith(b".git/")}
     with _repository(folder) if entries else nullcontext() as repository:
         branches = _read_branches(snapshot, entries, repository.fd) if repository is not None else {}
         if repository is None or not branches:

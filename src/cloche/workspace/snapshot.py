@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
+
+from .rows import Rows
 
 EntryKind = Literal["file", "directory", "link", "removed", "unchanged", "other"]
 PIECE_BYTES = 1 << 20
@@ -80,21 +81,24 @@ class Snapshot:
     is_partial: bool = False
 
     def read(self, entry: Entry) -> Iterator[bytes]:
-        """Yield a file's content, piece by piece."""
-        at, end = entry.offset, entry.offset + entry.size
-        while at < end:
-            piece = os.pread(self.contents, min(PIECE_BYTES, end - at), at)
-            if not piece:
+        """Yield a file's content, piece by piece: frames that follow each other in the stream."""
+        at, left = entry.offset, entry.size
+        while left:
+            size = int.from_bytes(os.pread(self.contents, 4, at), "big") & ~CONTENT
+            piece = os.pread(self.contents, size, at + 4) if 0 < size <= MOST_CONTENT_BYTES else b""
+            if not piece or len(piece) != size:
                 raise OSError("the snapshot is shorter than it says")
             yield piece
-            at += len(piece)
+            at += 4 + size
+            left -= size
 
     def add(self, entry: Entry, data: bytes) -> tuple[Entry, str]:
         """Return a file's entry with another content, and the hash of that; the contents grow by it."""
         offset, sha256 = os.lseek(self.contents, 0, os.SEEK_END), hashlib.sha256(data).hexdigest()
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.contents, view) :]
+        with os.fdopen(self.contents, "ab", closefd=False) as file:
+            for at in range(0, len(data), MOST_CONTENT_BYTES):
+                piece = data[at : at + MOST_CONTENT_BYTES]
+                file.write((CONTENT | len(piece)).to_bytes(4, "big") + piece)
         return replace(entry, size=len(data), offset=offset, sha256=sha256), sha256
 
     def close(self) -> None:
@@ -104,9 +108,10 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Read a stream of `init/changes.py`, in pieces of any size; `close` it where it is not finished.
+    """Keep a stream of `init/changes.py`, in pieces of any size, and read it; `close` it where it is not finished.
 
-    Everything is bounded: `most` bytes of content, `entries` rows. All that is malformed raises ValueError.
+    Everything is bounded: `most` bytes of content, `entries` rows. All that is malformed raises ValueError. To keep it
+    takes as long as to write it, since the sandbox stands still meanwhile; it is read by `finish`.
     """
 
     def __init__(
@@ -118,43 +123,33 @@ class SnapshotReader:
         is_whole: bool = False,
     ):
         self._most, self._most_entries, self._is_whole = most, entries, is_whole
-        self._entries: dict[bytes, Entry] = {}
-        self._rows_bytes = 0
-        self._frame = bytearray()  # a length, or a length and a row, as far as they have come
-        self._left = 0  # of a frame of content
-        self._content: _Content | None = None  # of the file that comes
-        self._size = 0
+        self._most_kept = most + most // 256 + MOST_ROWS_BYTES + entries * 16  # with the lengths of frames
+        self._entries: Rows[Entry] = Rows(Entry)
+        self._count = self._rows_bytes = self._size = 0
+        self._folders = {b""}  # those that may hold others
         self._fd = _unnamed_file(folder)
-        self._file = os.fdopen(self._fd, "wb", buffering=PIECE_BYTES, closefd=False)
+        self.kept = 0  # bytes
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream. Raises ValueError, and OSError where they cannot be written."""
-        view, at = memoryview(data), 0
-        while at < len(data):
-            if self._left:
-                piece = view[at : at + self._left]
-                at += len(piece)
-                self._left -= len(piece)
-                self._take_content(piece)
-                continue
-            wanted = 4 if len(self._frame) < 4 else 4 + int.from_bytes(self._frame[:4], "big")
-            piece = view[at : at + wanted - len(self._frame)]
-            at += len(piece)
-            self._frame += piece
-            if len(self._frame) == 4:
-                self._begin_frame(int.from_bytes(self._frame, "big"))
-            elif len(self._frame) == wanted:
-                self._take_row(self._frame[4:])
-                self._frame.clear()
+        """Keep the next bytes of the stream. Raises ValueError, and OSError where they cannot be written."""
+        self.kept += len(data)
+        if self.kept > self._most_kept:
+            raise ValueError(f"the changes have more than {self._most} bytes")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
 
-    def finish(self, answer: Mapping[str, Any]) -> Snapshot:
-        """Return what has come, given the other end's answer. Raises ValueError where either is not complete."""
-        if self._left or self._frame or self._content is not None:
-            raise ValueError("the changes end too early")
+    def finish(self, answer: Mapping[str, Any], note: Callable[[int], None] = lambda _: None) -> Snapshot:
+        """Read all that has come, and return it, given the other end's answer. Raises ValueError where it is malformed.
+
+        `note` is told how many bytes are read; what it raises ends the reading.
+        """
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        with os.fdopen(self._fd, "rb", buffering=PIECE_BYTES, closefd=False) as file:
+            self._read(file, note)
         count = answer.get("count")
-        if type(count) is not int or count != len(self._entries):
-            raise ValueError(f"{len(self._entries)} changes came, which is not what was announced")
-        self._file.close()
+        if type(count) is not int or count != self._count:
+            raise ValueError(f"{self._count} changes came, which is not what was announced")
         contents, self._fd = self._fd, -1
         is_partial = bool(answer.get("too_many") or answer.get("skipped"))
         return Snapshot(entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial)
@@ -162,89 +157,95 @@ class SnapshotReader:
     def close(self) -> None:
         """Let go what has come, unless a snapshot has it."""
         if self._fd >= 0:
-            with suppress(OSError):
-                self._file.close()  # or it would write what it holds when it is collected
             os.close(self._fd)
             self._fd = -1
 
-    def _begin_frame(self, length: int) -> None:
-        if not length & CONTENT:
-            if not 0 < length <= MOST_ROW_BYTES:
-                raise ValueError(f"a row of the changes has {length} bytes")
-            self._rows_bytes += length
+    def _read(self, file: BinaryIO, note: Callable[[int], None]) -> None:
+        content: _Content | None = None  # of the file that comes
+        told = at = 0
+        while head := file.read(4):
+            length = int.from_bytes(head, "big")
+            size, is_content = length & ~CONTENT, bool(length & CONTENT)
+            if len(head) == 4:
+                self._check_frame(size, content, is_content=is_content)
+            data = file.read(size)
+            if len(head) < 4 or len(data) < size:
+                raise ValueError("the changes end too early")
+            at += 4 + size
+            if at - told >= PIECE_BYTES:
+                told = at
+                note(at)
+            if content is None:
+                content = self._take_row(_row(data), at)
+            elif data and is_content:
+                content.take(data)
+            elif not (problem := "" if is_content else _problem(_row(data))) and not is_content:
+                raise ValueError("the content of a file has no end")
+            else:
+                self._end_content(content, problem)
+                content = None
+        if content is not None:
+            raise ValueError("the changes end too early")
+
+    def _check_frame(self, size: int, content: _Content | None, *, is_content: bool) -> None:
+        if not is_content:
+            if not 0 < size <= MOST_ROW_BYTES:
+                raise ValueError(f"a row of the changes has {size} bytes")
+            self._rows_bytes += size
             if self._rows_bytes > MOST_ROWS_BYTES:
                 raise ValueError(f"the names of the changes have more than {MOST_ROWS_BYTES} bytes")
-            return
-        self._frame.clear()
-        self._left = length & ~CONTENT
-        if self._content is None:
+        elif content is None:
             raise ValueError("the changes hold content that is no file's")
-        if self._left > MOST_CONTENT_BYTES or self._size + self._content.size + self._left > self._most:
+        elif size > MOST_CONTENT_BYTES or self._size + content.size + size > self._most:
             raise ValueError(f"the changes have more than {self._most} bytes")
-        if not self._left:
-            self._end_content("")
 
-    def _take_content(self, piece: memoryview) -> None:
-        if self._content is not None:
-            self._file.write(piece)
-            self._content.take(piece)
-
-    def _end_content(self, problem: str) -> None:
-        content, self._content = self._content, None
-        if content is None:
-            return
+    def _end_content(self, content: _Content, problem: str) -> None:
         self._size += content.size
         facts: dict[str, Any] = {"problem": problem}
         if not problem:
             facts = {"size": content.size, "sha256": content.digest.hexdigest(), "is_text": content.is_text()}
-        self._entries[content.path] = replace(self._entries[content.path], **facts)
+        self._entries[content.entry.path] = replace(content.entry, **facts)
 
-    def _take_row(self, text: bytes | bytearray) -> None:
-        try:
-            row = json.loads(text.decode())
-        except (ValueError, RecursionError):
-            raise ValueError("a row of the changes is no JSON") from None
-        if not isinstance(row, dict):
-            raise ValueError("a row of the changes is no object")
-        if self._content is not None:
-            if not (problem := _problem(row)):
-                raise ValueError("the content of a file has no end")
-            self._end_content(problem)
-            return
-        if len(self._entries) >= self._most_entries:
+    def _take_row(self, row: Mapping[str, Any], at: int) -> _Content | None:
+        """Take a row that ends at a place of the stream; return what is known of its content, where that follows."""
+        if self._count >= self._most_entries:
             raise ValueError(f"there are more than {self._most_entries} changes")
-        entry = _read_entry(row, offset=self._size, is_whole=self._is_whole)
+        entry = _read_entry(row, offset=at, is_whole=self._is_whole)
         if entry.path in self._entries:
             raise ValueError("the changes hold a path twice")
-        above = self._entries.get(entry.path.rpartition(b"/")[0])
-        if above is not None and (above.kind != "directory" or above.problem):
+        above = entry.path.rpartition(b"/")[0]
+        if above not in self._folders and above in self._entries:
             raise ValueError("the changes hold a path below what is no directory")
-        self._entries[entry.path] = entry
+        self._count += 1
+        if entry.kind == "directory" and not entry.problem:
+            self._folders.add(entry.path)
         if entry.kind == "file" and not entry.problem:
-            self._content = _Content(entry.path)
+            return _Content(entry)
+        self._entries[entry.path] = entry
+        return None
 
 
 class _Content:
     """Hold what is known of a file's content as far as it has come."""
 
-    __slots__ = ("_decoder", "digest", "path", "size")
+    __slots__ = ("_decoder", "digest", "entry", "size")
 
-    def __init__(self, path: bytes):
-        self.path, self.size, self.digest = path, 0, hashlib.sha256()
+    def __init__(self, entry: Entry):
+        self.entry, self.size, self.digest = entry, 0, hashlib.sha256()
         self._decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
 
-    def take(self, piece: memoryview) -> None:
+    def take(self, piece: bytes) -> None:
         """Take the next bytes."""
         self.digest.update(piece)
         if self._decoder is not None and not self._is_text_so_far(self._decoder, piece):
             self._decoder = None
         self.size += len(piece)
 
-    def _is_text_so_far(self, decoder: codecs.IncrementalDecoder, piece: memoryview) -> bool:
-        if self.size < LOOKED_AT_BYTES and b"\0" in bytes(piece[: LOOKED_AT_BYTES - self.size]):
+    def _is_text_so_far(self, decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
+        if self.size < LOOKED_AT_BYTES and b"\0" in piece[: LOOKED_AT_BYTES - self.size]:
             return False
         try:
-            decoder.decode(bytes(piece))
+            decoder.decode(piece)
         except UnicodeDecodeError:
             return False
         return True
@@ -255,6 +256,16 @@ class _Content:
             return self._decoder is not None and self._decoder.decode(b"", final=True) == ""
         except UnicodeDecodeError:
             return False
+
+
+def _row(data: bytes) -> Mapping[str, Any]:
+    try:
+        row = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        raise ValueError("a row of the changes is no JSON") from None
+    if not isinstance(row, dict):
+        raise ValueError("a row of the changes is no object")
+    return row
 
 
 def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry:

@@ -235,11 +235,11 @@ def test_descriptors_are_closed(host: Path) -> None:
 
 
 def test_an_id_is_of_what_would_be_written(host: Path) -> None:
-    """It is the same for the same paths, kinds, modes and contents in any order, and another one for any other."""
+    """It is the same for the same paths, kinds, modes and contents, in whatever order they came, and no other's."""
     (host / "a").write_text("x")
     given = (new(b"a"), new(b"b"), Entry(path=b"l", kind="link", target=b"t"), removed(b"c"))
     first = compared(host, entries(*given)).changes
-    assert identify(first) == identify(compared(host, entries(*reversed(given))).changes) == identify(first[::-1])
+    assert identify(first) == identify(compared(host, entries(*reversed(given))).changes)
     with opened(host) as fd:
         assert make_diff(entries(removed(b"a")), fd).id == identify(compared(host, entries(removed(b"a"))).changes)
     others = [

@@ -1,0 +1,164 @@
+"""Values by path, in the order of the tree: of very many, all but a few are on disk.
+
+They are in a temporary database of SQLite, whose file has no name and which holds a few MiB in memory, so a million
+changes of a sandbox take no more than that. What is read there is what was written: nobody else can open it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sqlite3
+import threading
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence
+from dataclasses import fields
+from operator import attrgetter, eq
+from typing import Any, TypeVar, cast, overload
+
+T = TypeVar("T")
+CACHE_KIB = 8192  # of a database; more is in its file
+PAGE = 500  # rows that are read at once
+_SETTINGS = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{CACHE_KIB}")
+
+
+class Rows(MutableMapping[bytes, T]):
+    """Map paths to values of one data class that has a `path`, folders before what is in them.
+
+    Values may be set and removed while they are gone through. Raises OSError where there is no room.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        names = [one.name for one in fields(cast("Any", kind)) if one.name != "path"]
+        self._kind, self._names, self._values = cast("Callable[..., T]", kind), names, attrgetter(*names)
+        self._is_text = cast("Any", kind).__annotations__["path"] == "str"
+        self._lock = threading.Lock()
+        self._base = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        for setting in _SETTINGS:
+            self._base.execute(f"PRAGMA {setting}")
+        self._base.execute("CREATE TABLE rows (place BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
+        self._base.execute("BEGIN")
+
+    def _do(self, command: str, *values: object) -> list[Any]:
+        try:
+            with self._lock:
+                return self._base.execute(command, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise OSError(f"what was changed cannot be kept in a temporary file: {error}") from error
+
+    def _read(self, place: bytes, row: bytes) -> T:
+        path = path_at(place)
+        known = dict(zip(self._names, marshal.loads(row), strict=True))  # noqa: S302 - written by this process
+        shown = path.decode("utf-8", "surrogateescape") if self._is_text else path
+        return self._kind(path=shown, **known)
+
+    def __getitem__(self, path: bytes) -> T:
+        place = place_of(path)
+        found = self._do("SELECT row FROM rows WHERE place = ?", place)
+        if not found:
+            raise KeyError(path)
+        return self._read(place, found[0][0])
+
+    def __setitem__(self, path: bytes, value: T) -> None:
+        self._do("INSERT OR REPLACE INTO rows VALUES (?, ?)", place_of(path), marshal.dumps(self._values(value)))
+
+    def __delitem__(self, path: bytes) -> None:
+        if path not in self:
+            raise KeyError(path)
+        self._do("DELETE FROM rows WHERE place = ?", place_of(path))
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, bytes) and bool(self._do("SELECT 1 FROM rows WHERE place = ?", place_of(path)))
+
+    def __len__(self) -> int:
+        return cast("int", self._do("SELECT COUNT(*) FROM rows")[0][0])
+
+    def __bool__(self) -> bool:
+        return bool(self._do("SELECT 1 FROM rows LIMIT 1"))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (path_at(place) for place, _ in self._pages())
+
+    def items(self) -> ItemsView[bytes, T]:
+        """Return paths and values, which are read a page at a time."""
+        return _Items(self)
+
+    def read_all(self) -> Iterator[tuple[bytes, T]]:
+        """Yield paths and values in the order of the tree."""
+        return ((path_at(place), self._read(place, row)) for place, row in self._pages())
+
+    def read_page(self, before: bytes) -> list[T]:
+        """Return up to PAGE values after a path, empty for the first ones."""
+        return [self._read(place, row) for place, row in self._after(place_of(before))]
+
+    def _pages(self) -> Iterator[tuple[bytes, bytes]]:
+        page = self._after(b"")
+        while page:
+            yield from page
+            page = self._after(page[-1][0]) if len(page) == PAGE else []
+
+    def _after(self, place: bytes) -> list[tuple[bytes, bytes]]:
+        return self._do("SELECT place, row FROM rows WHERE place > ? ORDER BY place LIMIT ?", place, PAGE)
+
+
+class _Items(ItemsView[bytes, T]):
+    def __init__(self, rows: Rows[T]) -> None:
+        super().__init__(rows)
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[bytes, T]]:
+        return self._rows.read_all()
+
+
+class StoredValues(Sequence[T]):
+    """Give the values of rows that nobody changes any more, in the order of the tree, from where they are stored."""
+
+    def __init__(self, rows: Rows[T]) -> None:
+        self._rows, self._length = rows, len(rows)
+        self._starts: list[bytes] | None = None  # the path before each page
+        self._page: tuple[int, list[T]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[T]:
+        return (value for _, value in self._rows.read_all())
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return tuple(self[at] for at in range(*index.indices(self._length)))
+        at = range(self._length)[index]
+        number, page = self._page
+        if number != at // PAGE:
+            number = at // PAGE
+            page = self._rows.read_page(self._before(number))
+            self._page = number, page
+        return page[at % PAGE]
+
+    def _before(self, page: int) -> bytes:
+        if self._starts is None:
+            self._starts = [b"", *(path for number, path in enumerate(self._rows, 1) if number % PAGE == 0)]
+        return self._starts[page]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == self._length and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+    def __repr__(self) -> str:
+        return f"<{self._length} values in a temporary file>"
+
+
+def place_of(path: bytes) -> bytes:
+    """Return what a path is sorted by: name by name, since none has a NUL."""
+    return path.replace(b"/", b"\0")
+
+
+def path_at(place: bytes) -> bytes:
+    """Return the path that is sorted by this."""
+    return place.replace(b"\0", b"/")
