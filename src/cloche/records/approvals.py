@@ -77,6 +77,18 @@ def count_waiting(session: Session, *, asked_by: str) -> int:
     return session.scalar(query) or 0
 
 
+def count_open(session: Session, *, project: str) -> int:
+    """Return how many requests of a project wait."""
+    query = select(func.count()).select_from(Approval).where(Approval.project == project, _condition("waiting"))
+    return session.scalar(query) or 0
+
+
+def last_change(session: Session, *, project: str) -> str:
+    """Return a text that is another one when a request was asked for, decided about, or expired."""
+    expired = select(func.count()).select_from(Approval).where(Approval.project == project, _condition("expired"))
+    return f"{newest_version(session)}.{session.scalar(expired) or 0}"
+
+
 def last_of_tool(session: Session, tool: str, *, project: str) -> ApprovalRequest | None:
     """Return what a tool was asked to do last, of the latest requests."""
     query = select(*_COLUMNS).where(Approval.project == project).order_by(Approval.id.desc()).limit(MOST_LOOKED_AT)

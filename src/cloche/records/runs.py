@@ -60,12 +60,16 @@ class RunFacts:
 def begin(
     session: Session, *, id: str, project: str, worker: str, session_id: str | None, api_key: str | None,  # noqa: A002
     idempotency_key: str | None, request_sha256: bytes | None, summary: Mapping[str, Any],
+    asked: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Add a row, `queued`. Raises IntegrityError where this caller's idempotency key has been used."""
+    """Add a row, `queued`. `asked` is what is kept of its request.
+
+    Raises IntegrityError where this caller's idempotency key has been used.
+    """
     row = {
         "id": id, "project": project, "created_at": now(), "status": "queued", "worker": worker,
         "session_id": session_id, "api_key": api_key, "idempotency_key": idempotency_key,
-        "request_sha256": request_sha256, "document": dict(summary),
+        "request_sha256": request_sha256, "document": dict(summary), "asked": asked,
     }  # fmt: skip
     session.connection().execute(_BEGIN, row)
 
@@ -87,6 +91,12 @@ def find(session: Session, run_id: str, *, project: str) -> RunFacts:
     if row is None or row.project != project:
         raise NotFound(f"there is no run {escape_name(run_id)}; GET /api/runs lists them")
     return facts(row)
+
+
+def asked_for(session: Session, run_id: str, *, project: str) -> Mapping[str, Any] | None:
+    """Return what is kept of a run's request, None where nothing is. Raises NotFound, also for another project's."""
+    find(session, run_id, project=project)
+    return session.scalar(select(Run.asked).where(Run.id == run_id))
 
 
 def find_repeated(session: Session, *, project: str, api_key: str | None, idempotency_key: str) -> RunFacts | None:

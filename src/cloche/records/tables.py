@@ -75,7 +75,10 @@ class DebugNamespace(Table):
 
 
 class Run(Documented, Table):
-    """A run: `queued`, `running`, then the result's status; `worker` is who runs it, for after a crash."""
+    """A run: `queued`, `running`, then the result's status; `worker` is who runs it, for after a crash.
+
+    `asked` is what is kept of its request; it is loaded when it is asked for.
+    """
 
     __tablename__ = "runs"
     status: Mapped[str] = mapped_column(String(16), index=True)
@@ -84,6 +87,7 @@ class Run(Documented, Table):
     request_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     worker: Mapped[str] = mapped_column(String(64), index=True)
     ended_at: Mapped[str | None] = mapped_column(String(32))
+    asked: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     __table_args__ = (UniqueConstraint("project", "api_key", "idempotency_key"),)
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from cloche import __version__
 
-from . import problems
+from . import html, problems
 from .auth import identify
 from .guard import Guard
 from .observe import Observed
@@ -40,7 +40,7 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
         redoc_url=None, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.service = service
-    problems.install(app)
+    problems.install(app, html.answer)
     for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
     allowed = service.options.allowed_origins

@@ -37,6 +37,13 @@ _KEYWORDS = (
     "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
 )  # fmt: skip
 
+# Of a request for a run, what its row keeps.
+_KEPT = frozenset({
+    "code", "language", "argv", "session_id", "timeout", "memory_limit", "cpu_limit", "network", "network_allow",
+    "packages",
+})  # fmt: skip
+MOST_KEPT_CHARS = 256 << 10
+
 Amount = int | float | Annotated[str, StringConstraints(max_length=32)]
 Word = Annotated[str, StringConstraints(max_length=256)]
 
@@ -141,6 +148,18 @@ class RunFields(WireModel):
             "code": self.code, "language": self.language, "argv": self.argv, "stdin": stdin, "env": self.env,
             "files": {file.path: file.content() for file in self.files} or None,
         }  # fmt: skip
+
+    def kept(self) -> dict[str, Any]:
+        """Return what is kept beside the result, as the wire has it: no files, input and environment.
+
+        `leftOut` names what else was given; what is very long is left out, too.
+        """
+        left_out = self.model_fields_set - _KEPT - {"return_files"}
+        packages = getattr(self, "packages", None) or ()
+        if len(self.code or "") + sum(map(len, (*self.argv, *packages))) > MOST_KEPT_CHARS:
+            left_out |= self.model_fields_set & {"code", "argv", "packages"}
+        kept = self.model_dump(by_alias=True, exclude_unset=True, include=set(_KEPT - left_out))
+        return {**kept, "leftOut": sorted(map(wire_name, left_out))} if left_out else kept
 
 
 class ExecRequest(OptionFields, RunFields):

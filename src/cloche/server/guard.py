@@ -13,13 +13,14 @@ from contextlib import suppress
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.core.errors import ClocheError
 
+from .html import answer as answer_to
 from .observe import CALLER
-from .problems import Refused, answer, response_to
+from .problems import Refused, answer
 
 MOST_BODY = 32 << 20  # of what brings files
 MOST_SMALL_BODY = 8 << 20  # of anything else
@@ -93,7 +94,7 @@ class Guard:
         try:
             most = await self._most(scope, headers)
         except (Refused, ClocheError) as error:
-            await response_to(error)(scope, receive, sent)
+            await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
         is_held = most < MOST_UPLOAD  # an upload is passed on piece by piece
         body = _Body(self, receive, most, is_held=is_held, is_json=is_held and _is_json(headers))

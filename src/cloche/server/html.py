@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from importlib import resources
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -22,10 +23,11 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from cloche.core.errors import ClocheError
+from cloche.core.errors import ClocheError, NotFound
+from cloche.records.approvals import count_open
 
 from . import problems
-from .auth import CSRF_FIELD
+from .auth import CSRF_FIELD, service_of
 from .identities import Caller, csrf_token
 from .terminal import bounded, render_terminal
 
@@ -82,6 +84,13 @@ def _templates() -> Environment:
     return found
 
 
+def part_of(path: str) -> str:
+    """Return the address of the part of the page that a path belongs to, nothing where it belongs to none."""
+    if path.startswith("/runs/"):
+        return "/activity"
+    return next((address for address, _, _ in PARTS if path == address or path.startswith(f"{address}/")), "")
+
+
 def pretty(value: object) -> str:
     """Return plain data as JSON to read, bounded."""
     return bounded(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str))
@@ -108,7 +117,9 @@ async def render(
 ) -> HTMLResponse:
     """Return a rendered template."""
     token = csrf_token(caller.session_hash) if caller is not None and caller.session_hash is not None else ""
-    shown = {"path": request.url.path, "csrf": token, "is_fragment": is_fragment(request), **data}
+    shown = {"part": part_of(request.url.path), "csrf": token, "is_fragment": is_fragment(request), "waits": 0, **data}
+    if caller is not None and not is_fragment(request):
+        shown["waits"] = await service_of(request).read(partial(count_open, project=caller.project))
     text = await asyncio.to_thread(lambda: _templates().get_template(template).render(shown))
     return HTMLResponse(text, status_code, dict(headers or {}))
 
@@ -130,8 +141,32 @@ class PageRoute(APIRoute):
 
 
 async def _problem_page(request: Request, error: Exception) -> Response:
+    if (
+        isinstance(error, HTTPException)
+        and type(error) is not problems.Refused
+        and error.status_code == HTTPStatus.NOT_FOUND
+    ):
+        error = NotFound("there is no page at this address")
     response = problems.response_to(error)
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
         return await render(request, "no_cookie.html", None, status_code=status)
-    return await render(request, "problem.html", None, status_code=status, problem=json.loads(bytes(response.body)))
+    problem, ways = json.loads(bytes(response.body)), _ways_on(request)
+    return await render(request, "problem.html", None, status_code=status, problem=problem, ways=ways)
+
+
+def _ways_on(request: Request) -> list[tuple[str, str]]:
+    """Return where a page that failed leads, with the words for it: to where the browser was, and to its part."""
+    path, before = request.url.path, urlsplit(request.headers.get("referer", ""))
+    part = part_of(path) or PARTS[0][0]
+    found = [(part, f"Go to {next(name for address, name, _ in PARTS if address == part)}")]
+    is_ours = before.netloc == request.headers.get("host") and not before.path.startswith("//")
+    if is_ours and before.path not in (path, part):
+        found.insert(0, (before._replace(scheme="", netloc="", fragment="").geturl(), "Back to the page before"))
+    return [one for one in found if one[0] != path or request.method != "GET"] or [("/run", "Go to Run")]
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Return the response to any error: a page for a browser that asked for one, else a problem."""
+    is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+    return await _problem_page(request, error) if is_page else problems.response_to(error)

@@ -22,7 +22,6 @@ from cloche.audit.log import audit_for, default_folder
 from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest
-from cloche.core.languages import LANGUAGES
 from cloche.core.limits import format_size
 from cloche.records.runs import UNFINISHED, RunFacts
 
@@ -101,11 +100,17 @@ async def read_run_form(form: FormData) -> dict[str, Any]:
     return asked
 
 
-def run_form(settings: Settings) -> dict[str, Any]:
-    """Return what the form for a run offers, and what holds where nothing is filled in."""
+def run_form(settings: Settings, languages: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the form for a run offers, what is filled in, and what holds where nothing is.
+
+    `asked` is a run's request as it is kept, or empty.
+    """
     limits, policy = settings.limits, settings.policy
+    filled = {name: asked.get(field, "") for name, field, _ in _FORM_FIELDS}
     return {
-        "languages": [name for name in LANGUAGES if not policy.languages or name in policy.languages],
+        "languages": list(dict.fromkeys([*languages, *([asked["language"]] if "language" in asked else [])])),
+        "left_out": asked.get("leftOut", ()),
+        "filled": {name: ", ".join(one) if isinstance(one, list) else str(one) for name, one in filled.items()},
         "held": {
             "timeout": f"{limits.timeout_s:g}s",
             "memory": format_size(limits.memory_bytes),

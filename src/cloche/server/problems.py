@@ -6,13 +6,13 @@ What a caller sent is not repeated, as it may be a secret; but for names and sho
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
@@ -115,12 +115,8 @@ def response_to(error: Exception) -> JSONResponse:
     return answer_to(error)
 
 
-def install(app: FastAPI) -> None:
-    """Let an application answer every error with a problem."""
-
-    async def respond(_: Request, error: Exception) -> JSONResponse:
-        return response_to(error)
-
+def install(app: FastAPI, respond: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+    """Let an application answer every error by a function."""
     for kind in (Refused, errors.ClocheError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)
 

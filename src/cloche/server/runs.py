@@ -52,7 +52,9 @@ Start = Callable[[Sink | None], Awaitable[Result]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrder:
-    """Say what to run and for whom. `start` runs it with a sink for events; `summary` is stored beside the result."""
+    """Say what to run and for whom. `start` runs it with a sink for events; `summary` is stored beside the result,
+    and `asked` with it: what is kept of the request.
+    """
 
     project: str
     api_key: str | None
@@ -63,6 +65,7 @@ class RunOrder:
     returns_files: bool = False
     has_events: bool = True
     noted_beside: bool = False
+    asked: Mapping[str, Any] | None = None
     idempotency_key: str | None = None
     request_sha256: bytes | None = None
 
@@ -348,6 +351,7 @@ def _begin(session: Session, *, live: LiveRun, order: RunOrder, worker: str) -> 
     run_records.begin(
         session, id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
         idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
+        asked=order.asked,
     )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ async def make_order(
     return RunOrder(
         project=caller.project, api_key=caller.key_id, session_id=asked.session_id, start=start, size=size,
         summary={"sessionId": asked.session_id, "language": asked.language}, returns_files=asked.return_files,
-        idempotency_key=idempotency_key,
+        asked=asked.kept(), idempotency_key=idempotency_key,
         request_sha256=hashlib.sha256(body).digest() if idempotency_key is not None else None,
     )  # fmt: skip
 

@@ -30,11 +30,27 @@ _ANSWERS = {"approve": (True, False), "confirm": (True, True), "deny": (False, F
 @router.get("/approvals")
 async def approvals(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
     """Show what waits for a decision, and what was decided."""
-    listed = partial(records.list_approvals, project=caller.project, limit=MOST_WAITING + MOST_DECIDED)
-    items = (await service.read(listed))["items"]
-    decided = [one for one in items if one["status"] != "waiting"][:MOST_DECIDED]
-    shown = await _waiting(service, caller.project)
-    return await render(request, "approvals.html", caller, decided=decided, **shown)
+    shown = {**await _waiting(service, caller.project), **await _decided(service, caller.project)}
+    return await render(request, "approvals.html", caller, **shown)
+
+
+@router.get("/approvals/count")
+async def count(request: Request, caller: Browser, service: TheService, have: Annotated[int, Query()] = -1) -> Response:
+    """Show how many wait, for the menu of every page; nothing where that is what the page has already."""
+    found = await service.read(partial(records.count_open, project=caller.project))
+    if found == have:
+        return Response(status_code=204)
+    return await render(request, "waits.html", None, waits=found)
+
+
+@router.get("/approvals/decided")
+async def decided(
+    request: Request, caller: Browser, service: TheService, have: Annotated[str, Query(max_length=64)] = ""
+) -> Response:
+    """Show what was decided, alone; nothing where that is what the page has already."""
+    if have and have == await service.read(partial(records.last_change, project=caller.project)):
+        return Response(status_code=204)
+    return await render(request, "decided.html", caller, **await _decided(service, caller.project))
 
 
 @router.get("/approvals/waiting")
@@ -64,6 +80,15 @@ async def answer(request: Request, number: str, caller: Browser, service: TheSer
     if is_fragment(request) or note:
         return await render(request, "waiting.html", caller, **await _waiting(service, caller.project, note))
     return RedirectResponse("/approvals", 303)
+
+
+async def _decided(service: Service, project: str) -> dict[str, Any]:
+    def read(session: Session) -> dict[str, Any]:
+        seen = records.last_change(session, project=project)
+        items = records.list_approvals(session, project=project, limit=MOST_WAITING + MOST_DECIDED)["items"]
+        return {"seen": seen, "decided": [one for one in items if one["status"] != "waiting"][:MOST_DECIDED]}
+
+    return await service.read(read)
 
 
 async def _waiting(service: Service, project: str, note: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -10,7 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
-from cloche.core.errors import InvalidRequest, NotFound
+from cloche.config.keys import Settings
+from cloche.core.errors import ClocheError, InvalidRequest, NotFound
+from cloche.core.languages import LANGUAGES
+from cloche.core.protocols import SupportsLanguageNames
+from cloche.execution.prepare import prepare_in_thread
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
 from cloche.records.tables import Run
@@ -82,9 +87,27 @@ async def log_out(caller: Browser, service: TheService) -> Response:
 
 
 @router.get("/run")
-async def run_page(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show the form for a run."""
-    return await render(request, "run.html", caller, **run_form(await service.settings()))
+async def run_page(
+    request: Request, caller: Browser, service: TheService, again: Annotated[str, Query(max_length=64)] = ""
+) -> HTMLResponse:
+    """Show the form for a run, filled in as another one was asked for."""
+    settings = await service.settings()
+    asked = None
+    if again:
+        asked = await service.read(lambda records: run_records.asked_for(records, again, project=caller.project))
+    form = run_form(settings, await _languages(service, settings), asked or {})
+    return await render(request, "run.html", caller, again=again if asked else "", **form)
+
+
+async def _languages(service: Service, settings: Settings) -> Sequence[str]:
+    """Return the languages that may run and do, as far as that is known before a run."""
+    allowed = settings.policy.languages or tuple(LANGUAGES)
+    try:
+        backend = (await prepare_in_thread(**service.options.options)).backend
+    except ClocheError:  # what is missing is said when something is run
+        return allowed
+    here = await asyncio.to_thread(backend.languages) if isinstance(backend, SupportsLanguageNames) else allowed
+    return [name for name in allowed if name in here]
 
 
 @router.post("/run")
@@ -152,12 +175,17 @@ async def _now(service: Service, project: str) -> dict[str, Any]:
 @router.get("/runs/{run_id}")
 async def one_run(request: Request, run_id: str, caller: Browser, service: TheService) -> HTMLResponse:
     """Show one run in detail, with its events in the audit log."""
-    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    found, asked = await service.read(
+        lambda records: (
+            run_records.find(records, run_id, project=caller.project),
+            run_records.asked_for(records, run_id, project=caller.project),
+        )
+    )
     settings = await service.settings()
     async with one_of_few():
         chain = await asyncio.to_thread(audit_chain, settings, found.document)
     shown = await asyncio.to_thread(show_run, found)
-    return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain)
+    return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain, asked=asked)
 
 
 @router.get("/runs/{run_id}/outcome")

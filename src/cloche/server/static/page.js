@@ -1,4 +1,5 @@
-// What htmx cannot: a run's output as it comes, and keys. All text of a run becomes text nodes, never markup.
+// What htmx cannot: a run's output as it comes, keys, code that is kept, and what goes wrong on the way.
+// All text of a run becomes text nodes, never markup.
 "use strict";
 
 (() => {
@@ -136,14 +137,91 @@
   };
 
   // What a script puts in the place of the focused element gets the focus back.
-  let focused = "";
-  document.addEventListener("htmx:beforeSwap", () => { focused = chosen()?.id ?? ""; });
-  document.addEventListener("htmx:afterSettle", () => {
-    if (focused && !chosen()) document.getElementById(focused)?.focus();
+  let focused = null;
+  const selectorOf = (element) => {
+    if (element?.id) return `#${CSS.escape(element.id)}`;
+    for (const name of ["href", "action", "aria-label"]) {
+      const value = element?.getAttribute?.(name);
+      if (value) return `${element.localName}[${name}="${CSS.escape(value)}"]`;
+    }
+    return null;
+  };
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const active = document.activeElement;
+    focused = event.detail.target.contains(active) ? selectorOf(chosen() ?? active) : null;
   });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (focused && document.activeElement === document.body) document.querySelector(focused)?.focus();
+  });
+
+  // How many approvals wait, in the title too, where it is seen from elsewhere.
+
+  let waits = null;
+  const showWaits = () => {
+    const place = document.getElementById("waits");
+    if (!place) return;
+    const now = Number(place.dataset.waits);
+    document.title = (now ? `(${now}) ` : "") + document.title.replace(/^\(\d+\) /, "");
+    if (waits !== null && now > waits) announce(now === 1 ? "A request waits for a decision." : `${now} requests wait for a decision.`);
+    waits = now;
+  };
+
+  // What goes wrong between here and the service: what it says where the answer would be, and that it does not answer.
+
+  const trouble = (text) => {
+    const place = document.getElementById("trouble");
+    if (!place || place.textContent === text) return;
+    place.hidden = !text;
+    place.textContent = text;
+  };
+  document.addEventListener("htmx:sendError", () => trouble("The service does not answer. What is shown may be old; it is asked again."));
+  document.addEventListener("htmx:afterOnLoad", () => trouble(""));
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const answer = event.detail.xhr;
+    if (!answer.getResponseHeader("Content-Type")?.startsWith("application/problem+json")) return;
+    const problem = JSON.parse(answer.responseText);
+    const note = document.createElement("p");
+    note.className = "note bad";
+    note.setAttribute("role", "alert");
+    note.textContent = [problem.title, problem.detail, problem.remedy].filter(Boolean).join(". ");
+    event.detail.serverResponse = note.outerHTML;
+  });
+
+  // What was typed into the form for a run is there again when one comes back, in this tab and until one logs out.
+
+  const fields = (form) => [...form.elements].filter((one) => one.name && !["hidden", "file", "submit"].includes(one.type));
+
+  const keepDraft = (form) => {
+    try {
+      const kept = Object.fromEntries(fields(form).map((one) => [one.name, one.value]));
+      sessionStorage.setItem("draft", JSON.stringify({ ...kept, "": form.dataset.draft }));
+    } catch { /* it is too large, or this browser keeps nothing */ }
+  };
+
+  const bringDraft = (form) => {
+    form.addEventListener("input", () => keepDraft(form));
+    form.addEventListener("change", () => keepDraft(form));
+    const kept = JSON.parse(sessionStorage.getItem("draft") ?? "{}");
+    if (form.dataset.draft && kept[""] !== form.dataset.draft) return keepDraft(form); // it was just asked for, as another run
+    for (const one of fields(form)) {
+      const isOffered = one.localName !== "select" || [...one.options].some((option) => option.value === kept[one.name]);
+      if (typeof kept[one.name] === "string" && isOffered) one.value = kept[one.name];
+    }
+  };
+
+  const begin = () => {
+    followAll(document);
+    showWaits();
+    const form = document.querySelector("form[data-draft]");
+    if (form) bringDraft(form);
+    document.querySelector("form.leave")?.addEventListener("submit", () => sessionStorage.clear());
+  };
 
   document.addEventListener("keydown", onKey);
   document.addEventListener("keydown", onTab);
-  document.addEventListener("htmx:load", (event) => followAll(event.detail.elt));
-  document.addEventListener("DOMContentLoaded", () => followAll(document));
+  document.addEventListener("htmx:load", (event) => {
+    followAll(event.detail.elt);
+    if (event.detail.elt.id === "waits") showWaits();
+  });
+  document.addEventListener("DOMContentLoaded", begin);
 })();

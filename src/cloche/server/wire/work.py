@@ -235,7 +235,7 @@ async def run_in_workspace(call: Call, asked: Asked) -> object:
 
     order = RunOrder(
         project=asked.caller.project, api_key=asked.caller.key_id, session_id=one.session_id, start=start,
-        size=call.held, summary={"sessionId": one.session_id, "language": one.language},
+        size=call.held, summary={"sessionId": one.session_id, "language": one.language}, asked=one.kept(),
     )  # fmt: skip
     return await _queued(call, asked, order)
 

@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("request_sha256", sa.LargeBinary(32)),
         sa.Column("worker", sa.String(64), nullable=False, index=True),
         sa.Column("ended_at", sa.String(32)),
+        sa.Column("asked", sa.JSON),
         sa.UniqueConstraint("project", "api_key", "idempotency_key"),
         has_session=True,
     )
