@@ -141,11 +141,8 @@ class PageRoute(APIRoute):
 
 
 async def _problem_page(request: Request, error: Exception) -> Response:
-    if (
-        isinstance(error, HTTPException)
-        and type(error) is not problems.Refused
-        and error.status_code == HTTPStatus.NOT_FOUND
-    ):
+    is_ours = isinstance(error, problems.Refused)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and not is_ours:
         error = NotFound("there is no page at this address")
     response = problems.response_to(error)
     status = response.status_code
