@@ -472,6 +472,37 @@ def test_debug_namespaces_are_switched(page: Page, service: Service) -> None:
             assert client.get("/api/sandbox/debug").json()["namespaces"]["egress"] is is_on
 
 
+def test_settings_are_changed_by_a_form_that_says_what_is_wrong(page: Page, service: Service) -> None:
+    """What was changed is stored and nothing else; a wrong value changes nothing and stays; an empty one is no more."""
+    page.goto("/settings")
+    wait = page.get_by_label("Time-out")
+    wait.fill("12s")
+    page.get_by_label("Languages").fill("python, bash")
+    with service.client() as client:
+        client.put(
+            "/api/sandbox/config", json={"memoryLimit": "200m"}
+        ).raise_for_status()  # meanwhile
+        page.get_by_role("button", name="Change").click()
+        expect(page.get_by_role("status").first).to_have_text("Changed: timeout, languages.")
+        found = client.get("/api/sandbox/config").json()
+        assert (found["timeout"], found["languages"], found["memoryLimit"]) == (12.0, ["python", "bash"], "200m")
+        expect(wait).to_have_accessible_description("holds: 12 (set here)")
+        wait.fill("soon")
+        page.get_by_label("Screen").select_option("warn")
+        page.get_by_role("button", name="Change").click()
+        expect(page.get_by_role("alert")).to_contain_text("timeout: 'soon' is not a duration")
+        expect(wait).to_have_value("soon")
+        assert client.get("/api/sandbox/config").json() == found
+        page.goto("/run")
+        expect(page.get_by_label("Language").locator("option")).to_have_text(["python", "bash"])
+        page.goto("/settings")
+        for name in ("Time-out", "Languages", "Memory"):
+            page.get_by_label(name).fill("")
+        page.get_by_role("button", name="Change").click()
+        expect(wait).to_have_accessible_description("holds: 30 (default)")
+        assert client.get("/api/sandbox/config").json()["origins"]["memoryLimit"] == "default"
+
+
 def test_a_hostile_output_changes_nothing(
     service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
 ) -> None:

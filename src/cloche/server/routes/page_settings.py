@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from cloche.config.keys import Settings
 from cloche.core.debugging import NAMESPACES
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.execution.doctor import diagnose
 from cloche.records.debugging import read_switches
 from cloche.records.keys import SCOPES, create_key, list_keys, revoke_key, rotate_key
+from cloche.records.settings import NAMES, StoredSettings, read_stored
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, render
 from ..identities import Caller
 from ..service import Service
 from .debug import switch
-from .sandbox import list_backends
+from .sandbox import change_config, list_backends, shown_values
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 DAY_S = 86_400.0
+# Settings that the form has, by the wire's name: what they are called, and the choices where there are few.
+FIELDS: Sequence[tuple[str, str, Sequence[str]]] = (
+    ("runtime", "Backend or runtime", ()), ("timeout", "Time-out", ()), ("memoryLimit", "Memory", ()),
+    ("cpuLimit", "CPUs", ()), ("pidsLimit", "Processes", ()), ("diskLimit", "Disk", ()),
+    ("maxOutputBytes", "Output", ()), ("network", "Network", ("off", "allowlist", "open")),
+    ("networkAllow", "Hosts that may be reached", ()), ("networkDeny", "Hosts that may not be reached", ()),
+    ("languages", "Languages", ()), ("packages", "Packages", ()), ("require", "Required level or controls", ()),
+    ("screen", "Screen", ("off", "warn", "block")), ("users", "Several users", ("true", "false")),
+)  # fmt: skip
 LIFETIMES = {"": None, "1": DAY_S, "30": 30 * DAY_S, "365": 365 * DAY_S}
 _examining = asyncio.Lock()  # one at a time: it starts programs
 
@@ -56,15 +68,53 @@ async def settings(request: Request, caller: Browser, service: TheService) -> HT
 
 
 async def _settings(
-    request: Request, caller: Caller, service: Service, *, made: dict[str, Any] | None = None
-) -> HTMLResponse:
+    request: Request, caller: Caller, service: Service, *, made: dict[str, Any] | None = None, problem: str = "",
+    filled: Mapping[str, str] | None = None, changed: Sequence[str] = (),
+) -> HTMLResponse:  # fmt: skip
     keys = await asyncio.to_thread(list_keys, service.database, project=caller.project)
-    rows = (await service.settings()).as_rows()
+    settings = await service.settings()
+    fields = _shown_fields(settings, await service.read(read_stored), filled or {})
     shown = [{**key.as_dict(), "isValid": key.is_valid} for key in reversed(keys)]
     debug = service.debugging.use(await service.read(read_switches)).as_dict()
     return await render(
-        request, "settings.html", caller, keys=shown, rows=rows, scopes=SCOPES, made=made, debug=debug, about=NAMESPACES
-    )
+        request, "settings.html", caller, status_code=422 if problem else 200, keys=shown, rows=settings.as_rows(),
+        fields=fields, scopes=SCOPES, made=made, debug=debug, about=NAMESPACES, problem=problem, changed=changed,
+    )  # fmt: skip
+
+
+def _shown_fields(settings: Settings, stored: StoredSettings, filled: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the fields of the form: what is stored or was filled in, what holds, and from where."""
+    held, found = shown_values(settings), []
+    for name, label, choices in FIELDS:
+        value = _as_text(stored.values.get(NAMES[name]))
+        origin = str(settings.origins.get(NAMES[name], "default"))
+        offered = [*choices, *([value] if choices and value and value not in choices else [])]
+        found.append({
+            "name": name, "label": label, "stored": value, "value": filled.get(name, value), "choices": offered,
+            "held": _as_text(held[name]) or "none", "origin": "set here" if origin.startswith("stored") else origin,
+        })  # fmt: skip
+    return found
+
+
+def _as_text(value: Any) -> str:  # noqa: ANN401 - plain data
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@router.post("/settings/values")
+async def change_values(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
+    """Store the settings that were changed in the form; an empty one goes back to what the files say."""
+    form = await request.form()
+    filled = {name: str(form.get(name, "")).strip() for name, _, _ in FIELDS}
+    given = {name: text or None for name, text in filled.items() if text != str(form.get(f"{name}-was", ""))}
+    try:
+        await change_config(caller, service, given)
+    except (InvalidRequest, PolicyDenied) as error:
+        return await _settings(request, caller, service, problem=str(error), filled=filled)
+    return await _settings(request, caller, service, changed=list(given))
 
 
 @router.post("/settings/debug")

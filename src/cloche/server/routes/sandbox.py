@@ -45,10 +45,10 @@ async def change_config(
         settings = await service.settings()
         if loosened_by(values, settings):
             caller.require("admin")
-        before = _values(settings)
+        before = shown_values(settings)
         after = await service.change_settings(values, by=caller.name)
     if (audit := audit_for(after)) is not None:
-        changed = {name: [before[name], _values(after)[name]] for name in given}
+        changed = {name: [before[name], shown_values(after)[name]] for name in given}
         await asyncio.to_thread(audit.record, "settings", by=caller.name, changed=changed)
     return await _shown(after)
 
@@ -70,14 +70,14 @@ async def _shown(settings: Settings) -> dict[str, Any]:
     return {
         "dockerAvailable": docker["available"],
         "gvisorAvailable": gvisor["available"],
-        **_values(settings),
+        **shown_values(settings),
         "tier": settings.tier,
         "origins": {name: str(settings.origins.get(keyword, "default")) for name, keyword in NAMES.items()},
         "ceilings": {name: str(settings.ceilings[where]) for name, where in rows if where in settings.ceilings},
     }
 
 
-def _values(settings: Settings) -> dict[str, Any]:
+def shown_values(settings: Settings) -> dict[str, Any]:
     """Return each setting by the wire's name."""
     limits, policy = settings.limits, settings.policy
     required = [policy.require_level] if policy.require_level is not None else []
