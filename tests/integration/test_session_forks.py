@@ -70,6 +70,17 @@ def test_a_rollback_goes_back_as_often_as_one_likes(session: Session) -> None:
         assert "g" not in session.sandbox.list_files()
 
 
+def test_an_asynchronous_generator_that_is_open_goes_on(session: Session) -> None:
+    """It is not closed for a checkpoint, which would wait for its end; a clone goes on with it, too."""
+    session.run(
+        "import asyncio\nasync def count():\n    try:\n        for n in range(9): yield n\n"
+        "    finally: await asyncio.sleep(100)\nnumbers = count()\nawait anext(numbers)"
+    )
+    session.checkpoint("c")
+    (fork,) = session.fork()
+    assert [one.run("await anext(numbers)").value for one in (session, fork)] == [1, 1]
+
+
 def test_later_checkpoints_are_forgotten(session: Session) -> None:
     """Earlier ones stay; an unknown name is an error that lists the known ones."""
     for name in ("one", "two", "three"):

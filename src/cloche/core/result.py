@@ -275,6 +275,8 @@ def as_on_screen(text: str) -> str:
     """
     if "\r" not in text and _UP not in text:
         return text
+    if _UP not in text:
+        return "\n".join(_shown_line(line) if "\r" in line else line for line in text.split("\n"))
     rows: list[list[str]] = [[]]  # of each line, all that was written from its beginning on
     ends: list[str] = [""]
     at = 0
@@ -291,6 +293,11 @@ def as_on_screen(text: str) -> str:
     return "\n".join(_overlaid(row) + end for row, end in zip(rows, ends, strict=True))
 
 
+def _shown_line(line: str) -> str:
+    body = line.rstrip("\r")
+    return _overlaid(body.split("\r")) + line[len(body) :]
+
+
 def _overlaid(parts: list[str]) -> str:
     """Return what is left of texts that were written over each other; each character is looked at once."""
     parts = [part for part in parts if part]
@@ -299,8 +306,11 @@ def _overlaid(parts: list[str]) -> str:
     shown = ""
     for part in reversed(parts):
         text = part
-        for code in _ERASE:
-            text = text.replace(code, "")
+        if "\x1b" in part:
+            for code in _ERASE:
+                text = text.replace(code, "")
+        elif len(part) <= len(shown):
+            continue
         shown += text[len(shown) :]
         if text != part:
             break

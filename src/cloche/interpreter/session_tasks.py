@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 
 from .pretty import report, without_ours
 
@@ -28,7 +29,7 @@ FUNCTIONS = ("all_tasks", "create_task", "current_task", "ensure_future", "gathe
 OF_THE_LOOP = ("asyncio.base_events", "asyncio.events", "asyncio.selector_events", "asyncio.unix_events", "selectors")
 MOST_NAMES = 20
 OWN_DESCRIPTORS = 1  # by which other threads wake it
-THREADS_S = 1.0  # for idle threads of the loop's own executor to end
+THREADS_S = 1.0  # for all idle threads of the loop's own executor to end
 
 
 class Tasks:
@@ -221,12 +222,11 @@ class Tasks:
                 f"{len(waiting)} task{s} that wait{'' if s else 's'} in the background: {', '.join(names)}{more}; "
                 "await or cancel them first"
             )
-        loop = self.loop
-        self._alone(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
-        threads = getattr(getattr(loop, "_default_executor", None), "_threads", ())
-        loop.close()
+        threads = getattr(getattr(self.loop, "_default_executor", None), "_threads", ())
+        self.loop.close()  # generators that are open go on in the next one
+        until = time.monotonic() + THREADS_S
         for thread in list(threads):
-            thread.join(THREADS_S)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def has_come(link: int) -> bool:

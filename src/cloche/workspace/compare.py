@@ -231,12 +231,14 @@ def _folded_hash(above: bytes, name: bytes) -> int:
 
 
 def _twice(hashes: array[int]) -> set[int]:
-    """Return those that are there more than once."""
-    found, before = set(), None
-    for one in sorted(hashes):
-        if one == before:
-            found.add(one)
-        before = one
+    """Return those that are there more than once; they are looked through in parts, each of which is held at once."""
+    found, parts = set(), 1 + len(hashes) // 200_000
+    for part in range(parts):
+        before = None
+        for one in sorted(one for one in hashes if one % parts == part):
+            if one == before:
+                found.add(one)
+            before = one
     return found
 
 

@@ -77,7 +77,7 @@ def _move_on(seconds: float) -> None:
 async def _clone(pipes: _Pipes) -> Node:
     spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": [], "workspace": "/workspace"})())
     first = Node(ORIGIN, None, cast("SessionPipes", _Pipes()), Workspace(Limits(), ""), is_fork=False)
-    fork_tree = ForkTree(cast("Connection", _Connection()), spec, first)
+    fork_tree = ForkTree(cast("Connection", _Connection()), spec, first, CLONE_TIMEOUT_S)
     fork_tree._clone_steps = {}
     node = await fork_tree.clone(first, lambda: cast("SessionPipes", pipes))
     node.workspace.drop()

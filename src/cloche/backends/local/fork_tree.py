@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ORIGIN = 0
 NO_CLONE = 0  # in place of a clone that needs no namespaces of its own yet
 CLONE_TIMEOUT_S = 30.0
+ANSWER_S = 5.0  # a session has as long as a cell to answer in, and no less than this
 
 log = logging.getLogger("cloche.jail")
 
@@ -72,8 +73,9 @@ class Node:
 class ForkTree:
     """Hold the fork tree of one session: all nodes, also of its forks, and the helper that guards them."""
 
-    def __init__(self, connection: Connection, spec: Spec, first: Node, binds: Sequence[str] = ()):
+    def __init__(self, connection: Connection, spec: Spec, first: Node, timeout_s: float, binds: Sequence[str] = ()):
         self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
+        self._answer_s = min(CLONE_TIMEOUT_S, max(ANSWER_S, timeout_s))
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.nodes: dict[int, Node] = {ORIGIN: first}
         self.members = 1  # sessions that are open
@@ -137,8 +139,8 @@ class ForkTree:
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
             self._request_id += 1
-            asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._left_s())
-            await self._first_of(asked, parent.pipes.link.lost, self.end)
+            asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._answer_s)
+            await self._first_of(asked, parent.pipes.link.lost, self.end, longest_s=self._answer_s)
             if not asked.done():
                 has_ended = parent.pipes.link.lost.done() or self.end.done()
                 why = "ended" if has_ended else "did not answer (a task in it that never awaits, say)"
@@ -305,9 +307,10 @@ class ForkTree:
         """Restart the time-out of all the clones of one call together; what the helper does is not counted."""
         self._until = asyncio.get_running_loop().time() + CLONE_TIMEOUT_S
 
-    async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
+    async def _first_of(self, *futures: asyncio.Future[Any], longest_s: float = CLONE_TIMEOUT_S) -> None:
         """Wait until one is done or the time is up."""
-        await asyncio.wait(futures, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+        timeout_s = min(longest_s, self._left_s())
+        await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _left_s(self) -> float:
         return max(0.0, self._until - asyncio.get_running_loop().time())

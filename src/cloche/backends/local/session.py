@@ -115,7 +115,7 @@ class LocalTransport:
         self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
     ) -> asyncio.Future[dict[str, Any]]:
         """Send the run that the session is, with `send`, and return its end."""
-        fork_tree = ForkTree(connection, spec, self.node, self._program.run.binds)
+        fork_tree = ForkTree(connection, spec, self.node, self._limits.timeout_s, self._program.run.binds)
         send(self.node.pipes.guest_ends())
         self.fork_tree = fork_tree  # whose end can be waited for, now that there will be one
         self.node.pipes.close_guest_ends()
