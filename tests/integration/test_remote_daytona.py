@@ -114,7 +114,7 @@ def test_a_run_goes_through(server: DaytonaServer, account: RemoteAccount) -> No
             assert (again.stdout, again.exit_code) == ("d\n", 3)
             assert await sandbox.read_file("c", max_bytes=9) == b"d"
             (box,) = server.boxes.values()
-            remote = {"provider": "daytona", "account": account.id, "url": account.host, "sandbox": box.id}
+            remote = {"provider": "daytona", "account": account.id, "host": account.host, "sandbox": box.id}
             assert result.meta["remote"] == {**remote, "class": "container"}
             assert (result.meta["backend"], result.meta["level_source"]) == ("daytona", "claimed")
             assert result.enforcement.level_source == "claimed"

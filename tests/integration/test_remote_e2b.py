@@ -105,7 +105,7 @@ def test_a_run_goes_through(server: E2BServer, account: RemoteAccount) -> None:
         assert result.meta["level_source"] == result.enforcement.level_source == "claimed"
         name = next(iter(server.sandboxes))
         where = server.url.removeprefix("https://")
-        assert result.meta["remote"] == {"provider": "e2b", "account": account.id, "url": where, "sandbox": name}
+        assert result.meta["remote"] == {"provider": "e2b", "account": account.id, "host": where, "sandbox": name}
         assert result.enforcement["network"].mechanism == "claimed by E2B"
 
     tried(account, work)

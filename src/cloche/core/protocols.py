@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from .enforcement import Control, Enforcement, Level, LevelSource, Measure, NetworkMode
 from .events import Sink
@@ -283,9 +283,16 @@ class SupportsImages(Protocol):
 
 @runtime_checkable
 class SupportsAccount(Protocol):
-    """Be a backend that sends code to a provider on other machines; its attribute `account` says whose, or is None."""
+    """Be a backend that sends code to a provider on other machines. Every one of those is.
 
-    def with_account(self, account: RemoteAccount) -> Backend:
+    Runs are counted against what `account` returns, and recorded with it.
+    """
+
+    def account(self) -> RemoteAccount | None:
+        """Return the account that code is sent with, None before one is given."""
+        ...
+
+    def with_account(self, account: RemoteAccount) -> Self:
         """Return the same backend for an account."""
         ...
 

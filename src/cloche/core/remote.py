@@ -6,9 +6,11 @@ An account comes from the caller's own configuration alone. Nothing here reads a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
+DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 
 
@@ -78,10 +80,10 @@ class RemoteAccount:
 
     @property
     def host(self) -> str:
-        """Return where the code goes: host and port of the API; empty where the provider's own are used."""
+        """Return where the code goes: host and port of the API, or the provider's domain."""
         from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
 
         found = urlsplit(self.url) if "//" in self.url else None
         if found is None:
-            return self.domain
+            return self.domain or DOMAINS.get(self.provider, "")
         return found.netloc.rpartition("@")[2]

@@ -7,17 +7,18 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
+from typing import cast
 
 from cloche.audit.log import default_folder
 from cloche.config.keys import Settings
 from cloche.core.errors import ClocheError, OutcomeUnknown
 from cloche.core.loops import finish
 from cloche.core.processes import Detached
-from cloche.core.protocols import Backend
+from cloche.core.protocols import Backend, SupportsAccount
 from cloche.core.remote import Quota, RemoteAccount
 from cloche.core.result import Result
 
-from .registry import counter_of
+from .registry import counter_of, has_power
 
 QUOTA_FILE = "quota.db"  # of this user, wherever the audit log of a call is
 _QUOTA = tuple(field.name for field in fields(Quota))
@@ -36,8 +37,9 @@ def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
 
 def account_of(backend: Backend) -> RemoteAccount | None:
     """Return the account that a backend sends code with, None for one of this host."""
-    account: RemoteAccount | None = getattr(backend, "account", None)  # asked at every run that is recorded
-    return account
+    if not has_power(backend, SupportsAccount):
+        return None
+    return cast("SupportsAccount", backend).account()
 
 
 async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeout_s: float | None) -> Result:

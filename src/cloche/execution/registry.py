@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from cloche.core.enforcement import Level
-from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.layers import SupportsOwnInterpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
@@ -98,12 +98,17 @@ def backend_named(
 
 
 def _check(backend: Backend) -> None:
-    if _has_power(type(backend), SupportsCheck):
+    if has_power(backend, SupportsCheck):
         cast("SupportsCheck", backend).check()
 
 
+def has_power(backend: Backend, power: type) -> bool:
+    """Tell whether a backend has the methods of a protocol."""
+    return _has_methods(type(backend), power)
+
+
 @cache
-def _has_power(kind: type, power: type) -> bool:
+def _has_methods(kind: type, power: type) -> bool:
     """Tell whether a class has the methods of a protocol; looked up once, for each run asks."""
     return issubclass(kind, power)
 
@@ -122,15 +127,18 @@ def _backend_of(name: str) -> Backend:
     if row.provider is None:
         reason = f"backend {name!r} ({row.needs}) is not part of this version of Cloche."
         raise BackendUnavailable(reason, remedy=USE_LOCAL)
-    return _load(row.provider, os.getpid())
+    backend = _load(row.provider, os.getpid())
+    if row.is_remote and not has_power(backend, SupportsAccount):
+        raise InternalError(f"backend {name!r} sends code elsewhere, and cannot say with which account")
+    return backend
 
 
 def _set_up(
     backend: Backend, images: Mapping[str, str] | None, accounts: Mapping[str, RemoteAccount] | None
 ) -> Backend:
     """Return the backend with what is configured for it."""
-    if accounts and (account := accounts.get(backend.name)) and _has_power(type(backend), SupportsAccount):
-        return cast("SupportsAccount", backend).with_account(account)
+    if accounts and (account := accounts.get(backend.name)) and has_power(backend, SupportsAccount):
+        return cast("Backend", cast("SupportsAccount", backend).with_account(account))
     return with_images(backend, images or {})
 
 

@@ -18,7 +18,15 @@ class RemoteFake(FakeBackend):
 
     def __init__(self, result: Result) -> None:
         super().__init__([result])
-        self.account = RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://api.example.test")
+        self.told = RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://api.example.test")
+
+    def account(self) -> RemoteAccount:
+        """Return the account that code is sent with."""
+        return self.told
+
+    def with_account(self, account: RemoteAccount) -> RemoteFake:
+        """Have no other."""
+        raise NotImplementedError
 
 
 def events(folder: Path) -> list[dict[str, object]]:
@@ -32,7 +40,7 @@ def test_where_code_went_is_recorded_before_and_after(tmp_path: Path) -> None:
     backend = RemoteFake(Result("", "", 0, 0.0, meta={"remote": {"cost": 0.25}}))
     cloche.run("1", backend=backend, audit=str(tmp_path))
     start, end = events(tmp_path)
-    assert start["remote"] == end["remote"] == backend.account.as_dict()
-    assert backend.account.as_dict()["account"].startswith("e2b:")
+    assert start["remote"] == end["remote"] == backend.told.as_dict()
+    assert backend.told.as_dict()["account"].startswith("e2b:")
     assert end["cost"] == 0.25
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]

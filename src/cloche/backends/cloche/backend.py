@@ -38,7 +38,11 @@ class ClocheBackend:
     name = NAME
 
     def __init__(self, account: RemoteAccount | None = None):
-        self.account = account
+        self._account = account
+
+    def account(self) -> RemoteAccount | None:
+        """Return the account that code is sent with, None before one is given."""
+        return self._account
 
     def with_account(self, account: RemoteAccount) -> ClocheBackend:
         """Return the same backend for an account."""
@@ -50,7 +54,7 @@ class ClocheBackend:
 
     def _checked(self) -> RemoteAccount:
         account = check_account(
-            self.account, provider=NAME, package="websockets", extra="remote", variable="CLOCHE_REMOTE_KEY",
+            self._account, provider=NAME, package="websockets", extra="remote", variable="CLOCHE_REMOTE_KEY",
             needs_url=True,
         )  # fmt: skip
         key = account.api_key.reveal()

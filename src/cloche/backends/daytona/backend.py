@@ -53,6 +53,10 @@ class DaytonaBackend:
     def __init__(self, account: RemoteAccount | None = None):
         self._account = account
 
+    def account(self) -> RemoteAccount | None:
+        """Return the account that code is sent with, None before one is given."""
+        return self._account
+
     def with_account(self, account: RemoteAccount) -> DaytonaBackend:
         """Return the same backend for an account."""
         return DaytonaBackend(account)

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import DOMAINS, RemoteAccount
 
 from ..remote.accounts import check_account, why_no_address
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
@@ -38,7 +38,7 @@ log = logging.getLogger("cloche.remote")
 T = TypeVar("T")
 PROVIDER, EXTRA, VARIABLE = "daytona", "daytona", "DAYTONA_API_KEY"
 API, TOOLBOX, HTTP = "daytona_api_client_async", "daytona_toolbox_api_client_async", "aiohttp"
-URL = "https://app.daytona.io/api"
+URL = f"https://{DOMAINS[PROVIDER]}/api"
 ANSWER_S, CREATE_S, CONNECT_S, MARGIN_S = 30.0, 180.0, 15.0, 5.0
 POLL_S = 0.25
 MOST_ANSWER, MOST_MESSAGE = 4 << 20, 1 << 20
@@ -116,7 +116,6 @@ class Client:
     def __init__(self, account: RemoteAccount):
         self.account = account
         self._url = account.url or URL
-        self.host = urlsplit(self._url).netloc
         self.is_given_up = False  # nobody waits for a sandbox any more
         self._session: Any = None
         self._api: Any = None

@@ -208,7 +208,7 @@ class Machine:
         return {
             "backend": "daytona",
             "level_source": "claimed",
-            "remote": {"provider": "daytona", "account": account.id, "url": self.client.host, **sandbox},
+            "remote": {**account.as_dict(), **sandbox},
         }
 
 

@@ -54,6 +54,10 @@ class E2BBackend:
     def __init__(self, account: RemoteAccount | None = None):
         self._account = account
 
+    def account(self) -> RemoteAccount | None:
+        """Return the account that code is sent with, None before one is given."""
+        return self._account
+
     def with_account(self, account: RemoteAccount) -> E2BBackend:
         """Return the same backend for an account."""
         return E2BBackend(account)

@@ -363,14 +363,12 @@ class Machine:
 
     def notes(self) -> dict[str, Any]:
         """Return what results say of where they come from."""
-        account = self.provider.account
-        where = {"provider": PROVIDER, "account": account.id, "url": account.host or self.provider.domain}
         return {
             "backend": PROVIDER,
             "level_source": "claimed",
             "image": self.plan.template,
             "engine": "E2B",
-            "remote": {**where, "sandbox": self.id},
+            "remote": {**self.provider.account.as_dict(), "sandbox": self.id},
         }
 
 

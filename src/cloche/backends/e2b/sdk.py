@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import DOMAINS, RemoteAccount
 
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error
 
 PROVIDER, PACKAGE, EXTRA, KEY_VARIABLE = "e2b", "e2b", "e2b", "E2B_API_KEY"
-DOMAIN = "e2b.app"
+DOMAIN = DOMAINS[PROVIDER]
 ENVD_PORT = 49983
 ANSWER_S, CREATE_S, END_S, MARGIN_S = 30.0, 90.0, 20.0, 10.0
 CONNECT_S, CONNECT_TRIES = 10.0, 2
