@@ -33,10 +33,10 @@ REMOTE = [name for name, row in BACKEND_ROWS.items() if row.is_remote]
 @contextmanager
 def at_e2b(folder: Path) -> Iterator[E2BBackend]:
     """Give the backend at a server that speaks E2B's wire."""
-    with e2b_server.serving(folder) as server:
+    with e2b_server.serving(folder / "tls") as server:
         account = RemoteAccount(
             provider="e2b", api_key=Secret(e2b_server.KEY), url=server.url, sandbox_url=server.url,
-            ca_file=str(folder / "ca.pem"),
+            ca_file=str(folder / "tls" / "ca.pem"),
         )  # fmt: skip
         yield E2BBackend().with_account(account)
 
@@ -82,10 +82,10 @@ def limited(backend: SupportsAccount, folder: Path, **quota: float) -> tuple[Any
 
 async def _run_each_kind(sandbox: Any) -> list[Any]:
     """Run once in each of the ways in which a sandbox that lives runs something."""
-    results = [await sandbox.run("print(1)"), await sandbox.exec("true")]
+    results = [await sandbox.run("print(1)"), await sandbox.exec(["true"])]
     process = await sandbox.start(["true"])
     results.append(await process.wait())
-    async with sandbox.session("python") as session:
+    async with await sandbox.session("python") as session:
         results.append(await session.run("1"))
     return results
 
@@ -102,7 +102,7 @@ def test_whatever_runs_is_counted_and_recorded_with_its_account(backend: Any, tm
             assert [one.status for one in results] == ["ok"] * 5, results
             for one in results:
                 assert account.as_dict().items() <= one.meta["remote"].items()
-            for again in (sandbox.run("1"), sandbox.exec("true"), sandbox.start(["true"])):
+            for again in (sandbox.run("1"), sandbox.exec(["true"]), sandbox.start(["true"])):
                 with pytest.raises(BackendUnavailable, match="5 of 5 runs of today are used"):
                     await again
 

@@ -312,4 +312,4 @@ def why_not_ready(name: str, images: Mapping[str, str], *, needs_image: bool = F
 
 def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
     """Return the backend with these images, where it uses any."""
-    return cast("SupportsImages", backend).with_images(images) if _has_power(type(backend), SupportsImages) else backend
+    return cast("SupportsImages", backend).with_images(images) if has_power(backend, SupportsImages) else backend
