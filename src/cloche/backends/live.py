@@ -455,6 +455,10 @@ class LiveSandbox(LiveFiles):
         process.network = self.network
         return process
 
+    def _notes(self) -> Mapping[str, Any]:
+        """Return what results say in `meta` of where they come from."""
+        return {}
+
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
         """Return what came of a command."""
         usage = usage_of(ended)
@@ -473,6 +477,7 @@ class LiveSandbox(LiveFiles):
             found=Changes(),
             meta={
                 **run_notes(None, "", self.limits, self.enforcement, usage.wall_s),
+                **self._notes(),
                 "backend": self.backend,
                 "process": process.id,
                 **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
