@@ -1,11 +1,22 @@
 """What a checker of types sees of the blocking face: pyright reads this file in `make check`; nothing runs it."""
 
-from typing import assert_type
+from typing import Protocol, assert_type
 
 import cloche
+from cloche.backends.cloche import ClocheBackend
+from cloche.backends.daytona import DaytonaBackend
+from cloche.backends.e2b import E2BBackend
+from cloche.core.protocols import Backend, SupportsAccount
 from cloche.skills.run import run_skill
 from cloche.skills.skill import Skill
 from cloche.sync import Sandbox, Session
+
+
+class _Remote(Backend, SupportsAccount, Protocol):
+    """Be what every backend is that sends code elsewhere."""
+
+
+_REMOTE: tuple[type[_Remote], ...] = (E2BBackend, DaytonaBackend, ClocheBackend)
 
 
 def _of_calls(skill: Skill) -> None:

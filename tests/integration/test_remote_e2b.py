@@ -474,7 +474,7 @@ def test_a_link_that_is_lost_leaves_the_outcome_unknown(
     server: E2BServer, account: RemoteAccount, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The stream breaks off, or says nothing more: the code may have run, and the sandbox is ended."""
-    monkeypatch.setattr(wire, "SILENCE_S", 2.0)
+    account = replace(account, silence_s=2.0)
     server.faults.append(Fault("Start$", kind, skip=1, after=20_000))
     with pytest.raises(OutcomeUnknown, match="may have run to its end"):
         run(account, "import sys\nfor _ in range(500): print('x' * 1000)\nimport time; time.sleep(600)")

@@ -53,7 +53,8 @@ REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     },
     "cloche": {
         "api_key": "CLOCHE_REMOTE_KEY", "url": "CLOCHE_REMOTE_URL", "ca_file": "CLOCHE_REMOTE_CA_FILE",
-        "lifetime": "CLOCHE_REMOTE_LIFETIME", "runs_per_day": "CLOCHE_REMOTE_RUNS_PER_DAY",
+        "lifetime": "CLOCHE_REMOTE_LIFETIME", "silence": "CLOCHE_REMOTE_SILENCE",
+        "runs_per_day": "CLOCHE_REMOTE_RUNS_PER_DAY",
         "seconds_per_day": "CLOCHE_REMOTE_SECONDS_PER_DAY", "sandboxes_per_day": "CLOCHE_REMOTE_SANDBOXES_PER_DAY",
         "sandboxes_at_once": "CLOCHE_REMOTE_SANDBOXES_AT_ONCE", "money_per_day": "CLOCHE_REMOTE_MONEY_PER_DAY",
     },
@@ -308,6 +309,7 @@ def _remotes() -> Iterator[Key]:
             **({"template": {"parse": readers.parse_line}} if provider != "cloche" else {}),
             "ca_file": {"parse": readers.parse_file},
             "lifetime": seconds,
+            "silence": seconds,
             "runs_per_day": {"parse": parse_count},
             "seconds_per_day": seconds,
             "sandboxes_per_day": {"parse": parse_count},
@@ -315,7 +317,7 @@ def _remotes() -> Iterator[Key]:
             "money_per_day": {"parse": readers.parse_money},
         }  # fmt: skip
         for name, more in fields.items():
-            where = "lifetime_s" if name == "lifetime" else name
+            where = f"{name}_s" if name in ("lifetime", "silence") else name
             yield Key(
                 name=f"{provider}.{name}", variable=variables.get(name, f"CLOCHE_{provider.upper()}_{name.upper()}"),
                 settings_field=f"remotes.{provider}/{where}", **more,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
+SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
 
 
 class Secret(str):
@@ -53,7 +54,8 @@ class RemoteAccount:
 
     `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
     what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. For `lifetime_s` at most
-    the provider keeps a sandbox. `quota_file` holds the counters; without one nothing is counted.
+    the provider keeps a sandbox. A connection that carries a call, and from which nothing has come for `silence_s`, is
+    lost; both sides ask each other before that. `quota_file` holds the counters; without one nothing is counted.
     """
 
     provider: str
@@ -66,6 +68,7 @@ class RemoteAccount:
     template: str = ""
     ca_file: str = ""
     lifetime_s: float = LIFETIME_S
+    silence_s: float = SILENCE_S
     quota: Quota = Quota()
     quota_file: str | None = None
 

@@ -100,6 +100,7 @@ class WebSocket(asyncio.Protocol):
             return
         request = self._ws.connect()
         request.headers["Authorization"] = f"Bearer {self._account.api_key.reveal()}"
+        request.headers["Cloche-Silence"] = f"{self._account.silence_s:g}"  # after which we are gone
         self._ws.send_request(request)
         self._flush()
 

@@ -35,7 +35,7 @@ OPEN_S = 20.0
 CANCEL_S = 10.0  # for the service to say that a call has ended that was cancelled
 PONG_S = 5.0
 STALL_S = 60.0  # for the service to take the next fields of a call
-LOOK_EVERY_S, SILENT_S = 20.0, 60.0  # the service says something every 20 s
+LOOKS = 5  # at whether anything has come, in the time after which a silent connection is lost
 
 TakeEvent = Callable[[str, Mapping[str, Any]], None]
 TakeData = Callable[[int, bytes], None]
@@ -272,7 +272,7 @@ class Wire:
         self._pong: asyncio.Future[None] | None = None
         self._heard_at = self._loop.time()
         self._watching: asyncio.TimerHandle | None = None
-        self._was_silent = False
+        self._unanswered = 0
         self.is_lost = False
         self.on_idle: Callable[[Wire], None] = lambda _: None
 
@@ -343,7 +343,7 @@ class Wire:
     # What comes.
 
     def _take(self, message: bytes, is_text: bool) -> None:
-        self._heard_at, self._was_silent = self._loop.time(), False
+        self._heard_at, self._unanswered = self._loop.time(), 0
         if self.is_lost:
             return
         try:
@@ -440,20 +440,24 @@ class Wire:
     def _watch(self) -> None:
         if self._watching is None:
             self._heard_at = self._loop.time()
-            self._watching = self._loop.call_later(LOOK_EVERY_S, self._look)
+            self._watching = self._loop.call_later(self.account.silence_s / LOOKS, self._look)
 
     def _look(self) -> None:
-        """Give it up where calls go on and nothing was heard for long; a loop that stood still has two looks."""
+        """Ask where nothing came since the last look, and give it up where several in turn were not answered.
+
+        They are counted, and not the time alone: a loop that stood still has not read yet what came meanwhile.
+        """
         self._watching = None
         if self.is_lost or not self.calls:
             return
-        if self._loop.time() - self._heard_at > SILENT_S:
-            if self._was_silent:
-                self.lose(Failure.TIMEOUT, f"nothing was heard for {SILENT_S:g} s")
+        every_s = self.account.silence_s / LOOKS
+        if self._loop.time() - self._heard_at >= every_s:
+            if self._unanswered >= LOOKS - 2:
+                self.lose(Failure.TIMEOUT, f"nothing was heard for {self._loop.time() - self._heard_at:.1f} s")
                 return
-            self._was_silent = True
+            self._unanswered += 1
             self._say({"ping": 1})
-        self._watching = self._loop.call_later(LOOK_EVERY_S, self._look)
+        self._watching = self._loop.call_later(every_s, self._look)
 
     def lose(self, failure: Failure, why: str) -> None:
         """Give it up: its calls end with the reason."""

@@ -45,7 +45,7 @@ MOST_ANSWER, MOST_MESSAGE = 4 << 20, 1 << 20
 MOST_PAGES, PAGE = 200, 100
 MOST_ADDRESS, MOST_TEXT = 2048, 1000  # characters of what is said of a sandbox
 TRIES, MOST_WAIT_S, REFUSED_WAIT_S = 3, 5.0, 0.2
-HEARTBEAT_S = 20.0
+HEARTBEATS = 1.7  # in the time after which a silent terminal is lost; an answer has half the time between two
 READY, GONE = "started", ("error", "build_failed", "destroyed", "destroying", "archived", "stopped")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # How the API words what has no status of its own.
@@ -335,7 +335,10 @@ class Client:
         await self._read(await made(request=wanted, _request_timeout=ANSWER_S))
         url = f"{base}/process/pty/{name}/connect"
         return await session.ws_connect(
-            re.sub("^http", "ws", url), headers=self._headers(), heartbeat=HEARTBEAT_S, max_msg_size=MOST_MESSAGE
+            re.sub("^http", "ws", url),
+            headers=self._headers(),
+            max_msg_size=MOST_MESSAGE,
+            heartbeat=self.account.silence_s / HEARTBEATS,
         )
 
 

@@ -25,8 +25,7 @@ from .sdk import ANSWER_S, END_S, Provider, call
 
 log = logging.getLogger("cloche.remote")
 STALL_S = 60.0
-KEEPALIVE_S = 20  # how often a stream is to say that it is there
-SILENCE_S = 3.5 * KEEPALIVE_S
+KEEPALIVES = 3  # in the time after which a silent stream is lost
 MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
 ERROR = 2
 
@@ -49,7 +48,7 @@ class ProcessWire:
         """Start a process, and return its streams."""
         messages = provider.package.messages
         process = messages.ProcessConfig(cmd=words[0], args=list(words[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
-        headers = {"Keepalive-Ping-Interval": str(KEEPALIVE_S)}
+        headers = {"Keepalive-Ping-Interval": str(max(1, int(provider.account.silence_s / KEEPALIVES)))}
         if user:
             headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:'.encode()).decode()}"
         events = client.start(messages.StartRequest(process=process, stdin=sends), headers=headers)
@@ -116,7 +115,7 @@ class ProcessWire:
         """Yield what it writes, until it ends. Raises OSError."""
         while True:
             try:
-                kind, said = call(self._next_event, SILENCE_S)
+                kind, said = call(self._next_event, self._provider.account.silence_s)
             except Exception as error:
                 reason = self._provider.explain(error)
                 self.fail(reason)

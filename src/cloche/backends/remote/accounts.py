@@ -8,7 +8,7 @@ import re
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import LEAST_SILENCE_S, RemoteAccount
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
@@ -39,6 +39,8 @@ def check_account(
             raise refused(f"{name} {why}", "Correct it: https://HOST[:PORT].")
     if account.domain and not _DOMAIN.fullmatch(account.domain):
         raise refused("domain is none", "Correct it: HOST or HOST:PORT.")
+    if account.silence_s < LEAST_SILENCE_S:
+        raise refused(f"silence is {account.silence_s:g} s", f"Give both sides time: {LEAST_SILENCE_S:g} s or more.")
     if account.ca_file and not os.path.isfile(account.ca_file):
         raise refused(f"ca_file: there is no file {account.ca_file}", "Correct the path, or leave it out.")
     return account

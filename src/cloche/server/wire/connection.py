@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cloche import __version__
 from cloche.core.escape import escape_name
+from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
 
 from ..auth import find_caller
 from ..log import ACCESS
@@ -31,7 +32,10 @@ from . import frames
 from .calls import Asked, Call
 from .verbs import VERBS, Verb
 
-PING_EVERY_S, SILENT_S = 20.0, 60.0  # a client from which nothing came for so long is gone
+SILENCE_HEADER = "cloche-silence"
+MOST_SILENCE_S = 300.0
+LOOKS = 5  # at whether anything has come, in the time after which a silent client with calls is gone
+IDLE_S = 20.0  # between two of them at a client without calls
 MOST_ID = 256
 
 
@@ -42,6 +46,7 @@ class Wire:
         self._websocket, self._service = websocket, service
         self._calls: dict[int, Call] = {}
         self._heard_at = asyncio.get_running_loop().time()
+        self._silence_s = _silence_of(websocket)
         self._is_over = False
         self._log = structlog.stdlib.get_logger(ACCESS)
 
@@ -158,12 +163,17 @@ class Wire:
 
     async def _watch_client(self) -> None:
         """Ask the client from time to time whether it is there. Raises TimeoutError where nothing comes from it."""
-        loop = asyncio.get_running_loop()
+        loop, every_s, unanswered = asyncio.get_running_loop(), self._silence_s / LOOKS, 0
         while True:
-            await asyncio.sleep(PING_EVERY_S)
-            if loop.time() - self._heard_at > SILENT_S:
+            await asyncio.sleep(every_s)
+            quiet_s = loop.time() - self._heard_at
+            unanswered = 0 if quiet_s < every_s else unanswered
+            if quiet_s < (every_s if self._calls else IDLE_S) * (unanswered + 1):
+                continue
+            if unanswered >= LOOKS - 2:  # counted: where the loop stood still, what came has not been read yet
                 raise TimeoutError
-            async with asyncio.timeout(SILENT_S):
+            unanswered += 1
+            async with asyncio.timeout(self._silence_s):
                 await self._send_text('{"ping": true}')
 
     async def _send(self, frame: bytes) -> None:
@@ -173,6 +183,15 @@ class Wire:
     async def _send_text(self, text: str) -> None:
         if not self._is_over:
             await self._websocket.send_text(text)
+
+
+def _silence_of(websocket: WebSocket) -> float:
+    """Return after how many seconds a client from which nothing came is gone, as it asks, within bounds."""
+    try:
+        asked = float(websocket.headers.get(SILENCE_HEADER, SILENCE_S))
+    except ValueError:
+        asked = SILENCE_S
+    return min(max(asked, LEAST_SILENCE_S), MOST_SILENCE_S) if asked == asked else SILENCE_S
 
 
 def _hello() -> str:
