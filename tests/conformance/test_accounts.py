@@ -91,7 +91,7 @@ async def _run_each_kind(sandbox: Any) -> list[Any]:
 
 
 def test_whatever_runs_is_counted_and_recorded_with_its_account(backend: Any, tmp_path: Path) -> None:
-    """A run of its own, and in a sandbox a run, a command, a process and a cell: each counts, and both events say it."""
+    """A throwaway run, and in a sandbox a run, a command, a process and a cell: each counts, and both events say it."""
     chosen, account = limited(backend, tmp_path, runs_per_day=5)
     log = tmp_path / "log"
 

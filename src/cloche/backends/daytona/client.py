@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.remote import DOMAINS, RemoteAccount
