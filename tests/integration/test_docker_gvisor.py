@@ -77,6 +77,7 @@ def test_a_member_of_the_docker_group_has_it_by_a_container_beside(gvisor: Daemo
 def test_the_ordinary_runtime_can_be_demanded(gvisor: Daemon, image: str) -> None:
     """Level jail is a container of runc, on the host's kernel."""
     result = cloche.run(KERNEL, backend="docker", image=image, warm=False, level="jail")
+    assert "why_no_gvisor" not in result.meta  # nobody preferred it
     assert result.enforcement.level is Level.JAIL
     assert result.stdout.strip() == Path("/proc/version").read_text().strip()
 
@@ -130,6 +131,16 @@ def test_a_runtime_that_does_not_work_is_not_trusted(tmp_path: Path, monkeypatch
         image = daemon.image("cloche-test:shell")
         result = cloche.run("echo 1", language="bash", backend="docker", image=image, warm=False)
         assert (result.stdout, result.enforcement.level) == ("1\n", Level.JAIL)
+        rules: dict[str, Any] = {
+            "backend": "docker",
+            "image": image,
+            "network": "allowlist",
+            "network_allow": ["a.example"],
+        }
+        result = cloche.run("echo 1", language="bash", warm=False, **rules)
+        assert (result.stdout, result.enforcement.level) == ("1\n", Level.JAIL)
+        why = result.meta["why_no_gvisor"]
+        assert result.enforcement[Control.SYSCALLS].reason.endswith(f"though gVisor is preferred: {why}")
         with pytest.raises(cloche.BackendUnavailable, match="gVisor does not work on this daemon"):
             cloche.run("echo 1", language="bash", backend="gvisor", image=image)
         assert daemon.is_clean()

@@ -41,6 +41,18 @@ def test_docker_opt_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             cloche.get_sandbox()
 
 
+def test_missing_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a daemon every call of a docker sandbox is an error before anything runs, with what would do."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    marker = tmp_path / "ran"
+    for start in (cloche.DockerSandbox, lambda: cloche.run(f"open({str(marker)!r}, 'w')", backend="docker")):
+        with pytest.raises(cloche.BackendUnavailable) as refused:
+            start()
+        assert f"{tmp_path}/none" in str(refused.value)
+        assert 'use the default backend "local"' in str(refused.value)
+    assert not marker.exists()
+
+
 def test_timeout() -> None:
     """A run over its time is stopped, keeps its output, and says so."""
     started = time.monotonic()

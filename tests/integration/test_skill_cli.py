@@ -191,6 +191,15 @@ def test_arguments_that_look_like_options_are_the_scripts(tmp_path: Path) -> Non
     assert (done.returncode, "say which script to run: it has: a.sh, b.sh" in done.stderr) == (2, True)
 
 
+def test_the_runtime_is_named_as_for_any_run(tmp_path: Path) -> None:
+    """`--runtime` of `skill run` is docker's own runtime or a backend, and of `skill check` says what holds."""
+    folder = str(write_skill(tmp_path, "demo", a__sh="echo ran"))
+    done = command("run", folder, "--runtime", "local")
+    assert (done.stdout, done.stderr) == ("ran\n", "")
+    told = json.loads(command("check", folder, "--json", "--runtime", "runsc").stdout)
+    assert next(term for term in told["policy"] if term["key"] == "backend")["result"] == "gvisor"
+
+
 def test_check_tells_programs_everything(tmp_path: Path) -> None:
     """As JSON: what is asked, what holds and why, faults with file and key; the exit code says whether it can run."""
     done = command("check", str(EXAMPLE), "--json", "--memory", "99m")

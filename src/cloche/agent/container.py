@@ -53,6 +53,9 @@ def container_arguments(
         raise InvalidRequest(f"workspace: {why}; name a folder of yours") from None
     settings = load_settings(given_options(options))
     owned = (owner.st_uid, owner.st_gid or owner.st_uid)
+    if user is not None and settings.policy.user is not None:
+        by = settings.origins.get("user", "argument")
+        raise InvalidRequest(f"user: {user[0]} is asked for beside {settings.policy.user} ({by}); drop one")
     wanted = WorkspaceContainer(
         image=image_name,
         command=read_argv(command),

@@ -7,6 +7,7 @@ machine is handed in, and so are the words of a refusal. A control that a backen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
@@ -115,6 +116,14 @@ def with_network(
     else:
         measure = _enforced(f"{mechanism}; {_UNSEEN}")
     return Enforcement(level=enforcement.level, controls={**enforcement.controls, Control.NETWORK: measure})
+
+
+def with_less_than_preferred(enforcement: Enforcement, why: str) -> Enforcement:
+    """Return what holds in a container of docker's own runtime where gVisor is preferred, with why it is not that."""
+    held = enforcement[Control.SYSCALLS]
+    reason = "; ".join(filter(None, (held.reason, f"docker's own runtime, though gVisor is preferred: {why}")))
+    changed = {**enforcement.controls, Control.SYSCALLS: replace(held, reason=reason)}
+    return replace(enforcement, controls=changed)
 
 
 def with_hosts_stack(enforcement: Enforcement, *, is_root_outside: bool) -> Enforcement:

@@ -478,7 +478,7 @@ def _refuse(number: int, reason: str, queue: str | None) -> int:
 @flag("--tty", "-t", help="Give it a terminal.")
 @sandbox_options(
     "runtime", "require", "preset", "config", "memory", "cpus", "pids", "network",
-    help={"runtime": "runc, or gvisor. Default: the daemon's own.", "network": "off or bridge."},
+    help={"runtime": "runc, or gvisor (runsc). Default: the daemon's own.", "network": "off or bridge."},
 )  # fmt: skip
 @json_option()
 def _container(

@@ -137,7 +137,9 @@ def _name_env_file(_: click.Context, __: click.Parameter, file: str | None) -> N
 # its name where that is not the keyword's.
 _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "backend": {"metavar": "NAME", "help": "A name of `cloche backends`."},
-    "runtime": {"metavar": "NAME", "help": "runc: docker's own runtime, never gVisor's. Else as --backend."},
+    "runtime": {
+        "metavar": "NAME", "help": "runc: docker's own runtime, never gVisor's; runsc: gvisor. Else as --backend.",
+    },
     "prefer": {"metavar": "WHAT", "help": "strongest or fastest: choose among the backends here."},
     "fallback": {"metavar": "WHAT", "help": "process: what trusted code may fall back to; or none."},
     "trusted": {

@@ -190,7 +190,7 @@ def _ps(name: str, as_json: bool) -> int:
 def _logs(name: str, process: str) -> int:
     """Print what a process wrote and nobody read.
 
-    The last 64 KiB of each stream, and they stay there.
+    The last 32 KiB of each stream, and they stay there.
     """
     from cloche.sync import Sandbox
 

@@ -44,7 +44,7 @@ class _WithArguments(Command):
 
 @skill.command("check")
 @argument("name", metavar="NAME|PATH", help=_NAME)
-@sandbox_options("backend", "preset", "tier", "config", "timeout", "memory", "cpus", "pids", "disk")
+@sandbox_options("backend", "runtime", "preset", "tier", "config", "timeout", "memory", "cpus", "pids", "disk")
 @json_option()
 def _check(name: str, options: SandboxOptions, as_json: bool) -> int:
     """Read a skill, and show what it gets and why.
@@ -74,7 +74,7 @@ def _list(folder: tuple[str, ...], options: SandboxOptions, as_json: bool) -> in
 @skill.command("run", cls=_WithArguments)
 @argument("name", metavar="NAME|PATH", help=_NAME)
 @argument("script", metavar="SCRIPT", required=False, help="Its name or path. Default: the skill's entry.")
-@sandbox_options(but=("runtime", "network", "screen"))
+@sandbox_options(but=("network", "screen"))
 @program_options()
 @output_options()
 @json_option()

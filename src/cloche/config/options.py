@@ -26,7 +26,7 @@ class SandboxOptions(TypedDict, total=False):
     - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" asks the approver of an unlisted host.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
-    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
+    - runtime: "runc" demands docker's own runtime, never gVisor's, "runsc" is gvisor; else another word for `backend`.
     - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
     - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
       chosen is missing; "none". trusted: this code is the operator's own, never a model's.

@@ -326,12 +326,12 @@ def parse_money(value: object, *, name: str) -> float:
 
 
 def read_runtime(value: object, *, name: str) -> Values:
-    """Read the name of a backend, or docker's own runtime, which is docker and never gVisor (C3)."""
+    """Read the name of a backend, `runsc` for gVisor's, or docker's own, which is docker and never gVisor (C3)."""
     word = value.strip().lower() if isinstance(value, str) else ""
     if word in get_args(ContainerRuntime):
         return {"backend": "docker", "runtime": word}
     try:
-        return {"backend": parse_backend(value, name=name)}
+        return {"backend": parse_backend("gvisor" if word == "runsc" else value, name=name)}
     except InvalidRequest as error:
         raise InvalidRequest(f"{error}; or {', '.join(get_args(ContainerRuntime))}: docker's own runtime") from None
 

@@ -64,7 +64,7 @@ class Policy:
     network_ports: tuple[int, ...] = ()
     on_network: OnNetwork = "refuse"
     read_only_root: bool = True
-    writable_paths: tuple[str, ...] = ("/workspace", "/tmp")
+    writable_paths: tuple[str, ...] = ("/workspace", "/tmp", "/dev/shm")
     user: str | None = None
     users: bool = False
     seccomp: bool = True

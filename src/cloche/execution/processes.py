@@ -228,7 +228,7 @@ class ProcessOperations(LiveOperations):
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
         """Return a process by its id: one that runs, or ended not long ago.
 
-        Another holder of it loses it. Of each stream, the last 64 KiB that nobody has read are there to be read.
+        Another holder of it loses it. Of each stream, the last 32 KiB that nobody has read are there to be read.
         """
         if not isinstance(id, str):
             raise InvalidRequest(f"id: {id!r} is no id of a process; processes lists them")

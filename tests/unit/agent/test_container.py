@@ -59,7 +59,16 @@ def test_what_is_asked_for_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {"--network=bridge", "--runtime=runc", "--name=mine", "--tty", "--env=A=b c", "--env=TOKEN"} <= set(words)
     assert f'--mount=type=bind,"src={memory}",dst=/memory' in words
     assert "--runtime=runsc" in arguments(tmp_path, runtime="gvisor")
-    assert "--user=65534:65534" in arguments(tmp_path, preset="locked-down")
+    assert "--runtime=runsc" in arguments(tmp_path, runtime="runsc")
+
+
+def test_nobody_is_who_it_runs_as_or_an_error(tmp_path: Path) -> None:
+    """`locked-down` runs it as nobody, whoever has the folder; another user beside that is refused."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, *USER)
+    assert "--user=65534:65534" in container_arguments(tmp_path, "some/image:1", preset="locked-down")
+    with pytest.raises(ClocheError, match=r"1000 is asked for beside nobody \(preset locked-down \(argument\)\)"):
+        arguments(tmp_path, preset="locked-down")
 
 
 @pytest.mark.parametrize(

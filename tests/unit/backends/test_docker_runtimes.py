@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 
 from cloche.backends.docker.daemon import Daemon
-from cloche.backends.docker.runtimes import choose_runtime, gvisor_runtime
+from cloche.backends.docker.runtimes import choose_runtime, gvisor_runtime, why_not_preferred
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable
+from cloche.core.policy import Policy
 
 SERVED = "runsc-network"
 
@@ -56,6 +57,23 @@ def test_what_is_missing_is_named_with_the_remedy(daemon: Daemon, why: str) -> N
     assert why in str(refused.value)
     assert 'as a second runtime ("runsc install --runtime=runsc-network -- --network=host"' in str(refused.value)
     assert choose_runtime(daemon, None, None, is_served=True) == ("", Level.JAIL)
+
+
+@pytest.mark.parametrize(
+    ("daemon", "policy", "level", "why"),
+    [
+        (a_daemon(runsc=[]), Policy(network="open"), Level.JAIL, "its runsc has a network stack of its own"),
+        (a_daemon(runsc=[]), Policy(network="bridge"), Level.JAIL, "docker's bridge"),
+        (a_daemon(runsc=[]), Policy(network="open", level=Level.JAIL), Level.JAIL, ""),
+        (a_daemon(runsc=[]), Policy(network="open", runtime="runc"), Level.JAIL, ""),
+        (a_daemon(runsc=[]), Policy(), Level.GVISOR, ""),
+        (a_daemon(), Policy(network="open"), Level.JAIL, ""),
+    ],
+)
+def test_less_than_the_preferred_runtime_is_said(daemon: Daemon, policy: Policy, level: Level, why: str) -> None:
+    """Where a daemon has gVisor and nobody asked for less, a container of docker's own has a reason (C3)."""
+    said = why_not_preferred(daemon, policy, level)
+    assert (why in said, bool(said)) == (True, bool(why))
 
 
 def test_a_default_of_gvisors_is_not_taken_for_dockers_own() -> None:

@@ -368,6 +368,7 @@ def test_runc_is_docker_with_its_own_runtime(host: Host) -> None:
     for other in ("local", "gvisor", "auto"):
         found = host.load({"backend": other})
         assert (found.backend, found.policy.runtime, found.policy.level) == (other, None, None)
+    assert (host.load({"runtime": "RunSC"}).backend, host.load({"runtime": "runsc"}).policy.runtime) == ("gvisor", None)
     host.own_yaml.write_text("sandbox: {runtime: gvisor}")
     assert host.load({"runtime": "runc"}).policy.runtime == "runc"
     for contradiction in ({"runtime": "runc", "backend": "gvisor"}, {"runtime": "runc", "level": "gvisor"}):

@@ -17,7 +17,7 @@ def test_the_default_reaches_nothing() -> None:
     assert policy.read_only_root
     assert policy.drop_capabilities
     assert policy.seccomp
-    assert policy.writable_paths == ("/workspace", "/tmp")
+    assert policy.writable_paths == ("/workspace", "/tmp", "/dev/shm")
     assert "csharp" not in policy.languages
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError
@@ -19,7 +19,14 @@ from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
-from ..enforcement import check_policy, docker_controls, docker_with_users, with_hosts_stack, with_network
+from ..enforcement import (
+    check_policy,
+    docker_controls,
+    docker_with_users,
+    with_hosts_stack,
+    with_less_than_preferred,
+    with_network,
+)
 from ..network import SERVED
 from ..session_languages import DRIVERS
 from .daemon import Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
@@ -36,6 +43,7 @@ from .runtimes import (
     is_ruled_out,
     own_runtime,
     why_no_gvisor,
+    why_not_preferred,
 )
 from .sandbox import DockerOpenSandbox
 
@@ -46,6 +54,16 @@ LOOK_S = 3  # for each of three requests, where a daemon is only looked for
 ABSENT_S = 30  # an absent daemon is not looked for again for so long by whoever only looks
 _absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
 _cleared: set[int] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Hold where a container runs, under which runtime, what both enforce, and what results say of the choice."""
+
+    daemon: Daemon
+    runtime: str
+    enforcement: Enforcement
+    notes: Mapping[str, str]
 
 
 class DockerBackend:
@@ -142,10 +160,11 @@ class DockerBackend:
 
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
-        daemon, runtime, enforcement = await self._choose(policy)
+        chosen = await self._choose(policy)
         sandbox = DockerOpenSandbox(
-            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
-        )
+            daemon=chosen.daemon, policy=policy, limits=limits, enforcement=chosen.enforcement, images=self._images,
+            runtime=chosen.runtime, notes=chosen.notes,
+        )  # fmt: skip
         try:
             yield sandbox
         finally:
@@ -157,24 +176,30 @@ class DockerBackend:
 
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
-        daemon, runtime, enforcement = await self._choose(policy, is_live=True)
-        image = await asyncio.to_thread(find_live_image, daemon, self._images)
+        chosen = await self._choose(policy, is_live=True)
+        image = await asyncio.to_thread(find_live_image, chosen.daemon, self._images)
         sandbox = DockerLiveSandbox(
-            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, image=image, runtime=runtime
-        )
+            daemon=chosen.daemon, policy=policy, limits=limits, enforcement=chosen.enforcement, image=image,
+            runtime=chosen.runtime, notes=chosen.notes,
+        )  # fmt: skip
         try:
             yield sandbox
         finally:
             await sandbox.close()
 
-    async def _choose(self, policy: Policy, *, is_live: bool = False) -> tuple[Daemon, str, Enforcement]:
+    async def _choose(self, policy: Policy, *, is_live: bool = False) -> _Chosen:
         """Return the daemon, the runtime, and what they enforce. Raises BackendUnavailable."""
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
         enforcement = _enforcement(daemon, policy, level, runtime, has_users=is_live and policy.users)
         _check(daemon, policy, enforcement)
-        return daemon, runtime, enforcement
+        why = why_not_preferred(daemon, policy, level)
+        if why:
+            enforcement = with_less_than_preferred(enforcement, why)
+        return _Chosen(
+            daemon=daemon, runtime=runtime, enforcement=enforcement, notes={"why_no_gvisor": why} if why else {}
+        )
 
     def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
         """Choose the runtime; trying one takes an image, and any will do."""

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -66,9 +67,10 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         enforcement: Enforcement,
         image: Image,
         runtime: str = "",
+        notes: Mapping[str, str] = MappingProxyType({}),
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._daemon, self._image, self._runtime = daemon, image, runtime
+        self._daemon, self._image, self._runtime, self._told = daemon, image, runtime, notes
         self.clock_slack_ns = SLACK_NS if runtime in GVISOR else 0
 
     def _make(self) -> tuple[DockerContainer, Wire]:
@@ -128,4 +130,4 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     def _notes(self) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": self._image.name, "engine": engine}
+        return {"backend": "docker", "image": self._image.name, "engine": engine, **self._told}

@@ -17,8 +17,10 @@ from typing import Any
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, ClocheError
+from cloche.core.policy import Policy
 
 from ..garbage_collection import owner
+from ..network import SERVED
 from .daemon import OWNER_LABEL, Daemon, explained
 from .images import Image
 from .plan import GVISOR, MAPPED_ID, RUNC, RUNSC, RUNSC_NETWORK
@@ -96,6 +98,19 @@ def why_no_gvisor(daemon: Daemon, image: Image | None, *, is_served: bool = Fals
                 return "it was not tried yet, for want of an image to try it with"
             _answers[id(daemon), name] = _try(daemon, image, name)
         return _answers[id(daemon), name]
+
+
+def why_not_preferred(daemon: Daemon, policy: Policy, level: Level) -> str:
+    """Return why a container is not gVisor's, which is preferred; empty where it is, or nobody prefers it (C3).
+
+    That is where less was asked for, and where the daemon has no runtime of gVisor's at all.
+    """
+    is_free = policy.level is None and policy.runtime is None and any(name in _known(daemon) for name in GVISOR)
+    if level is Level.GVISOR or not is_free:
+        return ""
+    if policy.network == "bridge":
+        return "the network is docker's bridge, which gVisor's containers do not have here"
+    return why_no_gvisor(daemon, None, is_served=policy.network in SERVED)
 
 
 def is_ruled_out(daemon: Daemon, *, is_served: bool = False) -> bool:

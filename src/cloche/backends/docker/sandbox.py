@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, Measure, State
@@ -87,9 +88,10 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         enforcement: Enforcement,
         images: Mapping[str, str],
         runtime: str = "",
+        notes: Mapping[str, str] = MappingProxyType({}),
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._daemon, self._images, self._runtime = daemon, images, runtime
+        self._daemon, self._images, self._runtime, self._told = daemon, images, runtime, notes
         self._volume = ""
 
     def _find_rootfs(self, request: Request | None) -> Image:
@@ -139,7 +141,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": container.rootfs.name, "engine": engine}
+        return {"backend": "docker", "image": container.rootfs.name, "engine": engine, **self._told}
 
     def _enforced(self, container: DockerContainer) -> Enforcement:
         if container.rootfs.has_reaper:

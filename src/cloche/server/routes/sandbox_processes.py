@@ -1,7 +1,7 @@
 """`/api/sandboxes/{id}/processes`: start processes that go on by themselves, look at them, write to them, end them.
 
 A process belongs to its sandbox, not to this worker: it is let go as soon as a request has done what it is for. Of what
-it writes, the sandbox keeps the last 64 KiB of each stream that nobody has read.
+it writes, the sandbox keeps the last 32 KiB of each stream that nobody has read.
 """
 
 from __future__ import annotations
