@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import ssl
 import stat
@@ -87,6 +88,7 @@ async def _serve(command: ServeCommand) -> None:
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}")
+            gc.freeze()  # to look through all that is here now takes longer than most requests, and finds nothing
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,
                 proxy_headers=False,  # anybody on loopback could name any address, and it goes into the audit log

@@ -7,12 +7,15 @@ whether a value is looser, and only the operator's ceilings grant more. Pure.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, model_validator
+from pydantic_core import CoreSchema
 
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
@@ -46,6 +49,20 @@ MOST_KEPT_CHARS = 256 << 10
 
 Amount = int | float | Annotated[str, StringConstraints(max_length=32)]
 Word = Annotated[str, StringConstraints(max_length=256)]
+MOST_PATH = 4_096  # characters
+MOST_FAULTS = 10  # that are told of one request
+_DECODED_AT_ONCE = 1 << 20  # characters, a multiple of 4
+
+
+def _end_at_first(schema: Any) -> None:  # noqa: ANN401 - mappings and lists of pydantic's
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _end_at_first(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _end_at_first(part)
 
 
 def wire_name(name: str) -> str:
@@ -55,15 +72,32 @@ def wire_name(name: str) -> str:
 
 
 class WireModel(BaseModel):
-    """Be data of the wire: camelCase, and no field that nobody knows."""
+    """Be data of the wire: camelCase, no field that nobody knows, and few faults told of what is wrong all over."""
 
     model_config = ConfigDict(alias_generator=wire_name, populate_by_name=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
+        """Let a list or a mapping end at its first wrong item: each one told takes far more than the item."""
+        schema = handler(source)
+        _end_at_first(schema)
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_names(cls, data: object) -> object:
+        """Return data with few of the names that nobody knows, which are then refused."""
+        if not isinstance(data, dict) or len(data) <= MOST_FAULTS:
+            return data
+        known = {*cls.model_fields, *map(wire_name, cls.model_fields)}
+        unknown = itertools.islice((name for name in data if name not in known), MOST_FAULTS)
+        return {name: data[name] for name in (*unknown, *(known & data.keys()))}
 
 
 class InFile(WireModel):
     """A file for the program: a path below /workspace, its content as text or in base64, and permission bits."""
 
-    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=MOST_PATH)]
     text: str | None = None
     base64: str | None = None
     mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
@@ -127,7 +161,7 @@ class RunFields(WireModel):
     stdin: str | None = None
     stdin_base64: str | None = None
     env: dict[Word, str] | None = None
-    files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    files: list[InFile] = Field(default_factory=list)
     return_files: bool = False
     session_id: Annotated[str, StringConstraints(max_length=64)] | None = None
 
@@ -139,14 +173,11 @@ class RunFields(WireModel):
             raise ValueError("give stdin or stdinBase64, not both")
         return self
 
-    def run_arguments(self) -> dict[str, Any]:
+    async def run_arguments(self) -> dict[str, Any]:
         """Return the other keywords of `cloche.arun`. Raises InvalidRequest."""
-        stdin: bytes | str = self.stdin or ""
-        if self.stdin_base64 is not None:
-            stdin = decoded(self.stdin_base64, "stdinBase64")
         return {
-            "code": self.code, "language": self.language, "argv": self.argv, "stdin": stdin, "env": self.env,
-            "files": {file.path: file.content() for file in self.files} or None,
+            "code": self.code, "language": self.language, "argv": self.argv, "env": self.env,
+            "stdin": await read_input(self.stdin, self.stdin_base64), "files": await read_files(self.files),
         }  # fmt: skip
 
     def kept(self) -> dict[str, Any]:
@@ -171,11 +202,26 @@ class ExecRequest(OptionFields, RunFields):
 
 
 def decoded(text: str, name: str) -> bytes:
-    """Return the bytes of base64 text. Raises InvalidRequest."""
+    """Return the bytes of base64 text, decoded part by part: others have turns between. Raises InvalidRequest."""
+    found = bytearray()
     try:
-        return base64.b64decode(text, validate=True)
+        for at in range(0, len(text), _DECODED_AT_ONCE):
+            if len(found) % 3:
+                raise ValueError("padding within it")
+            found += base64.b64decode(text[at : at + _DECODED_AT_ONCE], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"{name}: this is no base64 ({error})") from error
+    return bytes(found)
+
+
+async def read_input(text: str | None, base64_text: str | None) -> bytes | str:
+    """Return what a program reads, decoded in a thread. Raises InvalidRequest."""
+    return text or "" if base64_text is None else await asyncio.to_thread(decoded, base64_text, "stdinBase64")
+
+
+async def read_files(files: Sequence[InFile]) -> dict[str, bytes | InputFile] | None:
+    """Return the files of a request by path, decoded in a thread; None for none. Raises InvalidRequest."""
+    return await asyncio.to_thread(lambda: {file.path: file.content() for file in files}) if files else None
 
 
 def check_fields(options: Mapping[str, Any], caller: Caller) -> None:

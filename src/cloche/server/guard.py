@@ -18,18 +18,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.core.errors import ClocheError
 
+from .bodies import MOST_JSON, JsonBounds
 from .html import answer as answer_to
 from .observe import CALLER
 from .problems import Refused, answer
 
 MOST_BODY = 32 << 20  # of what brings files
-MOST_SMALL_BODY = 8 << 20  # of anything else
 MOST_BODY_OF_NOBODY = 4 << 10  # before it is known whose it is
-MOST_CONTAINERS = 500_000  # objects and lists of JSON: a tiny one takes fifty times its size in memory, and its time
+MOST_PAIRS = 1_000  # of a form in a URL's encoding
+PIECE = 16 << 10  # of a form: what is parsed in one turn
 MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
 UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
-_WITH_FILES = re.compile(r"/run|/api/code/exec|/api/sandboxes(/.*)?")
+_WITH_FILES = re.compile(r"/run|/api/code/exec|/api/sandboxes(/[^/]+/(exec|processes/[^/]+/stdin))?")
 SEND_S = 30.0  # a client that reads nothing for so long is dropped
 LOOK_EVERY_S = 5.0  # at whether the key of somebody who is being sent something still holds
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
@@ -97,7 +98,8 @@ class Guard:
             await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
         is_held = most < MOST_UPLOAD  # an upload is passed on piece by piece
-        body = _Body(self, receive, most, is_held=is_held, is_json=is_held and _is_json(headers))
+        kind = "bytes" if UPLOADS.fullmatch(scope["path"]) else _kind(headers)
+        body = _Body(self, receive, most, is_held=is_held, kind=kind)
         try:
             await self._app(scope, body.receive, sent)
         finally:
@@ -146,11 +148,15 @@ class Guard:
 def _most_at(path: str) -> int:
     if UPLOADS.fullmatch(path):
         return MOST_UPLOAD
-    return MOST_BODY if _WITH_FILES.fullmatch(path) else MOST_SMALL_BODY
+    return MOST_BODY if _WITH_FILES.fullmatch(path) else MOST_JSON
 
 
-def _is_json(headers: Headers) -> bool:
-    return not headers.get("content-type", "").partition(";")[0].strip().lower().startswith("multipart/")
+def _kind(headers: Headers) -> str:
+    """Return what a body is parsed as, if at all: a form, its pairs, or JSON, whatever else it is said to be."""
+    said = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if said.startswith("multipart/"):
+        return "form"
+    return "pairs" if said == "application/x-www-form-urlencoded" else "JSON"
 
 
 def _check_charset(content_type: str) -> None:
@@ -166,33 +172,49 @@ def _too_large(most: int) -> Refused:
 
 
 class _Body:
-    """Receive a body that may not go on beyond its bound, counted among those of all requests."""
+    """Receive a body that may not go on beyond its bounds, counted among those of all requests.
 
-    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool, is_json: bool):
+    A form comes in pieces, as its parser takes a turn of the loop for each.
+    """
+
+    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool, kind: str):
         self._guard, self._receive, self._most = guard, receive, most
-        self._is_held, self._is_json = is_held, is_json
-        self.held = self._seen = self._containers = 0
+        self._is_held, self._kind = is_held, kind
+        self._bounds = JsonBounds()
+        self.held = self._seen = self._pairs = 0
+        self._left, self._is_last = memoryview(b""), True  # of a form's message
 
     async def receive(self) -> Message:
         """Return the next message. Raises Refused."""
+        if self._left:
+            await asyncio.sleep(0)
+            return self._next_piece()
         message = await self._receive()
         if message["type"] == "http.request":
             body = message.get("body", b"")
-            size = len(body)
-            self._seen += size
-            if self._seen > self._most:
-                raise _too_large(self._most)
-            if self._is_json:
-                self._containers += body.count(b"[") + body.count(b"{")
-                if self._containers > MOST_CONTAINERS:
-                    raise Refused(
-                        413, "body-too-large", f"the body has more than {MOST_CONTAINERS} objects and lists",
-                        remedy="send files in base64",
-                    )  # fmt: skip
-            if self._is_held:
-                self._guard.hold(size)
-                self.held += size
+            self._count(body)
+            if self._kind in ("form", "pairs") and len(body) > PIECE:
+                self._left, self._is_last = memoryview(body), not message.get("more_body", False)
+                return self._next_piece()
         return message
+
+    def _count(self, body: bytes) -> None:
+        self._seen += len(body)
+        if self._seen > self._most:
+            raise _too_large(self._most)
+        if self._kind == "JSON":
+            self._bounds.feed(body)
+        elif self._kind == "pairs":
+            self._pairs += body.count(b"&")
+            if self._pairs > MOST_PAIRS:
+                raise Refused(413, "body-too-large", f"the form has more than {MOST_PAIRS} fields")
+        if self._is_held:
+            self._guard.hold(len(body))
+            self.held += len(body)
+
+    def _next_piece(self) -> Message:
+        piece, self._left = bytes(self._left[:PIECE]), self._left[PIECE:]
+        return {"type": "http.request", "body": piece, "more_body": bool(self._left) or not self._is_last}
 
 
 def _bounded(send: Send) -> Send:

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cloche.core.errors import ClocheError
 
 from .auth import find_caller
+from .bodies import JsonBounds, parse
 from .problems import Refused
 
 LOOK_EVERY_S = 5.0  # at whether the key still holds
@@ -22,6 +23,19 @@ MOST_REASON = 100
 
 class BadMessage(Exception):
     """Report a message that makes no sense here."""
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """Return what a text message says, which is bounded before it is parsed. Raises BadMessage."""
+    data = text.encode()
+    try:
+        JsonBounds().feed(data)
+        said = parse(data)
+    except Refused as error:
+        raise BadMessage(f"text is JSON here; bytes are binary messages: {error.detail}") from error
+    if not isinstance(said, dict):
+        raise BadMessage("text is a JSON object here")
+    return said
 
 
 async def carry(websocket: WebSocket, *works: Coroutine[Any, Any, None], scope: str | None = "run") -> None:

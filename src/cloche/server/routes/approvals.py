@@ -15,9 +15,8 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ConfigDict, Field, StringConstraints
 from sqlalchemy.orm import Session
 
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk
@@ -29,13 +28,14 @@ from cloche.records import approvals as records
 
 from ..approvals import Change, change_of
 from ..auth import Approver, Runner, TheService, needs
+from ..bodies import JsonRoute, validated
 from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
 from ..streams import HeldStream
 
-router = APIRouter(prefix="/api/approvals", tags=["approvals"])
+router = APIRouter(prefix="/api/approvals", tags=["approvals"], route_class=JsonRoute)
 MOST_BYTES = 256 << 10  # of a request with all its arguments
 MOST_WAITING = 64  # requests of one key
 MOST_WAIT_S = 60.0
@@ -103,7 +103,7 @@ async def ask(request: Request, caller: Runner, service: TheService) -> Response
     body = await request.body()
     if len(body) > MOST_BYTES:
         raise Refused(413, "body-too-large", f"an approval has {MOST_BYTES} bytes at most, arguments included")
-    asked = await asyncio.to_thread(_parse, body)
+    asked = validated(NewApproval, await request.json())
     plain = ApprovalRequest(
         tool=asked.tool, risk=Risk[asked.risk.upper()], arguments=asked.arguments, rules=asked.rules
     )
@@ -113,13 +113,6 @@ async def ask(request: Request, caller: Runner, service: TheService) -> Response
     entry = await service.write(partial(_add, new=new))
     service.approvals.nudge()
     return await _answer(entry, status=201, headers={"Location": f"/api/approvals/{entry.number}"})
-
-
-def _parse(body: bytes) -> NewApproval:
-    try:
-        return NewApproval.model_validate_json(body)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
 
 
 def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str:

@@ -22,13 +22,14 @@ from cloche.core.errors import PolicyDenied
 from cloche.records.tables import DEFAULT_PROJECT
 
 from ..auth import Admin, Reader, TheService
+from ..bodies import JsonRoute
 from ..exec_options import WireModel, wire_name
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
 from ..streams import HeldStream
 
-router = APIRouter(prefix="/api/audit", tags=["audit"])
+router = APIRouter(prefix="/api/audit", tags=["audit"], route_class=JsonRoute)
 MOST_AT_ONCE = 2  # readings of the log; each has a thread
 CHUNK_CHARS = 64 << 10  # of an export
 _MEDIA_TYPES = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}

@@ -6,12 +6,10 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session as DatabaseSession
 from starlette.datastructures import UploadFile
@@ -29,15 +27,16 @@ from cloche.records.results import as_json
 from cloche.records.tables import Run
 
 from ..auth import Reader, Runner, TheService
+from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
 from ..events import server_sent, wait_or_cancel
-from ..exec_options import ExecRequest, check_fields, check_not_looser
+from ..exec_options import MOST_PATH, ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import RunOrder
 from ..service import Service
 from ..streams import HeldStream, event_stream
 
-router = APIRouter(prefix="/api", tags=["code"])
+router = APIRouter(prefix="/api", tags=["code"], route_class=JsonRoute)
 _BODY = {
     "requestBody": {
         "required": True,
@@ -66,6 +65,13 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Digest(Protocol):
+    """Be a hash that goes on."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take more."""
+
+
 @router.post("/code/exec", responses={**RESPONSES, **_ANSWERS}, openapi_extra=_BODY)
 async def execute(
     request: Request,
@@ -81,9 +87,12 @@ async def execute(
     is 202 and the run's id. A client that goes away cancels its run, but not one of `respond-async`. The same
     `Idempotency-Key` with the same request gives the same run.
     """
-    asked, body = await _read_request(request)
     key = run_records.check_idempotency_key(idempotency_key)
-    order = await make_order(service, caller, asked, size=len(body), idempotency_key=key, body=body)
+    digest = None if key is None else hashlib.sha256()
+    asked, files, size = await _read_request(request, digest)
+    order = await make_order(service, caller, asked, size=size, files=files)
+    if digest is not None:
+        order = replace(order, idempotency_key=key, request_sha256=digest.digest())
     is_async = prefer is not None and "respond-async" in prefer.lower()
     try:
         live = await service.runs.submit(replace(order, has_events=stream or is_async))
@@ -103,12 +112,16 @@ async def make_order(
     asked: ExecRequest,
     *,
     size: int,
-    idempotency_key: str | None = None,
-    body: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
 ) -> RunOrder:
-    """Return what to run, checked against what this caller may. Raises PolicyDenied, InvalidRequest."""
+    """Return what to run, checked against what this caller may, with `files` that a form has brought.
+
+    Raises PolicyDenied, InvalidRequest.
+    """
     options = await allowed_options(service, caller, asked.options())
-    arguments = asked.run_arguments()
+    arguments = await asked.run_arguments()
+    if files:
+        arguments["files"] = {**(arguments["files"] or {}), **files}
 
     async def start(sink: Sink | None) -> Result:
         return await arun(**arguments, on_event=sink, **options)
@@ -116,8 +129,7 @@ async def make_order(
     return RunOrder(
         project=caller.project, api_key=caller.key_id, session_id=asked.session_id, start=start, size=size,
         summary={"sessionId": asked.session_id, "language": asked.language}, returns_files=asked.return_files,
-        asked=asked.kept(), idempotency_key=idempotency_key,
-        request_sha256=hashlib.sha256(body).digest() if idempotency_key is not None else None,
+        asked=asked.kept(),
     )  # fmt: skip
 
 
@@ -147,47 +159,38 @@ async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str
     return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, asked.require_controls)])]}
 
 
-async def _read_request(request: Request) -> tuple[ExecRequest, bytes]:
-    """Return the request and its bytes, of JSON or of a form with files. Raises RequestValidationError."""
+async def _read_request(request: Request, digest: Digest | None) -> tuple[ExecRequest, dict[str, bytes], int]:
+    """Return the request, the files of a form, and how many bytes came; `digest` is fed with all of it.
+
+    Raises RequestValidationError, Refused.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return await _read_form(request)
+        return await _read_form(request, digest)
     if kind not in ("", "application/json"):
         raise Refused(415, "unsupported-media-type", "send application/json, or multipart/form-data with files")
     body = await request.body()
-    return _parse(body), body
+    size = len(body)
+    if digest is not None:
+        await asyncio.to_thread(digest.update, body)
+    return validated(ExecRequest, await request.json()), {}, size
 
 
-async def _read_form(request: Request) -> tuple[ExecRequest, bytes]:
-    async with request.form(max_files=1_000, max_fields=10, max_part_size=32 << 20) as form:
-        asked = _parse(str(form.get("request", "")).encode())
-        digest = hashlib.sha256(asked.model_dump_json().encode())
-        files = []
+async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecRequest, dict[str, bytes], int]:
+    async with request.form(max_files=1_000, max_fields=10, max_part_size=MOST_JSON) as form:
+        text = str(form.get("request", "")).encode()
+        JsonBounds().feed(text)
+        asked, files, size = validated(ExecRequest, parse(text)), {}, len(text)
+        if digest is not None:
+            digest.update(asked.model_dump_json().encode())
         for one in form.getlist("file"):
-            if not isinstance(one, UploadFile):
+            if not isinstance(one, UploadFile) or len(one.filename or "") > MOST_PATH:
                 raise Refused(422, "invalid-request", "file: send files with a file name", field="file")
-            data = await one.read()
-            digest.update(f"{one.filename}\0{len(data)}\0".encode() + data)
-            files.append((one.filename or "file", data))
-    import base64
-
-    content = [{"path": name, "base64": base64.b64encode(data).decode()} for name, data in files]
-    plain = asked.model_dump(by_alias=True, exclude_unset=True)
-    return _validated({**plain, "files": [*plain.get("files", []), *content]}), digest.digest()
-
-
-def _parse(body: bytes) -> ExecRequest:
-    try:
-        return ExecRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
-
-
-def _validated(data: Mapping[str, Any]) -> ExecRequest:
-    try:
-        return ExecRequest.model_validate(data)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
+            name, data = one.filename or "file", await one.read()
+            size, files[name] = size + len(data), data
+            if digest is not None:
+                await asyncio.to_thread(digest.update, f"{name}\0{len(data)}\0".encode() + data)
+    return asked, files, size
 
 
 async def _repeated(service: Service, order: RunOrder) -> Response:

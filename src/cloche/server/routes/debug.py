@@ -14,11 +14,12 @@ from cloche.core.debugging import DebugState, check_namespaces
 from cloche.records.debugging import read_switches, store_switches
 
 from ..auth import Admin, Reader, TheService
+from ..bodies import JsonRoute
 from ..exec_options import WireModel
 from ..problems import RESPONSES
 from ..service import Service
 
-router = APIRouter(prefix="/api/sandbox", tags=["sandbox"])
+router = APIRouter(prefix="/api/sandbox", tags=["sandbox"], route_class=JsonRoute)
 _EXAMPLE = {
     "enabled": True, "namespaces": {"jail": True, "warm": False}, "source": "stored",
     "appliesTo": {"workers": "within 1 second", "helpers": "at their next start"},

@@ -21,6 +21,7 @@ from cloche.records.ids import new_id
 from cloche.records.provision import provision
 
 from ..auth import Reader, Runner, TheService
+from ..bodies import JsonRoute
 from ..exec_options import WireModel, check_packages
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
@@ -30,7 +31,7 @@ from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path
 
 T = TypeVar("T")
-router = APIRouter(prefix="/api/sandbox/dev-env", tags=["development environments"])
+router = APIRouter(prefix="/api/sandbox/dev-env", tags=["development environments"], route_class=JsonRoute)
 
 
 class OfWorkspace(WireModel):

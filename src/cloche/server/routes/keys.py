@@ -11,10 +11,11 @@ from pydantic import Field, StringConstraints
 from cloche.records.keys import create_key, list_keys, revoke_key, rotate_key
 
 from ..auth import Admin, TheService
+from ..bodies import JsonRoute
 from ..exec_options import WireModel
 from ..problems import RESPONSES
 
-router = APIRouter(prefix="/api/keys", tags=["keys"])
+router = APIRouter(prefix="/api/keys", tags=["keys"], route_class=JsonRoute)
 
 
 class NewKey(WireModel):

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from pydantic import ValidationError
 
 from cloche.config.keys import Settings
 from cloche.core.errors import ClocheError, InvalidRequest, NotFound
@@ -21,6 +19,7 @@ from cloche.records.lists import list_page
 from cloche.records.tables import Run
 
 from ..auth import COOKIE, Browser, TheService
+from ..bodies import validated
 from ..exec_options import ExecRequest
 from ..html import PageRoute, assets, is_fragment, render
 from ..identities import COOKIE_S, end_cookie, use_link_code
@@ -114,10 +113,7 @@ async def _languages(service: Service, settings: Settings) -> Sequence[str]:
 async def run_code(request: Request, caller: Browser, service: TheService) -> Response:
     """Run what the form says; show its output as it comes, or, without scripts, on the next page."""
     form = await request.form()
-    try:
-        asked = ExecRequest.model_validate(await read_run_form(form))
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
+    asked = validated(ExecRequest, await read_run_form(form))
     size = len(asked.code or "") + sum(len(file.base64 or "") for file in asked.files)
     live = await service.runs.submit(await make_order(service, caller, asked, size=size))
     if is_fragment(request):

@@ -17,9 +17,10 @@ from cloche.execution.selection import BackendCriteria, describe
 from cloche.records.settings import NAMES, loosened_by, read_names
 
 from ..auth import Reader, Runner, TheService
+from ..bodies import JsonRoute
 from ..problems import RESPONSES
 
-router = APIRouter(prefix="/api/sandbox", tags=["sandbox"])
+router = APIRouter(prefix="/api/sandbox", tags=["sandbox"], route_class=JsonRoute)
 DETECTED_FOR_S = 30.0  # asking a daemon takes a while
 _detected: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 

@@ -24,13 +24,14 @@ from cloche.core.processes import FileChange, FileInfo
 from cloche.execution.paths import AsyncWatch
 from cloche.records.ids import new_id
 
+from ..bodies import JsonRoute
 from ..events import LiveRun
 from ..exec_options import WireModel, decoded
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import EVENTS, Reading, Running, Use
 from ..streams import HeldStream, event_stream
 
-router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"])
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"], route_class=JsonRoute)
 MOST_PATH, MOST_ROWS = 4096, 10_000
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _RAW = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}

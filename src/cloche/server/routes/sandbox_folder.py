@@ -12,12 +12,13 @@ from cloche.core.changes import Diff
 from cloche.core.escape import utf8_safe_data
 from cloche.records.results import camel
 
+from ..bodies import JsonRoute
 from ..exec_options import WireModel, Word
 from ..problems import RESPONSES
 from ..sandbox_use import Reading, Running, Use
 from ..workspaces import opened_workspace
 
-router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"])
+router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=JsonRoute)
 FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Paths = Annotated[list[FolderPath], Field(max_length=100_000)]
 

@@ -24,13 +24,14 @@ from cloche.core.protocols import OpenStream
 from cloche.execution.processes import SignalTarget
 
 from ..attachments import SharedProcess, encode_result
+from ..bodies import JsonRoute
 from ..events import HEARTBEAT_S
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import EVENTS, Reading, Running, Use
 from ..streams import HeldStream
 
-router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"])
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"], route_class=JsonRoute)
 MOST_INPUT = 1 << 20
 INPUT_S = 30.0  # for a process to take what it is sent
 MOST_WAIT_S = 300.0

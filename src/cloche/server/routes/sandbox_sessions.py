@@ -15,12 +15,13 @@ from cloche.core.events import Sink
 from cloche.core.result import Result
 from cloche.execution.sandbox import MOST_FORKS
 
+from ..bodies import JsonRoute
 from ..exec_options import Amount, WireModel, Word
 from ..problems import RESPONSES
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from .sandboxes import allowed_timeout
 
-router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"])
+router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"], route_class=JsonRoute)
 
 
 class NewSession(WireModel):

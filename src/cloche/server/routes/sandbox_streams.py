@@ -20,7 +20,7 @@ from cloche.execution.processes import AsyncProcess
 
 from ..problems import Refused
 from ..sandbox_use import Running
-from ..sockets import GOING_AWAY, BadMessage, carry
+from ..sockets import GOING_AWAY, BadMessage, carry, read_object
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}")
 SEND_S = 300.0
@@ -109,10 +109,4 @@ async def _receive_all(
             with suppress(BrokenPipeError):  # it takes no more; what it sends may still come
                 await write(data)
             continue
-        try:
-            said = json.loads(message["text"])
-        except ValueError as error:
-            raise BadMessage("text is JSON here; bytes are binary messages") from error
-        if not isinstance(said, dict):
-            raise BadMessage("text is a JSON object here")
-        await take(said)
+        await take(read_object(message["text"]))

@@ -23,7 +23,8 @@ from cloche.records.results import camel
 from cloche.records.tables import LiveSandbox
 
 from ..auth import Reader, Runner, TheService
-from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, decoded
+from ..bodies import JsonRoute
+from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, read_files, read_input
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
@@ -31,7 +32,7 @@ from ..service import Service
 from ..workspaces import opened_workspace
 from .code import allowed_options
 
-router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"])
+router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=JsonRoute)
 LIFETIME_S, MOST_LIFETIME_S = 3_600.0, 24 * 3_600.0  # below scope admin
 MOST_LABELS = 32
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
@@ -59,7 +60,7 @@ class NewSandbox(OptionFields):
     labels: dict[Label, LabelValue] = Field(default_factory=dict, max_length=MOST_LABELS)
     lifetime: Amount | None = None
     idle: Amount | None = None
-    files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    files: list[InFile] = Field(default_factory=list)
     workspace: WorkspaceFolder | None = None
 
 
@@ -75,7 +76,7 @@ class SandboxExec(WireModel):
     stdin: str | None = None
     stdin_base64: str | None = None
     env: dict[Word, str] | None = None
-    files: list[InFile] = Field(default_factory=list, max_length=32_768)
+    files: list[InFile] = Field(default_factory=list)
     cwd: Annotated[str, StringConstraints(max_length=4096)] | None = None
     user: Word | None = None
     timeout: Amount | None = None
@@ -94,10 +95,6 @@ class SandboxExec(WireModel):
         if self.stdin is not None and self.stdin_base64 is not None:
             raise ValueError("give stdin or stdinBase64, not both")
         return self
-
-    def input(self) -> bytes | str:
-        """Return what it reads. Raises InvalidRequest."""
-        return decoded(self.stdin_base64, "stdinBase64") if self.stdin_base64 is not None else self.stdin or ""
 
 
 class NetworkRules(WireModel):
@@ -126,7 +123,7 @@ async def open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> r
     }  # fmt: skip
     create = partial(
         service.sandboxes.create, project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s,
-        document=document, files={file.path: file.content() for file in asked.files} or None,
+        document=document, files=await read_files(asked.files),
     )  # fmt: skip
     folder = asked.workspace
     if folder is None:
@@ -234,8 +231,8 @@ async def execute(request: Request, use: Running, asked: SandboxExec, stream: bo
 
 async def exec_work(use: Use, asked: SandboxExec) -> Callable[[Sink], Awaitable[Result]]:
     """Return what runs code or a command. Raises PolicyDenied, InvalidRequest."""
-    timeout, stdin = await allowed_timeout(use, asked.timeout), asked.input()
-    files = {file.path: file.content() for file in asked.files} or None
+    timeout, stdin = await allowed_timeout(use, asked.timeout), await read_input(asked.stdin, asked.stdin_base64)
+    files = await read_files(asked.files)
 
     async def work(sink: Sink) -> Result:
         if asked.code is None and asked.collect is None and files is None:

@@ -11,12 +11,13 @@ from fastapi import APIRouter
 from cloche.records.workspace import WorkspaceSnapshots
 
 from ..auth import Reader, Runner, TheService
+from ..bodies import JsonRoute
 from ..exec_options import WireModel
 from ..problems import RESPONSES
 from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path, Session, SessionId
 
-router = APIRouter(prefix="/api/workspace/snapshots", tags=["workspace snapshots"])
+router = APIRouter(prefix="/api/workspace/snapshots", tags=["workspace snapshots"], route_class=JsonRoute)
 MOST_S = 60.0  # of walking and hashing; what is not done by then is said in the answer
 
 

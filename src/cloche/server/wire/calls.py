@@ -10,6 +10,7 @@ from typing import Any
 
 from cloche.records.results import as_json
 
+from ..bodies import JsonBounds, parse_apart
 from ..exec_options import WireModel
 from ..guard import MOST_UPLOAD
 from ..identities import Caller
@@ -105,17 +106,15 @@ class Call:
 
     async def read_fields(self, service: Service) -> dict[str, Any]:
         """Return the fields that come in pieces, counted until the call ends. Raises Refused."""
-        found = bytearray()
+        found, bounds = bytearray(), JsonBounds()
         async for piece in self.incoming[JSON].pieces():
             if len(found) + len(piece) > MOST_FIELDS:
                 raise Refused(413, "body-too-large", f"the fields of this call have more than {MOST_FIELDS} bytes")
             service.wire.hold(len(piece))
             self.held += len(piece)
+            bounds.feed(piece)
             found += piece
-        try:
-            fields = await asyncio.to_thread(json.loads, found)
-        except (ValueError, RecursionError):
-            fields = None
+        fields = await parse_apart(found)
         if not isinstance(fields, dict):
             raise Refused(400, "bad-request", f"what came on channel {JSON} is no JSON object")
         return fields

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cloche import __version__
@@ -22,12 +20,13 @@ from cloche.core.escape import escape_name
 from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
 
 from ..auth import find_caller
+from ..bodies import validated
 from ..log import ACCESS
 from ..observe import CALLER, NO_ROUTE
 from ..problems import Refused, response_to
 from ..sandbox_use import using
 from ..service import Service
-from ..sockets import GOING_AWAY, BadMessage, carry
+from ..sockets import GOING_AWAY, BadMessage, carry, read_object
 from . import frames
 from .calls import Asked, Call
 from .verbs import VERBS, Verb
@@ -77,7 +76,7 @@ class Wire:
             if (frame := message.get("bytes")) is not None:
                 self._take(frame)
             else:
-                await self._obey(_read_object(message["text"]))
+                await self._obey(read_object(message["text"]))
 
     def _take(self, frame: bytes) -> None:
         number, channel, kind, data = frames.read_frame(frame)
@@ -199,16 +198,6 @@ def _hello() -> str:
     return json.dumps({"hello": {"wire": frames.VERSION, "version": __version__, "bounds": bounds}})
 
 
-def _read_object(text: str) -> dict[str, Any]:
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadMessage("text is frames.JSON here; bytes are binary messages") from error
-    if not isinstance(said, dict):
-        raise BadMessage("text is a frames.JSON object here")
-    return said
-
-
 def _verb(name: object) -> Verb:
     found = VERBS.get(name) if isinstance(name, str) else None
     if found is None:
@@ -228,16 +217,11 @@ def _identifier(said: dict[str, Any], name: str) -> str:
 
 async def _fields(verb: Verb, said: dict[str, Any], size: int) -> object:
     """Return a call's fields, checked; many of them in a thread. Raises RequestValidationError."""
-    try:
-        if size:
-            return await asyncio.to_thread(verb.fields.model_validate, said)
-        return verb.fields.model_validate(said)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
+    return await asyncio.to_thread(validated, verb.fields, said) if size else validated(verb.fields, said)
 
 
 def _plain(answer: object) -> object:
-    """Return what a route's own function has answered, as frames.JSON or what becomes it."""
+    """Return what a route's own function has answered, as JSON or what becomes it."""
     return bytes(answer.body).decode() if isinstance(answer, Response) else answer
 
 

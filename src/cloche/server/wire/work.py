@@ -226,7 +226,7 @@ def _workspace(asked: Asked) -> AsyncSandbox:
 async def run_in_workspace(call: Call, asked: Asked) -> object:
     """Run code or a command in a workspace, as `code.exec` does in a sandbox of its own."""
     one: WorkspaceRun = asked.fields
-    sandbox, arguments = _workspace(asked), one.run_arguments()
+    sandbox, arguments = _workspace(asked), await one.run_arguments()
     if one.timeout is not None:
         await allowed_options(asked.service, asked.caller, {"timeout": one.timeout})
 
