@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,14 +64,17 @@ def environment(home: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def start(home: Path, *words: str, key: str = "", **variables: str) -> Service:
+SERVE = ("cloche", "serve", "--port", "0")
+
+
+def start(home: Path, *words: str, key: str = "", program: Sequence[str] = SERVE, **variables: str) -> Service:
     """Start a service with its database below `home`; with a `key` it is one that has been started before."""
     database, log = home / "records" / "records.db", home / "service.log"
     environ = {**environment(home), **variables}
     begin = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cloche", "serve", "--port", "0", "--database", str(database), *words],
+            [sys.executable, "-m", *program, "--database", str(database), *words],
             env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home,
         )  # fmt: skip
     link = _wait_for_link(process, log, begin)

@@ -25,6 +25,7 @@ from starlette.testclient import TestClient
 from cloche.records.database import Database
 from cloche.records.keys import create_key
 from cloche.server.identities import csrf_token, use_link_code
+from bench.bodies import routes
 from tests.harness.service import Service, serving
 
 pytestmark = pytest.mark.xdist_group("test_service_attacks")
@@ -149,12 +150,18 @@ def test_a_body_of_nobody_is_refused_before_it_comes(service: Service, path: str
         assert said(service, head).split()[1] == ("413" if path == "/login" else "401")
 
 
-def test_many_tiny_lists_are_refused(runner: httpx.Client) -> None:
-    """Also of one who has a key: each takes fifty times its size."""
-    body = b"[" + b"[]," * 600_000 + b"[]]"
-    for path, kind in (("/api/sandboxes", "application/json"), ("/api/code/exec", 'application/json; a="multipart/"')):
-        answer = runner.post(path, content=body, headers={"Content-Type": kind})
-        assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
+def test_many_tiny_values_are_refused(service: Service, runner: httpx.Client) -> None:
+    """On every route, also of one who has a key: two megabytes of keys held the service for seconds, and took 600."""
+    keys = b"{" + b",".join(b'"k%d":0' % number for number in range(80_000)) + b"}"
+    assert len(found := routes(service)) > 20
+    for method, path in found:
+        answer = runner.request(method, path, content=keys, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (413, "body-too-large"), path
+    lists = b"[" + b"[]," * 200_000 + b"[]]"
+    answer = runner.post("/api/code/exec", content=lists, headers={"Content-Type": 'application/json; a="multipart/"'})
+    assert answer.status_code == 413
+    few = runner.post("/api/code/exec", json={**PRINT, **{f"k{number}": 0 for number in range(5_000)}})
+    assert (few.status_code, few.json()["detail"].count("there is no such field")) == (422, 10)
 
 
 def test_nobody_chooses_a_slow_encoding(service: Service, runner: httpx.Client) -> None:

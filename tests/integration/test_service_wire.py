@@ -287,8 +287,10 @@ def test_each_call_needs_its_scope_and_its_project(service: Service, key: str, s
             assert (await reader.do("file.stat", sandbox=sandbox, path="/"))["type"] == "directory"
             for verb, fields in (("run", {"shell": "true"}), ("file.write", {"path": "x"}), ("sandbox.end", {})):
                 assert await failure(reader, verb, sandbox=sandbox, **fields) == (403, "scope-missing")
-        lines = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
-        calls = [(line["verb"], line["status"]) for line in lines if line["event"] == "call"]
+        ends = time.monotonic() + PATIENCE_S
+        while ("sandbox.end", 403) not in (calls := logged_calls(service)):  # a thread writes the log
+            assert time.monotonic() < ends
+            await asyncio.sleep(0.05)
         assert calls[-2:] == [("file.write", 403), ("sandbox.end", 403)]
         async with asyncio.timeout(PATIENCE_S), wired(service.address, key) as wire:
             assert await shell(wire, sandbox, "echo ours") == "ours\n"
@@ -306,6 +308,12 @@ def test_each_call_needs_its_scope_and_its_project(service: Service, key: str, s
         assert nobody.value.response.status_code == 401
 
     asyncio.run(attempt())
+
+
+def logged_calls(service: Service) -> list[tuple[str, int]]:
+    """Return the calls of the log, each with its verb and its status."""
+    lines = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+    return [(line["verb"], line["status"]) for line in lines if line["event"] == "call"]
 
 
 async def broken(service: Service, key: str, message: str | bytes) -> tuple[int | None, str]:

@@ -24,7 +24,7 @@ from .problems import Refused
 T = TypeVar("T", bound=BaseModel)
 MOST_JSON = 1 << 20  # bytes, of what brings no files
 MOST_PARTS, BYTES_OF_PART, MOST_PARTS_AT_ALL = 20_000, 32, 65_536  # values and names; one more for so many bytes
-MOST_RICH = 16 << 20  # bytes, of JSON that has escapes or is not ASCII
+MOST_RICH = 8 << 20  # bytes, of JSON that has escapes or is not ASCII
 MOST_ESCAPES = 1 << 20
 FEW_BYTES = 1 << 20  # are parsed at once, without a thread
 _AS_FILES = "send files in base64, more of them as a form or an archive"
@@ -74,7 +74,7 @@ def _refused(why: str) -> Refused:
     return Refused(413, "body-too-large", why, remedy=_AS_FILES)
 
 
-def parse(data: bytes | bytearray | str) -> Any:  # noqa: ANN401 - whatever JSON is
+def parse(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
     """Return what JSON says, which was bounded before. Raises Refused (422); no number is NaN or infinite."""
     try:
         return from_json(data, allow_inf_nan=False, cache_strings=False)
@@ -93,25 +93,15 @@ def validated(model: type[T], data: object) -> T:
 class JsonRequest(Request):
     """A request whose JSON is parsed once, and whose body is let go then."""
 
-    async def body(self) -> bytes:
-        """Return the body, in one buffer that grew with it."""
-        if not hasattr(self, "_body"):
-            found = bytearray()
-            async for piece in self.stream():
-                found += piece
-            self._body: Any = found
-        return self._body  # type: ignore[no-any-return]
-
     async def json(self) -> Any:  # noqa: ANN401 - whatever JSON is
         """Return what the body says. Raises Refused (422)."""
         if not hasattr(self, "_json"):
-            body: Any = await self.body()
-            self._json = await parse_apart(body)
-            body.clear()
+            self._json = await parse_apart(await self.body())
+            self._body = b""
         return self._json
 
 
-async def parse_apart(data: bytes | bytearray) -> Any:  # noqa: ANN401 - whatever JSON is
+async def parse_apart(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
     """Return what JSON says, of much in a thread: the loop has its turn before and after. Raises Refused (422)."""
     if len(data) <= FEW_BYTES:
         return parse(data)

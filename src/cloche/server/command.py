@@ -54,10 +54,11 @@ def serve(command: ServeCommand) -> int:
     from .log import configure_log
 
     configure_log()
-    return until_signal(_serve(command), exit_timeout_s=command.drain_s + FORCED_EXIT_S)
+    return until_signal(serving(command), exit_timeout_s=command.drain_s + FORCED_EXIT_S)
 
 
-async def _serve(command: ServeCommand) -> None:
+async def serving(command: ServeCommand) -> None:
+    """Serve until this is cancelled. Raises InvalidRequest, BackendUnavailable."""
     import uvicorn
 
     from cloche.serving import http

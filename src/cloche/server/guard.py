@@ -114,11 +114,11 @@ class Guard:
             return MOST_BODY_OF_NOBODY
         if scope["path"] == "/login":
             raise _too_large(MOST_BODY_OF_NOBODY)
+        # A body is received, and read as JSON, before a route asks whose it is.
+        await self._identify(HTTPConnection(scope))
         most = _most_at(scope["path"])
         if size > most:
             raise _too_large(most)
-        # A body is received, and read as JSON, before a route asks whose it is.
-        await self._identify(HTTPConnection(scope))
         return most
 
     def _while_known(self, connection: HTTPConnection, send: Send) -> Send:

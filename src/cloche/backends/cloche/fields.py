@@ -14,6 +14,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 
 MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64; more is written as files before
+MOST_FILES = 2_500
 MODE = 0o644  # of files that go with a call
 # What a service settles by itself, and nobody can ask it for: only what holds anyway may stand there.
 _OWN_LIMITS = ("inodes", "tmp_bytes", "flood_bytes")
@@ -73,8 +74,9 @@ def _check_own(asked: Policy | Limits, names: tuple[str, ...]) -> None:
 
 
 def fits_call(request: Request) -> bool:
-    """Tell whether all that a request brings can go with its call."""
-    return len(request.stdin) + sum(len(file.data) for file in request.files) <= MOST_SENT
+    """Tell whether all that a request brings can go with its call, in bytes and in number."""
+    size = len(request.stdin) + sum(len(file.data) for file in request.files)
+    return size <= MOST_SENT and len(request.files) <= MOST_FILES
 
 
 def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ..live_files import FILE_S
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import counter_for
 from .connections import begin, begin_on, outcome
-from .fields import MOST_SENT, encoded_path, fits_call, path_fields, run_fields
+from .fields import MOST_FILES, MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
 from .results import ResultReader, kept, read_output, read_records
 from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
@@ -194,8 +194,8 @@ class ThrowawaySandbox:
     async def _run(self, request: Request, sink: Sink | None) -> Result:
         if not fits_call(request):
             raise InvalidRequest(
-                f"files and stdin have more than {MOST_SENT} bytes, which backend 'cloche' sends with a run; write "
-                "them into a sandbox that lives"
+                f"files and stdin have more than {MOST_SENT} bytes, or are more than {MOST_FILES} files, which backend "
+                "'cloche' sends with a run; write them into a sandbox that lives"
             )
         fields = {**run_fields(request, request.files), "returnFiles": True, **({"stream": True} if sink else {})}
         timeout_s = request.timeout_s or self._limits.timeout_s

@@ -169,10 +169,9 @@ async def _read_request(request: Request, digest: Digest | None) -> tuple[ExecRe
         return await _read_form(request, digest)
     if kind not in ("", "application/json"):
         raise Refused(415, "unsupported-media-type", "send application/json, or multipart/form-data with files")
-    body = await request.body()
-    size = len(body)
+    size = len(await request.body())
     if digest is not None:
-        await asyncio.to_thread(digest.update, body)
+        await asyncio.to_thread(digest.update, await request.body())
     return validated(ExecRequest, await request.json()), {}, size
 
 

@@ -106,15 +106,17 @@ class Call:
 
     async def read_fields(self, service: Service) -> dict[str, Any]:
         """Return the fields that come in pieces, counted until the call ends. Raises Refused."""
-        found, bounds = bytearray(), JsonBounds()
+        found, bounds = list[bytes](), JsonBounds()
         async for piece in self.incoming[JSON].pieces():
-            if len(found) + len(piece) > MOST_FIELDS:
+            if bounds.seen + len(piece) > MOST_FIELDS:
                 raise Refused(413, "body-too-large", f"the fields of this call have more than {MOST_FIELDS} bytes")
             service.wire.hold(len(piece))
             self.held += len(piece)
             bounds.feed(piece)
-            found += piece
-        fields = await parse_apart(found)
+            found.append(piece)
+        text = b"".join(found)
+        found.clear()
+        fields = await parse_apart(text)
         if not isinstance(fields, dict):
             raise Refused(400, "bad-request", f"what came on channel {JSON} is no JSON object")
         return fields
