@@ -22,10 +22,10 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.testclient import TestClient
 
+from bench.bodies import routes
 from cloche.records.database import Database
 from cloche.records.keys import create_key
 from cloche.server.identities import csrf_token, use_link_code
-from bench.bodies import routes
 from tests.harness.service import Service, serving
 
 pytestmark = pytest.mark.xdist_group("test_service_attacks")
@@ -153,7 +153,8 @@ def test_a_body_of_nobody_is_refused_before_it_comes(service: Service, path: str
 def test_many_tiny_values_are_refused(service: Service, runner: httpx.Client) -> None:
     """On every route, also of one who has a key: two megabytes of keys held the service for seconds, and took 600."""
     keys = b"{" + b",".join(b'"k%d":0' % number for number in range(80_000)) + b"}"
-    assert len(found := routes(service)) > 20
+    found = routes(service)
+    assert len(found) > 20
     for method, path in found:
         answer = runner.request(method, path, content=keys, headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (413, "body-too-large"), path

@@ -85,6 +85,11 @@ def finish(session: Session, *, id: str, status: str, document: Encoded | Mappin
     session.connection().execute(_FINISH, ended)
 
 
+def give_key_back(session: Session, *, id: str) -> None:  # noqa: A002
+    """Let the idempotency key of a run that never ran be used for another one."""
+    session.execute(update(Run).where(Run.id == id).values(idempotency_key=None))
+
+
 def find(session: Session, run_id: str, *, project: str) -> RunFacts:
     """Return one run. Raises NotFound, also for another project's."""
     row = session.get(Run, check_id(run_id, "run"))

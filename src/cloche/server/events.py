@@ -107,7 +107,8 @@ class LiveRun:
     size: int
     events: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[str] | None = None
-    is_begun: bool = False
+    is_begun: bool = False  # it has left the queue
+    has_started: bool = False  # its code has, as far as is told
     is_cancelled: bool = False
     has_row: bool = False
     row: asyncio.Task[None] | None = None  # which writes it, a little later

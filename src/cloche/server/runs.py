@@ -24,7 +24,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from cloche.audit.recording import is_traced
-from cloche.core.errors import ClocheError, RecordsFailed
+from cloche.core.errors import (
+    BackendUnavailable,
+    ClocheError,
+    InvalidRequest,
+    PolicyDenied,
+    RecordsFailed,
+    StartFailed,
+)  # fmt: skip
 from cloche.core.events import Event, Sink
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
@@ -45,6 +52,7 @@ MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, t
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
 BESIDE_S = 0.1  # before a row is written that nobody waits for: the answer, and other runs, go first
 SERVICE_STOPPED = "the service was stopped while this ran"
+_NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, PolicyDenied)
 log = logging.getLogger("cloche.service")
 
 Start = Callable[[Sink | None], Awaitable[Result]]
@@ -229,7 +237,8 @@ class RunQueue:
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
-            result = await order.start(partial(self._tell, live) if order.has_events or _is_watched() else None)
+            is_told = order.has_events or order.idempotency_key is not None or _is_watched()
+            result = await order.start(partial(self._tell, live) if is_told else None)
             document, stored = await _encode_apart(live.id, result, order)
         except BaseException as error:
             await self._note_failure(live, order, error)
@@ -275,9 +284,12 @@ class RunQueue:
         status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
         self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
-        await self._record(live, order, status, document)
+        await self._record(live, order, status, document, gives_key_back=_never_ran(live, error))
 
-    async def _record(self, live: LiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any]) -> None:
+    async def _record(
+        self, live: LiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any],
+        *, gives_key_back: bool = False,
+    ) -> None:  # fmt: skip
         """Write how a run ended: now, or once the database can be used again, so that whoever waits has the result."""
         has_row, live.has_row = live.has_row, True
 
@@ -285,6 +297,8 @@ class RunQueue:
             if not has_row:
                 _begin(session, live=live, order=order, worker=self._worker)
             run_records.finish(session, id=live.id, status=status, document=document)
+            if gives_key_back and order.idempotency_key is not None:
+                run_records.give_key_back(session, id=live.id)
 
         try:
             await self._writer.write(work)
@@ -317,6 +331,7 @@ class RunQueue:
         return _no_room(why, seconds)
 
     def _tell(self, live: LiveRun, event: Event) -> None:
+        live.has_started = True  # the first event says that
         if (known := event_as_wire(event)) is not None:
             live.events.add(*known)
 
@@ -336,6 +351,11 @@ class RunQueue:
     def _forget(self, run_id: str) -> None:
         self._live.pop(run_id, None)
         self._kept_bytes -= self._kept.pop(run_id, 0)
+
+
+def _never_ran(live: LiveRun, error: BaseException) -> bool:
+    """Tell whether it is known that nothing of a run's code ran."""
+    return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
 
 
 async def _later(work: Coroutine[Any, Any, None]) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
-from cloche.core.events import OutputChunk, Sink
+from cloche.core.errors import OutcomeUnknown, StartFailed
+from cloche.core.events import OutputChunk, Sink, Started
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import database as records_database
@@ -19,6 +21,7 @@ from cloche.records import runs as records
 from cloche.records.database import Database, Writer
 from cloche.server import runs
 from cloche.server.events import MOST_EVENT_BYTES, EventLog
+from cloche.server.places import Places
 from cloche.server.problems import Refused
 from cloche.server.runs import RunOrder, RunQueue
 
@@ -53,6 +56,51 @@ def _rows(database: Database) -> list[records.RunFacts]:
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - turns of this loop, not time
         await asyncio.sleep(0)
+
+
+def test_what_never_ran_gives_its_idempotency_key_back(tmp_path: Path) -> None:
+    """Where no place came, or no sandbox started, the same key runs; where code began, it stays that run's."""
+    go = asyncio.Event()
+
+    async def hold(_: Sink | None) -> Result:
+        await go.wait()
+        return OK
+
+    def failing(error: Exception, *, begins: bool = False) -> Start:
+        async def start(sink: Sink | None) -> Result:
+            assert sink is not None
+            if begins:
+                sink(Started())
+            raise error
+
+        return start
+
+    async def attempt(queue: RunQueue) -> None:
+        queue._places = Places(1)
+        holding = await queue.submit(_order(hold))
+        await _until(lambda: queue.running == 1)
+        with pytest.raises(Refused, match="no place"):
+            await (await queue.submit(_order(hold, idempotency_key="busy"))).wait()
+        cancelled = await queue.submit(_order(hold, idempotency_key="cancelled"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled.wait(), return_exceptions=True)
+        go.set()
+        await holding.wait()
+        with pytest.raises(StartFailed):
+            await (await queue.submit(_order(failing(StartFailed("no")), idempotency_key="start"))).wait()
+        for begun, unknown in (("begun", StartFailed("no")), ("lost", OutcomeUnknown("gone"))):
+            live = await queue.submit(_order(failing(unknown, begins=begun == "begun"), idempotency_key=begun))
+            with pytest.raises(type(unknown)):
+                await live.wait()
+            with pytest.raises(IntegrityError):
+                await queue.submit(_order(hold, idempotency_key=begun))
+        for free in ("busy", "cancelled", "start"):
+            done = await (await queue.submit(_order(hold, idempotency_key=free))).wait()
+            assert json.loads(done)["status"] == "ok"
+
+    rows = _rows(_try(tmp_path, attempt, deadline_s=0.05))
+    assert [row.status for row in rows].count("ok") == 4
 
 
 def test_a_full_queue_refuses_before_anything_is_kept(tmp_path: Path) -> None:

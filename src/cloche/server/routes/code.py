@@ -85,7 +85,7 @@ async def execute(
 
     With `?stream=1` the answer is server-sent events, the last one `result` or `error`. With `Prefer: respond-async` it
     is 202 and the run's id. A client that goes away cancels its run, but not one of `respond-async`. The same
-    `Idempotency-Key` with the same request gives the same run.
+    `Idempotency-Key` with the same request gives the same run, unless that was refused before any of it ran.
     """
     key = run_records.check_idempotency_key(idempotency_key)
     digest = None if key is None else hashlib.sha256()
@@ -97,7 +97,9 @@ async def execute(
     try:
         live = await service.runs.submit(replace(order, has_events=stream or is_async))
     except IntegrityError:
-        return await _repeated(service, order)
+        if (repeated := await _repeated(service, order)) is not None:
+            return repeated
+        live = await service.runs.submit(replace(order, has_events=stream or is_async))
     if is_async:
         headers = {"Location": f"/api/runs/{live.id}", "Preference-Applied": "respond-async"}
         return JSONResponse({"id": live.id, "status": "queued"}, 202, headers)
@@ -192,14 +194,19 @@ async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecReque
     return asked, files, size
 
 
-async def _repeated(service: Service, order: RunOrder) -> Response:
-    """Answer with the run of the same idempotency key. Raises Refused (409) where that was for something else."""
+async def _repeated(service: Service, order: RunOrder) -> Response | None:
+    """Answer with the run of the same idempotency key; None where it has given the key back since.
+
+    Raises Refused (409) where that was for something else.
+    """
     found = await service.read(
         lambda session: run_records.find_repeated(
             session, project=order.project, api_key=order.api_key, idempotency_key=str(order.idempotency_key)
         )
     )
-    if found is None or found.request_sha256 != order.request_sha256:
+    if found is None:
+        return None
+    if found.request_sha256 != order.request_sha256:
         raise Refused(409, "idempotency-key-reused", "this Idempotency-Key was used with another request")
     live = service.runs.find(found.id, order.project)
     if live is not None and live.task is not None:
