@@ -191,6 +191,8 @@ async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecReque
             size, files[name] = size + len(data), data
             if digest is not None:
                 await asyncio.to_thread(digest.update, f"{name}\0{len(data)}\0".encode() + data)
+    if files:
+        asked.model_fields_set.add("files")  # they were given, whichever way they came
     return asked, files, size
 
 
