@@ -479,9 +479,7 @@ def test_settings_are_changed_by_a_form_that_says_what_is_wrong(page: Page, serv
     wait.fill("12s")
     page.get_by_label("Languages").fill("python, bash")
     with service.client() as client:
-        client.put(
-            "/api/sandbox/config", json={"memoryLimit": "200m"}
-        ).raise_for_status()  # meanwhile
+        client.put("/api/sandbox/config", json={"memoryLimit": "200m"}).raise_for_status()  # meanwhile
         page.get_by_role("button", name="Change").click()
         expect(page.get_by_role("status").first).to_have_text("Changed: timeout, languages.")
         found = client.get("/api/sandbox/config").json()

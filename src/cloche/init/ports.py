@@ -7,6 +7,7 @@ import os
 import select
 
 from . import wire
+from .loop import now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,25 +27,79 @@ if TYPE_CHECKING:
 _socket: Any = __import__("_socket")  # `socket` would load as much as all the rest of us
 LISTENING = "0A"
 MOST_PORTS = 1000
+TURN_S, PIECE_BYTES, MOST_TABLE_BYTES = 0.005, 4096, 1 << 20
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 
 
-def listening() -> list[dict[str, Any]]:
-    """Return port and address of each TCP server of this network namespace."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    for name, family in (("tcp", _socket.AF_INET), ("tcp6", _socket.AF_INET6)):
-        try:
-            with open(f"/proc/net/{name}", encoding="ascii") as file:
-                rows = file.read(1 << 20).splitlines()[1:]
-        except OSError:
-            continue
+class Listing:
+    """Tell port and address of each TCP server of this network namespace, `MOST_PORTS` at most.
+
+    The table is read for a moment in each turn of the loop: for every few rows the kernel goes through all servers that
+    it keeps together, and a guest may have tens of thousands.
+    """
+
+    def __init__(self, owner: Owner, channel: int):
+        self.owner, self.channel = owner, channel
+        self.tables = [("tcp6", _socket.AF_INET6), ("tcp", _socket.AF_INET)]  # that are left
+        self.family, self.fd = _socket.AF_INET, -1
+        self.rest, self.left = b"", 0
+        self.found: dict[tuple[int, str], dict[str, Any]] = {}
+        self._go_on()
+
+    def _go_on(self) -> None:
+        until = now() + TURN_S
+        while self.fd >= 0 or self._open_next():
+            self._read()
+            if now() > until:
+                self.owner.loop.call_at((self, "ports"), now(), self._go_on)
+                return
+        ports = [self.found[key] for key in sorted(self.found)]
+        self.owner.loop.send(wire.json_frame(wire.EVENT, self.channel, event="ports", ports=ports))
+        self.owner.close(self.channel)
+
+    def _open_next(self) -> bool:
+        while self.tables:
+            name, self.family = self.tables.pop()
+            try:
+                self.fd = os.open(f"/proc/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            self.rest, self.left = b"", MOST_TABLE_BYTES
+            return True
+        return False
+
+    def _read(self) -> None:
+        data = os.read(self.fd, PIECE_BYTES)
+        self.left -= len(data)
+        *rows, self.rest = (self.rest + data).split(b"\n")
         for row in rows:
-            words = row.split()
+            words = row.decode("ascii", "replace").split()
             if len(words) > 9 and words[3] == LISTENING:
                 address, _, port = words[1].partition(":")
-                text = _address(address, family)
-                found[int(port, 16), text] = {"port": int(port, 16), "address": text}
-    return [found[key] for key in sorted(found)][:MOST_PORTS]
+                text = _address(address, self.family)
+                self.found[int(port, 16), text] = {"port": int(port, 16), "address": text}
+                if len(self.found) >= MOST_PORTS:
+                    self.tables.clear()
+                    break
+        if not data or self.left <= 0 or len(self.found) >= MOST_PORTS:
+            self._close()
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    # What the client does.
+
+    def ask(self, body: dict[str, Any]) -> None: ...
+    def take(self, stream: int, data: memoryview) -> None: ...
+    def take_end(self, stream: int) -> None: ...
+    def grant(self, stream: int, count: int) -> None: ...
+
+    def leave(self) -> None:
+        self.tables.clear()
+        self._close()
+        self.owner.loop.cancel((self, "ports"))
 
 
 def _address(text: str, family: int) -> str:

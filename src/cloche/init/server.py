@@ -11,7 +11,7 @@ import time
 from . import wire
 from .lifetime import Lifetime
 from .loop import POLLIN, Loop, now
-from .ports import connect, listening
+from .ports import Listing, connect
 from .process import MOST_KEPT_EXITS, Process, seconds
 
 TYPE_CHECKING = False
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 _signal: Any = __import__("_signal")  # `signal` would take as long to load as all the rest of us
-WNOHANG, SIGTERM, SIGCONT, SIGSTOP = os.WNOHANG, 15, 18, 19
+WNOHANG, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = os.WNOHANG, 9, 15, 18, 19
+MOST_REAPED = 64  # in one turn: those that others leave behind may die as fast as they are reaped
 TICK_S = 0.001  # between two looks at a clock that moves on every few milliseconds
 GONE_S = 0.02  # between two looks at whether all that was asked to end is gone
 ROOM_S = 0.02  # between two looks at whether a process that waits for room can be started
@@ -253,8 +254,9 @@ class Server:
         self.channels[number] = connect(self, number, int(order["port"]), hands_out=bool(order.get("hands_out")))
 
     def _ports(self, number: int, _: dict[str, Any]) -> None:
-        self.loop.send(wire.json_frame(wire.EVENT, number, event="ports", ports=listening()))
-        self.close(number)
+        listing = Listing(self, number)
+        if number in self.channels:  # else all was told at once
+            self.channels[number] = listing
 
     def _clock(self, number: int, _: dict[str, Any], began: int = 0, until: float = 0.0) -> None:
         """Tell the time once it has moved on, a few milliseconds later: no file that changed before has that one.
@@ -308,8 +310,7 @@ class Server:
             self.close(number)
 
     def _end(self, number: int, _: dict[str, Any]) -> None:
-        for process in list(self.processes.values()):
-            process.kill("")
+        self.host.signal_others(SIGKILL)  # at once: to look for what belongs to each takes the square of all
         self.close(number)
 
     # The dead.
@@ -319,7 +320,7 @@ class Server:
             os.read(self.woken, 512)
         except BlockingIOError:
             pass
-        while True:
+        for _ in range(MOST_REAPED):
             try:
                 pid, status, usage = os.wait4(-1, WNOHANG)
             except ChildProcessError:
@@ -332,6 +333,7 @@ class Server:
                 process.note_exit(status, usage)
             else:
                 self.host.note_orphan(pid)
+        self.loop.call_at("dead", now(), lambda: self._take_dead(0))
 
     def forget(self, process: Process) -> None:
         """Take a process out of those that run, and keep what is known of it for a while."""

@@ -99,7 +99,7 @@ class CommandGuest(Guest):
             _make_folders_above(f"{folder}/")
         self._write_files(order.get("files") or ())
         self._enter(order.get("cwd"))
-        commands = [] if python is not None or _is_own(order) else [[str(word) for word in order.get("argv") or ()]]
+        commands = [] if python is not None or is_own(order) else [[str(word) for word in order.get("argv") or ()]]
         if python is not None and "source" in python:
             python["source"] = python["source"].encode("utf-8", "surrogateescape")
         env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
@@ -142,7 +142,7 @@ class CommandGuest(Guest):
     def _start_program(self, order: Order, fds: list[int]) -> None:
         if self.order.get("terminal"):
             self.terminal.take(fds[0])
-        if not _is_own(self.order):
+        if not is_own(self.order):
             if order.python is None:
                 for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
                     _signal.signal(number, _signal.SIG_DFL)
@@ -159,7 +159,7 @@ class CommandGuest(Guest):
         posix._exit(0)
 
 
-def _is_own(order: dict[str, Any]) -> bool:
+def is_own(order: dict[str, Any]) -> bool:
     """Tell whether what is asked for is a program of ours: an operation on files."""
     return order.get("op") == "files"
 

@@ -27,10 +27,11 @@ SIGINT, SIGCHLD = 2, 17
 LOADING_S = 60
 
 
-def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
+def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
 
-    `settings` are those of the interpreter's `warm_up`; `load_interpreter` returns its modules by name.
+    `load_interpreter` returns modules of the interpreter's by name. The first message, which waits there before we are
+    started, has the settings of its `warm_up`.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
@@ -38,6 +39,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], An
     posix.umask(0o077)
     shared_status.copying.register_at_fork()
     _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
+    settings = messages.receive(fd)[1]
     loaded = load_interpreter("preload").warm_up(settings)
     loaded["threads"] = len(posix.listdir("/proc/self/task"))
     _signal.alarm(0)

@@ -28,20 +28,20 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 SIGINT = 2
 
 
-def main(
-    fd: int, version: int, folders: dict[str, str], load_interpreter: Callable[[str], Any]
-) -> Callable[[], None] | None:
+def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
 
-    `folders` are those of the control group that the caller is making meanwhile; removing them is ours, and so must
-    be known before the first message can come. `load_interpreter` returns a module of the interpreter's by its name.
+    `load_interpreter` returns a module of the interpreter's by its name. The first message waits there before we are
+    started: the `folders` of the control group that the caller is making meanwhile, and removing is ours.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
     gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
     gc.enable()
-    return Helper(fd, Cgroup(version, folders) if folders else None, load_interpreter).serve()
+    body = messages.receive(fd)[1]
+    cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
+    return Helper(fd, cgroup, load_interpreter).serve()
 
 
 class Helper(SandboxState):

@@ -25,7 +25,7 @@ from time import monotonic
 
 from . import messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
-from .command_guest import REQUESTS, CommandGuest, CommandParent
+from .command_guest import REQUESTS, CommandGuest, CommandParent, is_own
 from .guest import forget_helper, is_ours, load_notify
 from .messages import Building
 from .pid1 import never_freed
@@ -53,9 +53,13 @@ SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
 MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
+OWN_MARKS = -16  # less their pids: marks of programs of ours that share a namespace
+ENOSPC = 28
+MARKS_KEPT = "a process inside keeps the namespaces of others that have ended, and no more can be started; end it, or the sandbox"
 HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
 SPARES = 2  # guests that wait: the next one is at hand while we fork another
+LEFT = "left"  # the clock by which it is looked once whether anybody who was left behind still lives
 PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
 EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
@@ -227,6 +231,7 @@ class Resident(CommandParent):
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
+        self.reserve = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC)  # a namespace that no guest has been in
         self.oom_kills = self.pids_hits = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
         try:
@@ -321,10 +326,10 @@ class Resident(CommandParent):
             posix.kill(pid, SIGKILL)
 
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
-        unshare(CLONE_NEWUTS)
+        is_shared = self._enter_mark(given is not None and is_own(given[0]))
         ours, theirs = socketpair()
         try:
-            mark = Mark()
+            mark = Mark(is_shared=is_shared)
             pid = posix.fork()
         except OSError:
             posix.close(ours)
@@ -336,7 +341,25 @@ class Resident(CommandParent):
             posix.close(ours)
             raise Become(CommandGuest(self, theirs, given))
         posix.close(theirs)
+        if is_shared:
+            mark.number = OWN_MARKS - pid
         return Forked(self, pid, mark, ours)
+
+    def _enter_mark(self, is_ours: bool) -> bool:
+        """Enter a new namespace of the host name; tell whether there was none left, and it is that of our programs.
+
+        Guests can keep those of commands that have ended. What reads files starts nothing, and needs none of its own.
+        """
+        try:
+            unshare(CLONE_NEWUTS)
+        except OSError as error:
+            if error.errno != ENOSPC:
+                raise
+            if not is_ours:
+                raise OSError(ENOSPC, MARKS_KEPT) from None
+            call("setns", self.reserve, CLONE_NEWUTS)
+            return True
+        return False
 
     def note_orphan(self, pid: int) -> None:
         """Take note of the end of a process that nobody asked for: a guest that waits may have been ended.
@@ -347,7 +370,11 @@ class Resident(CommandParent):
         if spare is not None:
             spare.conclude()
             spare.mark.close()
-        elif not self.server.processes:
+        elif not self.server.processes:  # once for all that die together
+            self.server.loop.call_at(LEFT, now(), self._note_left)
+
+    def _note_left(self) -> None:
+        if not self.server.processes:
             self._report_pace(is_busy=False)
 
     def members(self, mark: Mark) -> list[int]:
@@ -356,10 +383,19 @@ class Resident(CommandParent):
 
     def _members(self, number: int) -> list[int]:
         pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
-        return [pid for pid in pids if self._mark_of(pid) in (number, HIDDEN)]
+        known: dict[int, int] = {}
+        return [pid for pid in pids if self._mark_of(pid, known) in (number, HIDDEN)]
 
-    def _mark_of(self, pid: int, depth: int = MOST_PARENTS) -> int:
-        """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it."""
+    def _mark_of(self, pid: int, known: dict[int, int], depth: int = MOST_PARENTS) -> int:
+        """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it.
+
+        Others that hide are `known` from one look to the next: their parents may hide, too, in a long chain.
+        """
+        if pid not in known:
+            known[pid] = self._looked_up(pid, known, depth)
+        return known[pid]
+
+    def _looked_up(self, pid: int, known: dict[int, int], depth: int) -> int:
         if pid in self.spares:
             return self.spares[pid].mark.number
         process = self.server.by_pid.get(pid)
@@ -370,7 +406,7 @@ class Resident(CommandParent):
         if mark != HIDDEN or depth <= 0:
             return mark
         parent = _parent_of(pid)
-        return self._mark_of(parent, depth - 1) if parent > 1 else HIDDEN
+        return self._mark_of(parent, known, depth - 1) if parent > 1 else HIDDEN
 
     def others(self) -> list[int]:
         """Return all that live, but us and the guests that wait."""
@@ -426,9 +462,9 @@ class Resident(CommandParent):
 class Mark:
     """Hold the namespace that marks a process, so that no other one gets its number meanwhile."""
 
-    def __init__(self) -> None:
-        self.fd = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC)
-        self.number = posix.fstat(self.fd).st_ino
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self.fd = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC) if not is_shared else -1
+        self.number = posix.fstat(self.fd).st_ino if not is_shared else 0
 
     def close(self) -> None:
         """Let it go."""

@@ -241,10 +241,18 @@ def _has_open(pid: int, state: os.stat_result) -> bool:
 
 
 def _names(path: str) -> list[str]:
-    """Return the names of which anything is left in a place, `MOST_NAMES` at most."""
+    """Return the names of which anything is left in a place, `MOST_NAMES` at most.
+
+    One is passed over whose lock is no file of ours: no sandbox has it, and none gets it until that is removed.
+    """
     with _opened(path) as folder:
         stems = {stem for stem, suffix in map(os.path.splitext, os.listdir(folder)) if suffix in (SOCKET, ENTRY, LOCK)}
-    return sorted(stem for stem in stems if _NAME.fullmatch(stem))[:MOST_NAMES]
+        names = sorted(stem for stem in stems if _NAME.fullmatch(stem))[:MOST_NAMES]
+        return [name for name in names if _may_be_lock(hostfs.look(name + LOCK, folder))]
+
+
+def _may_be_lock(state: os.stat_result | None) -> bool:
+    return state is None or (stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid())
 
 
 def _read(name: str, path: str) -> Found:

@@ -254,7 +254,7 @@ def test_exits_do_not_pile_up(client: Client, count: int) -> None:
 def test_all_are_asked_to_end_and_nothing_starts_from_then_on(client: Client) -> None:
     """Whoever does not end has until the time is up, which is answered then; who stood still goes on, and ends."""
     stubborn = client.start("sh", "-c", "trap '' TERM; echo up; exec sleep 1000")
-    orderly = client.start("sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do :; done")
+    orderly = client.start("sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do :; done", streams=[0, 1])
     for channel in (stubborn, orderly):
         assert client.read(channel, 3) == b"up\n"
     assert client.closed(client.open("pause")) == {}

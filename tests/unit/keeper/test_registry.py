@@ -111,8 +111,8 @@ def test_a_folder_that_is_not_ours_alone_is_refused(runtime: Path, made: object)
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_a_lock_that_is_no_file_is_refused(runtime: Path, kind: str) -> None:
-    """No link is followed, and nothing waited for."""
-    registry.claim("y").give_up()
+    """No link is followed, and nothing waited for; the list, and clearing up, know the other names all the same."""
+    other = registry.claim("y")
     lock = runtime / "cloche" / "x.lock"
     if kind == "link":
         lock.symlink_to(runtime / "target")
@@ -123,6 +123,10 @@ def test_a_lock_that_is_no_file_is_refused(runtime: Path, kind: str) -> None:
     with pytest.raises(BackendUnavailable, match=r"x\.lock is no file of ours"):
         registry.claim("x")
     assert not (runtime / "target").exists()
+    assert [one.name for one in registry.found()] == ["y"]
+    assert registry.clear() == []
+    other.give_up()
+    assert registry.found() == []
 
 
 def test_a_runtime_folder_that_others_write_to_is_passed_over(runtime: Path) -> None:

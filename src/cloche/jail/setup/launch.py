@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import messages
 from ..cgroups import Cgroup
 from ..syscalls import run_beside
 from .cache import own_cache, read_cache, write_cache
@@ -97,7 +98,7 @@ import os, site
 if {namespace} >= 0:
     import jail.subordinate_ids
     jail.subordinate_ids.enter({namespace})
-_guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
+_guest = sys.modules["jail.helper"].main({fd}, load_interpreter)
 if _guest: _guest()
 """
 _BOOT_FORK_SERVER = """\
@@ -105,7 +106,7 @@ gc.enable()
 import jail.fork_server, jail.seccomp_notify, jail.procfs, jail.user_namespaces, jail.subordinate_ids
 import jail.resident, init.server
 jail.subordinate_ids.enter({namespace})
-_guest = jail.fork_server.main({fd}, {settings}, load_interpreter)
+_guest = jail.fork_server.main({fd}, load_interpreter)
 if _guest: _guest()
 """
 _BOOT_SHIM = """\
@@ -307,18 +308,20 @@ def start_helper(
     `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
     `namespace` is the descriptor of the user namespace that it enters, see `subordinate_ids`, -1 for none.
     """
-    arguments = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
-    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **arguments), passed=namespace)
+    told = {"version": version, "folders": dict(folders or {})}
+    return _start(
+        executable, lambda fd: _BOOT_HELPER.format(fd=fd, namespace=namespace), passed=namespace, told=("begin", told)
+    )
 
 
 def start_template(
     settings: Mapping[str, Any], executable: str = sys.executable, *, namespace: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a fork server and return its process and our end of its socket; `namespace` as above. Raises OSError."""
-    arguments = {"settings": dict(settings), "namespace": namespace}
     return _start(
-        executable, lambda fd: _BOOT_FORK_SERVER.format(fd=fd, **arguments), is_awaited=False, passed=namespace
-    )
+        executable, lambda fd: _BOOT_FORK_SERVER.format(fd=fd, namespace=namespace), is_awaited=False, passed=namespace,
+        told=("begin", dict(settings)),
+    )  # fmt: skip
 
 
 def start_mapper(
@@ -346,13 +349,17 @@ def _start(
     is_awaited: bool = True,
     is_helper: bool = True,
     passed: int = -1,
+    told: tuple[str, dict[str, Any]] | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `end_of_boot` gives the rest of its program, by its socket.
 
     One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
+    What it is `told` waits for it as its first message: guests can read the program in the command line of pid 1.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        if told is not None:
+            messages.send(ours.fileno(), *told)
         theirs = socket.socket(fileno=_passable(theirs.detach()))
         archive = _archive_file()
         first = f"{_load_ctypes(executable)}make_modules({HELPER_MODULES})\nmap_archive()\n" if is_helper else ""

@@ -48,6 +48,7 @@ IDLE_LOOK_S = 0.5
 FREEING_S, MOST_FREEING_S = 0.1, 2.0  # for memory to be free: after the end of who held it, and until that end
 SHOWN_BY_DAEMON = ("etc/hosts", "etc/hostname", "etc/resolv.conf")
 OUT_OF_MEMORY = "out_of_memory"
+MOST_PASSES = 50  # of a signal to all: who starts others faster than that is not waited for
 
 # Marks: far above what any program holds, as programs look at this limit to decide how much they may use.
 FIRST_MARK = 1 << 50
@@ -233,9 +234,12 @@ class ContainerHost:
         return list(self.marker.all())
 
     def signal_others(self, number: int) -> None:
-        """Send a signal to all of them, until nobody is found that has not had it."""
+        """Send a signal to all of them, until nobody is found that has not had it, or they are too many and fast."""
         seen: set[int] = set()
-        while new := set(self.others()) - seen:
+        for _ in range(MOST_PASSES):
+            new = set(self.others()) - seen
+            if not new:
+                break
             for pid in new:
                 try:
                     os.kill(pid, number)
