@@ -35,7 +35,7 @@ PICTURES = ROOT / "docs" / "pictures"
 PICTURE_NAMES = ("service-run.png", "service-approvals.png", "service-compare.png")
 MOST_PICTURE_BYTES = 150_000
 expect.set_options(timeout=WAIT_MS)
-PARTS = ("run", "activity", "approvals", "snapshots", "hosts", "settings")
+PARTS = ("run", "activity", "approvals", "sandboxes", "snapshots", "hosts", "settings")
 COUNTED = re.compile(r"^\(\d+\) ")
 PLOT = """\
 import sys
@@ -73,6 +73,17 @@ def service(home: Path) -> Iterator[Service]:
     """Serve, for all tests of this file."""
     with serving(home, "--workspace-root", f"{home / 'shop'}:rw") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def box(service: Service) -> str:
+    """Open a sandbox that lives, with a file and a server in it, and return its id."""
+    asked = {"name": "build", "labels": {"task": "7"}, "files": [{"path": "in/a.txt", "text": "<b>one</b>\n"}]}
+    server = {"argv": ["python3", "-u", "-m", "http.server", "8000"]}
+    with service.client() as client:
+        made = client.post("/api/sandboxes", json=asked).raise_for_status().json()["id"]
+        client.post(f"/api/sandboxes/{made}/processes", json=server).raise_for_status()
+    return str(made)
 
 
 @pytest.fixture(scope="module")
@@ -472,6 +483,85 @@ def test_debug_namespaces_are_switched(page: Page, service: Service) -> None:
             assert client.get("/api/sandbox/debug").json()["namespaces"]["egress"] is is_on
 
 
+def test_a_sandbox_is_opened_looked_into_and_ended(page: Page, service: Service) -> None:
+    """Processes, ports and files show by themselves; one is killed, files go in and out, and the end is asked for."""
+    page.goto("/run")
+    page.keyboard.press("g")
+    page.keyboard.press("b")
+    page.get_by_label("Name, for you").fill("mine")
+    page.get_by_role("button", name="Open a sandbox").click()
+    page.wait_for_url("**/sandboxes/sb_*")
+    address = page.url
+    path = f"/api/sandboxes/{address.rpartition('/')[2]}"
+    with service.client() as client:
+        line = "mkdir -p in; echo '<b>one</b>' > in/a.txt; echo begun; exec python3 -m http.server 8000"
+        client.post(f"{path}/processes", json={"shell": line}).raise_for_status()
+    expect(page.locator("#now .checks")).to_contain_text("8000")
+    row = page.get_by_role("region", name="Processes").locator("tbody tr")
+    expect(row.locator(".badge")).to_have_text("running")
+    row.get_by_role("link").click()
+    expect(page.get_by_label("Output that nobody has read")).to_contain_text("begun")
+    page.goto(f"{address}/files")
+    page.get_by_role("link", name="in/").click()
+    page.get_by_label("Put files here").set_input_files(
+        [{"name": f"{name}.txt", "mimeType": "text/plain", "buffer": name.encode()} for name in ("two", "drei#&ü")]
+    )
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Files").locator("tbody tr")).to_have_count(3)
+    with service.client() as client:
+        found = client.get(f"{path}/files/content", params={"path": "/workspace/in/drei#&ü.txt"})
+        assert found.content == "drei#&ü".encode()
+    page.get_by_role("link", name="a.txt").click()
+    expect(page.get_by_role("region", name="Content")).to_have_text("<b>one</b>\n")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert Path(download.value.path()).read_text() == "<b>one</b>\n"
+    page.goto(address)
+    page.get_by_role("button", name="Kill").click()
+    expect(row.locator(".badge")).to_have_text("signaled")
+    expect(page.locator("#now")).to_contain_text("Nothing listens")
+    page.get_by_text("End the sandbox").click()
+    page.get_by_role("button", name="End it now").click()
+    expect(page.locator("tr", has_text="mine").locator(".badge")).to_have_text("ended")
+    page.goto(address)
+    expect(page.locator("#now")).to_contain_text("Nothing of it is left")
+    page.goto(f"{address}/files")
+    expect(page.get_by_role("alert")).to_contain_text("has ended")
+    page.get_by_role("link", name="Go to Sandboxes").click()
+
+
+def test_a_terminal_is_typed_into_left_by_keys_and_opened_again(page: Page, box: str) -> None:
+    """A shell runs in colours and at the size of its place, within the policy for styles; Escape and Tab leave it."""
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"/sandboxes/{box}/terminal")
+    rows, state = page.locator(".xterm-rows"), page.locator("#state")
+    expect(state).to_have_text("The shell runs.")
+    page.keyboard.type("stty size; cat in/a.txt; printf '\\033[38;2;200;30;40mtrue\\033[0m\\n'\n")
+    expect(rows).to_contain_text("<b>one</b>")
+    size = re.search(r"(\d+) (\d+)<b>", rows.inner_text().replace("\n", ""))
+    assert size is not None
+    assert int(size[1]) > 10
+    assert int(size[2]) > 80
+    colour = page.get_by_text("true", exact=True).evaluate("one => getComputedStyle(one).color")
+    assert colour == "rgb(200, 30, 40)"
+    assert not said
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    back = page.get_by_role("link", name="Back to the sandbox")
+    expect(back).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.type("read -rsn1 key; printf '%q\\n' \"$key\"\n")
+    page.keyboard.press("Escape")
+    expect(rows).to_contain_text("$'\\E'")  # alone it is the program's
+    page.keyboard.type("exit 3\n")
+    expect(state).to_have_text("The shell has ended: error, exit 3.")
+    page.keyboard.press("Enter")
+    expect(state).to_have_text("The shell runs.")
+    page.keyboard.type("tty\n")
+    expect(rows).to_contain_text("/dev/pts/")
+
+
 def test_settings_are_changed_by_a_form_that_says_what_is_wrong(page: Page, service: Service) -> None:
     """What was changed is stored and nothing else; a wrong value changes nothing and stays; an empty one is no more."""
     page.goto("/settings")
@@ -592,7 +682,7 @@ def overflow(page: Page) -> int:
     return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
 
-def paths_with_content(service: Service, page: Page) -> list[str]:
+def paths_with_content(service: Service, page: Page, box: str) -> list[str]:
     """Return the parts, and one page of each other kind."""
     number = put_run(
         service, stdout="one\x1b[31mtwo\x1b[0m", stderr="three", error="why", duration=1.5, exitCode=1, value={"a": 1},
@@ -604,6 +694,7 @@ def paths_with_content(service: Service, page: Page) -> list[str]:
     )  # fmt: skip
     page.goto("/snapshots")
     found = [f"/runs/{number}", *(f"/{part}" for part in PARTS), "/runs/none", "/login", "/login?code=x"]
+    found += [f"/sandboxes/{box}{end}" for end in ("", "/processes/1", "/files", "/files?path=in/a.txt", "/terminal")]
     links = page.locator("main th a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
     for kind in ("snap_", "ws_"):
         ids = [link for link in links if kind in link]
@@ -618,7 +709,7 @@ Look = tuple[Literal["light", "dark"], int]
 
 @contextmanager
 def visited(
-    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, look: Look
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, box: str, look: Look
 ) -> Iterator[Iterator[Page]]:
     """Give every page one after the other, with something on it."""
     scheme, width = look
@@ -629,10 +720,12 @@ def visited(
     ):
 
         def visit() -> Iterator[Page]:
-            for path in paths_with_content(service, seen.page):
+            for path in paths_with_content(service, seen.page, box):
                 seen.page.goto(path)
                 if path == "/hosts":
                     expect(seen.page.locator("#doctor .controls")).to_be_visible()
+                if path.endswith("/terminal"):
+                    expect(seen.page.locator(".xterm-rows")).to_contain_text("$")
                 yield seen.page
 
         yield visit()
@@ -641,10 +734,10 @@ def visited(
 
 
 def test_no_page_has_a_fault_for_people_who_use_other_means(
-    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, box: str
 ) -> None:
     """Axe finds nothing on any page, dark on a phone, nor a weak contrast in light at a desk; each fits its window."""
-    with visited(service, browser, cookies, queue, ("dark", 360)) as pages:
+    with visited(service, browser, cookies, queue, box, ("dark", 360)) as pages:
         for page in pages:
             assert (violations(page), overflow(page)) == ([], 0), page.url
             page.set_viewport_size({"width": 1280, "height": 900})
@@ -658,25 +751,28 @@ def test_no_page_has_a_fault_for_people_who_use_other_means(
 @pytest.mark.parametrize("width", [360, 768, 1280, 3840])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_has_a_fault_in_any_look(
-    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue,
+    service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, box: str,
     scheme: Literal["light", "dark"], width: int,
 ) -> None:  # fmt: skip
     """The same in light and dark, from a phone to a 4k screen."""
-    with visited(service, browser, cookies, queue, (scheme, width)) as pages:
+    with visited(service, browser, cookies, queue, box, (scheme, width)) as pages:
         for page in pages:
             assert (violations(page), overflow(page)) == ([], 0), page.url
 
 
 def test_what_is_vendored_is_what_its_note_says() -> None:
-    """The one file of others has its version, its licence and the hash that stand beside it."""
+    """Each file of others has its licence and the hash that stand beside it, and nothing else is there."""
     note = (VENDOR / "README.md").read_text()
-    content = (VENDOR / "htmx.min.js").read_bytes()
-    assert f"`{hashlib.sha256(content).hexdigest()}`" in note
-    version = re.search(rb'version:"([0-9.]+)"', content)
+    rows = re.findall(r"\| `(\S+)` \|.*?\| ([0-9.]+) \|.*\| `([0-9a-f]{64})` \|", note)
+    for name, _, digest in rows:
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest, name
+    version = re.search(rb'version:"([0-9.]+)"', (VENDOR / "htmx.min.js").read_bytes())
     assert version is not None
-    assert f"| {version[1].decode()} |" in note
-    assert "Zero-Clause BSD" in (VENDOR / "LICENSE").read_text()
-    assert sorted(one.name for one in VENDOR.iterdir()) == ["LICENSE", "README.md", "htmx.min.js"]
+    assert (rows[0][0], rows[0][1]) == ("htmx.min.js", version[1].decode())
+    assert "Zero-Clause BSD" in (VENDOR / "htmx.LICENSE").read_text()
+    assert "Permission is hereby granted" in (VENDOR / "xterm.LICENSE").read_text()
+    there = {one.name for one in VENDOR.iterdir()}
+    assert there == {"README.md", "htmx.LICENSE", "xterm.LICENSE", *(name for name, _, _ in rows)}
 
 
 def test_the_documents_show_three_pictures_of_the_page() -> None:

@@ -24,7 +24,7 @@ ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
     "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
 )  # fmt: skip
-PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_snapshots", "page_settings")
+PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 # FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.
 _NO_TELEMETRY: Any = {

@@ -38,11 +38,17 @@ STATIC: Mapping[str, str] = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
+    "terminal.js": "text/javascript; charset=utf-8",
+    "upload.js": "text/javascript; charset=utf-8",
     "vendor/htmx.min.js": "text/javascript; charset=utf-8",
+    "vendor/xterm.js": "text/javascript; charset=utf-8",
+    "vendor/xterm-addon-fit.js": "text/javascript; charset=utf-8",
+    "vendor/xterm.css": "text/css; charset=utf-8",
 }
 # The parts of the page, in the order of its menu: path, name, and the key that goes there after "g".
 PARTS = (
     ("/run", "Run", "r"), ("/activity", "Activity", "a"), ("/approvals", "Approvals", "p"),
+    ("/sandboxes", "Sandboxes", "b"),
     ("/snapshots", "Snapshots", "s"), ("/hosts", "Hosts", "h"), ("/settings", "Settings", "t"),
 )  # fmt: skip
 

@@ -261,8 +261,8 @@ def show_approval(entry: Entry) -> dict[str, Any]:
         "number": entry.number,
         "version": entry.version,
         "asked_by": entry.asked_by,
-        "asked_at": _instant(entry.asked_at),
-        "expires_at": _instant(entry.expires_at),
+        "asked_at": instant(entry.asked_at),
+        "expires_at": instant(entry.expires_at),
         "tool": request.tool,
         "risk": str(request.risk),
         "short": [pair for pair in arguments if _is_short(pair[1])],
@@ -296,7 +296,8 @@ def _is_short(text: str) -> bool:
     return len(text) <= MOST_SHORT_CHARS and "\n" not in text
 
 
-def _instant(seconds: float) -> str:
+def instant(seconds: float) -> str:
+    """Return seconds since 1970 as text, nothing for what is no time."""
     from datetime import UTC, datetime
 
     try:
