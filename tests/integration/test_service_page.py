@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, StorageState, expect
+from playwright.sync_api import Browser, Page, StorageState, WebSocketRoute, expect
 
 from cloche.agent.approval import ApprovalRequest, Decision, Gate, Risk
 from cloche.agent.queue import ApprovalQueue
@@ -651,6 +651,60 @@ def test_a_hostile_output_changes_nothing(
             ["SPAN"],
         )
         assert (found.hits, seen.errors, seen.dialogs, len(seen.context.pages)) == (set(), [], [], 1)
+
+
+def test_a_hostile_sandbox_changes_nothing(service: Service, browser: Browser, cookies: StorageState) -> None:
+    """Names, content, commands, output and the terminal of a guest are text: they fetch, open and rename nothing."""
+    with trap() as found, opened(browser, cookies, base_url=service.address) as seen:
+        page = seen.page
+        html = {name: one.replace("HIT", found.hit(name)) for name, one in (HOSTILE_HTML | HOSTILE_TEXT).items()}
+        words, name = "\n".join(html.values()), "<img src=x onerror=alert(1)>\n\x1b[31m\u202e"
+        steer = f"\x1b]0;owned\x07\x1b]8;;{found.hit('link')}\x07click\x1b]8;;\x07\x1b]52;c;b3duZWQ=\x07\x1b[21t\n"
+        asked = {
+            "labels": {"a": words[:200]},
+            "files": [{"path": f"{name}/{name}", "text": words}, {"path": "steer", "text": steer}],
+        }
+        with service.client() as client:
+            box = client.post("/api/sandboxes", json=asked).raise_for_status().json()["id"]
+            argv = ["sh", "-c", "cat */* >&2; cat */*; exec sleep 600", words]
+            client.post(f"/api/sandboxes/{box}/processes", json={"argv": argv}).raise_for_status()
+        for end in ("", "/processes/1", "/files"):
+            page.goto(f"/sandboxes/{box}{end}")
+            page.wait_for_load_state()
+            assert not page.locator(
+                "main :is(img, iframe, svg, script, style, link, object, embed, video, audio)"
+            ).count()
+        page.get_by_role("link", name="onerror").click()
+        page.locator("table").get_by_role("link", name="onerror").click()
+        expect(page.get_by_role("region", name="Content")).to_contain_text("<script>")
+        page.goto(f"/sandboxes/{box}/terminal")
+        title, rows = page.title(), page.locator(".xterm-rows")
+        expect(page.locator("#state")).to_have_text("The shell runs.")
+        page.keyboard.type("cat steer\n")
+        link = rows.get_by_text("click", exact=True)
+        link.click()
+        link.click(modifiers=["Control"])
+        page.keyboard.type("echo still $((6 * 7))\n")
+        expect(rows).to_contain_text("still 42")
+        assert page.title() == title
+        assert (found.hits, seen.errors, seen.dialogs, len(seen.context.pages)) == (set(), [], [], 1)
+
+
+def test_a_terminal_that_is_flooded_leaves_out_what_it_cannot_show(page: Page, box: str) -> None:
+    """Of 128 MB that come at once most is left out, which is said, and what comes afterwards is shown."""
+
+    def flood(socket: WebSocketRoute) -> None:
+        socket.on_message(lambda _: socket.send(b"still here\r\n"))
+        for _ in range(128):
+            socket.send(b"0123456789abcde\n" * (1 << 16))
+
+    page.route_web_socket("**/terminal?*", flood)
+    page.goto(f"/sandboxes/{box}/terminal")
+    rows = page.locator(".xterm-rows")
+    expect(rows).to_contain_text("was left out")
+    page.locator(".xterm").click()
+    page.keyboard.press("a")
+    expect(rows).to_contain_text("still here")
 
 
 def test_frames_of_outputs_hold_nothing_that_acts(service: Service, cookies: StorageState) -> None:

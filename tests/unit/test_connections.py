@@ -174,7 +174,7 @@ def test_a_body_that_goes_on_is_waited_for() -> None:
 
 
 def test_a_web_socket_is_no_idle_connection() -> None:
-    """Its handshake is the last request of its connection, which goes on for longer than one without requests may."""
+    """Its handshake is the last request of its connection, which goes on for longer than any bound of requests."""
 
     async def app(_: object, receive: Callable[[], Awaitable[Any]], send: Callable[[object], Awaitable[None]]) -> None:
         await receive()
@@ -190,7 +190,7 @@ def test_a_web_socket_is_no_idle_connection() -> None:
         )
         await client[0].readuntil(b"late")
 
-    serve(work, most=9, head_s=0.1, app=app)
+    serve(work, most=9, head_s=0.1, body_s=0.1, app=app)
 
 
 async def _drip(writer: asyncio.StreamWriter) -> None:

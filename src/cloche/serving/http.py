@@ -80,7 +80,8 @@ class BoundedProtocol(H11Protocol):
         """Take what came, and bound the time between the head of a request and its end, however it trickles in."""
         before: Any = self.cycle
         super().handle_events()
-        is_receiving = self.conn.their_state is h11.SEND_BODY
+        is_ours = self.transport.get_protocol() is self  # and no web socket by now, whose handshake never had an end
+        is_receiving = is_ours and self.conn.their_state is h11.SEND_BODY
         if self._receiving is not None and (not is_receiving or self.cycle is not before):
             self._receiving.cancel()
             self._receiving = None
