@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_SOURCE_LINES = 650
+VENDORED = "src/cloche/server/static/vendor/"
 
 # Written in pieces, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME)\b")
@@ -55,11 +56,9 @@ def machine_paths() -> re.Pattern[str]:
 
 def findings_in(name: str, text: str, machine: re.Pattern[str]) -> Iterator[str]:
     """Yield one sentence per line that must not be committed."""
-    forbidden = [
-        (UNFINISHED, "unfinished work"),
-        (REGISTRY, "a registry"),
-        (machine, "a path of this machine"),
-    ]
+    forbidden = [(REGISTRY, "a registry"), (machine, "a path of this machine")]
+    if not name.startswith(VENDORED):  # what others wrote stays as it is
+        forbidden.append((UNFINISHED, "unfinished work"))
     if LOCKS.fullmatch(name):
         forbidden.append((LOCK_LEAKS, "an address in a lock"))
     lines = text.splitlines()
