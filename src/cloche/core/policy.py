@@ -110,6 +110,8 @@ class Policy:
                 raise InvalidRequest(
                     f"writable_paths: {path!r} cannot be writable; only /workspace, /tmp and /dev/shm can"
                 )
+        if "/workspace" not in self.writable_paths or "/dev/shm" not in self.writable_paths:
+            raise InvalidRequest("writable_paths: /workspace and /dev/shm are always writable; only /tmp can be left out")
         if self.network_allow or self.network_deny or self.network_ports:
             self.network_rules()
 
