@@ -80,6 +80,45 @@ other = subprocess.run([sys.executable, "-c", "import below; print(below.WORD)"]
     assert result.meta["packages"] == ["above==1.0", "below==1.0"]
 
 
+SHADOWS = """
+import argparse, encodings, os, sys, click, idle_one
+own = os.path.dirname(os.__file__)
+site = [at for at, path in enumerate(sys.path) if path.endswith("/site")][0]
+print(argparse.__file__.startswith(own), encodings.__file__.startswith(own), click.WORD, idle_one.NAME,
+      sys.path.index(own) < site, os.environ.get("PYTHONPATH", "").count(":"), "sitecustomize ran" in os.listdir("."))
+"""
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize("how", ["run", "turns", "lives"])
+def test_no_package_stands_for_a_module_of_the_interpreter(index: PackageIndex, how: str) -> None:
+    """In a program, and in what it starts, packages come after the standard library and before the caller's own.
+
+    Their `sitecustomize` and `usercustomize` are run in none, nor is anything before the library can be found.
+    """
+    marker = "open('sitecustomize ran', 'w').close()\n"
+    index.add("idle_one", files={
+        "argparse.py": "1/0\n", "encodings/__init__.py": "1/0\n", "click.py": "WORD = 'asked for'\n",
+        "idle_one.py": "NAME = 'one'\n", "sitecustomize.py": marker, "usercustomize.py": marker,
+    })  # fmt: skip
+    expected = "True True asked for one True 0 False\n"
+    files = {"shadows.py": SHADOWS}
+    if how == "run":
+        starts = f"{SHADOWS}\nimport subprocess; subprocess.run([sys.executable, 'shadows.py'], check=True)"
+        assert cloche.run(starts, packages=["idle_one"], files=files).stdout == 2 * expected
+        assert cloche.run("python3 shadows.py", language="bash", packages=["idle_one"], files=files).stdout == expected
+        return
+    with (
+        cloche.Sandbox(packages=["idle_one"], live=how == "lives", files=files) as sandbox,
+        sandbox.session() as session,
+    ):
+        assert sandbox.run(argv=["python3", "shadows.py"]).stdout == expected
+        assert session.run("!python3 shadows.py").stdout == expected
+        assert session.run(SHADOWS).stdout == expected
+        if how == "lives":
+            assert sandbox.exec(["python3", "shadows.py"]).stdout == expected
+
+
 def test_what_was_installed_once_needs_no_network_again(index: PackageIndex) -> None:
     """Nor does the same set of another list of requirements download anything."""
     index.add("one")

@@ -24,6 +24,7 @@ ETC_SHOWN = (
 USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 # Where every interpreter of Python that starts inside finds our `sitecustomize`, in a jail.
 STARTUP_FOLDER, STARTUP_FILE = "/etc/cloche", "sitecustomize.py"
+LAYERS_VARIABLE = "CLOCHE_LAYERS"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = (
@@ -203,14 +204,12 @@ def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[s
 def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[str] | None = None) -> dict[str, str]:
     """Return an environment in which programs find what is in layers of packages, by the folders that they see.
 
-    `sites` are the folders from which Python imports, where not each layer has one.
+    `sites` are the folders from which Python imports, where not each layer has one: our `sitecustomize` reads them.
     """
     if not layers:
         return dict(env)
-    paths = {"PATH": [f"{layer}/bin" for layer in layers], "PYTHONPATH": []}
-    paths["PATH"].append(env.get("PATH", ""))
-    paths["PYTHONPATH"] += [env.get("PYTHONPATH", ""), *(sites_of(layers) if sites is None else sites)]
-    return {**env, **{name: os.pathsep.join(filter(None, listed)) for name, listed in paths.items()}}
+    path = os.pathsep.join(filter(None, (*(f"{layer}/bin" for layer in layers), env.get("PATH", ""))))
+    return {**env, "PATH": path, LAYERS_VARIABLE: os.pathsep.join(sites_of(layers) if sites is None else sites)}
 
 
 def sites_of(layers: Sequence[str]) -> list[str]:

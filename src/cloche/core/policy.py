@@ -111,7 +111,7 @@ class Policy:
                     f"writable_paths: {path!r} cannot be writable; only /workspace, /tmp and /dev/shm can"
                 )
         if "/workspace" not in self.writable_paths or "/dev/shm" not in self.writable_paths:
-            raise InvalidRequest("writable_paths: /workspace and /dev/shm are always writable; only /tmp can be left out")
+            raise InvalidRequest("writable_paths: /workspace and /dev/shm always are; only /tmp can be left out")
         if self.network_allow or self.network_deny or self.network_ports:
             self.network_rules()
 

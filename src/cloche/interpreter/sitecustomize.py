@@ -1,7 +1,10 @@
-"""Have what is printed to the run's own output written line by line; then do what the module does that this one hides.
+"""Write the run's own output line by line, do what the module does that this one hides, and find layers of packages.
 
 It is sent into a sandbox as text: every interpreter that starts there finds it by PYTHONPATH, whatever its version, and
 its programs find neither it nor its folder. `CLOCHE_OUTPUT` has device and inode of a run's output and errors.
+
+`CLOCHE_LAYERS` has the folders of layers. They come after the interpreter's own modules and before packages that are
+there, as in a virtual environment, and once `sitecustomize` and `usercustomize` are over: those of a layer never run.
 """
 
 import os
@@ -17,4 +20,17 @@ except (AttributeError, OSError, ValueError):
 _folder = os.path.dirname(__file__)
 sys.path[:] = [_one for _one in sys.path if _one != _folder]
 _self = sys.modules.pop(__name__)  # held: a module of Python 2 that goes takes its names along
-__import__(__name__)  # where there is none, `site` expects the error
+try:
+    __import__(__name__)  # where there is none, `site` expects the error
+finally:
+    _layers = [_one for _one in os.environ.get("CLOCHE_LAYERS", "").split(os.pathsep) if _one]
+    if _layers:
+        import site as _site
+
+        if _site.ENABLE_USER_SITE:  # then `site` would do this next
+            _site.execusercustomize()
+            _site.execusercustomize = bool  # type: ignore[assignment]
+        _own = os.path.dirname(os.__file__)
+        sys.path[:] = [_one for _one in sys.path if _one not in _layers]
+        _at = [0] + [_n + 1 for _n, _one in enumerate(sys.path) if _one in (_own, os.path.join(_own, "lib-dynload"))]
+        sys.path[_at[-1] : _at[-1]] = _layers

@@ -57,7 +57,8 @@ def test_what_cannot_be_prepared_in_a_machine_is_an_error(
         (tmp_path / name).write_text(f'#!/bin/sh\necho "${{0##*/}} $*" >> {tmp_path}/done\ncase "{name} $*" in\n'
                                      f"  *{refused}*) exit 1 ;;\nesac\n")  # fmt: skip
         (tmp_path / name).chmod(0o755)
-    plan = plan_machine(Policy(writable_paths=("/workspace", "/dev/shm", *writable)), Limits(), image="some:1", labels={})
+    policy = Policy(writable_paths=("/workspace", "/dev/shm", *writable))
+    plan = plan_machine(policy, Limits(), image="some:1", labels={})
     done = subprocess.run(["/bin/sh", *plan.preparation()], env={"PATH": str(tmp_path)}, timeout=60, check=False)
     is_asked = refused in (tmp_path / "done").read_text()
     assert is_asked or refused == "0755"

@@ -55,7 +55,8 @@ def test_what_can_be_written_has_a_size() -> None:
 
 def test_tmp_can_be_closed() -> None:
     """What the policy does not name cannot be written to."""
-    mounts = {one["destination"]: one for one in a_plan(Policy(writable_paths=("/workspace", "/dev/shm"))).config(1)["mounts"]}
+    plan = a_plan(Policy(writable_paths=("/workspace", "/dev/shm")))
+    mounts = {one["destination"]: one for one in plan.config(1)["mounts"]}
     assert "ro" in mounts["/tmp"]["options"]
 
 

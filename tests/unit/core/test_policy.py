@@ -32,7 +32,7 @@ def test_the_default_reaches_nothing() -> None:
         ({"network_deny": "a.example"}, "network_deny: 'a.example' must be a list"),
         ({"network_ports": (0,)}, "network_ports: '0' is no port"),
         ({"network": "bridge", "network_deny": ("a.example",)}, "network_deny: docker's own bridge keeps no rules"),
-        ({"writable_paths": ("/workspace", "/tmp")}, "writable_paths: /workspace and /dev/shm are always writable"),
+        ({"writable_paths": ("/workspace", "/tmp")}, "writable_paths: /workspace and /dev/shm always are"),
         ({"writable_paths": ("/etc",)}, "writable_paths: '/etc' cannot be writable"),
         ({"languages": "python"}, "languages: 'python' must be a list"),
         ({"packages": "numpy"}, "packages: 'numpy' must be a list"),

@@ -16,7 +16,7 @@ from cloche.core.languages import LANGUAGES, Engine, Language, language_named, r
 from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.request import InputFile, Request, source_of
 
-from ..layout import guest_variables, sites_of, with_layers, with_startup
+from ..layout import STARTUP_FILE, guest_variables, sites_of, startup_text, with_layers, with_startup
 from ..saved_files import time_for_files
 from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
 from ..toolchain import sets_interpreter_variables, version_numbers
@@ -245,7 +245,10 @@ def program_with_layers(program: Program, layers: Sequence[str]) -> Program:
     if not layers:
         return program
     python = {**program.python, "layers": sites_of(layers)} if program.python is not None else None
-    return replace(program, env=with_layers(program.env, layers), python=python)
+    env, generated = with_startup(program.env, STARTUP_FOLDER), dict(program.generated)
+    if env != program.env:  # no first process of ours writes it
+        generated[f"{STARTUP_FOLDER}/{STARTUP_FILE}"] = startup_text()
+    return replace(program, env=with_layers(env, layers), python=python, generated=generated)
 
 
 def session_with_layers(session: SessionProgram, layers: Sequence[str]) -> SessionProgram:

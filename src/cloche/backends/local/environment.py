@@ -11,7 +11,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.policy import Policy
@@ -76,6 +76,13 @@ def show(python: dict[str, Any] | None, home: str, is_there: bool) -> None:
     if python is not None and is_there:
         python["layers"] = [*sites(home), *python.get("layers", ())]
         python["executable"] = f"{FOLDER}/bin/python3"
+
+
+def with_own_first(env: Mapping[str, str], home: str, is_there: bool) -> dict[str, str]:
+    """Return variables by which interpreters that are started find what was installed inside before layers, too."""
+    layers = env.get(layout.LAYERS_VARIABLE)
+    is_needed = is_there and layers is not None and not layers.startswith(_site(FOLDER))
+    return {**env, layout.LAYERS_VARIABLE: os.pathsep.join((*sites(home), layers or ""))} if is_needed else dict(env)
 
 
 def search_path(home: str, path: str, is_there: bool) -> str:

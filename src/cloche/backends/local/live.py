@@ -449,7 +449,7 @@ class LocalLiveSandbox(LiveSandbox):
         if self._has_home:
             found |= {"HOME": HOME, "PATH": environment.search_path(HOME, found["PATH"], self._has_environment)}
         found = layout.with_startup(with_toolchains(found, self._policy, env) | dict(env), self._paths.startup)
-        return with_layers(found, self._policy.layers) if self._policy.layers else found
+        return environment.with_own_first(with_layers(found, self._policy.layers), HOME, self._has_environment)
 
     def take_leftover(self) -> list[str]:
         """Return the programs of runs that have ended, for the next process to remove."""
@@ -551,11 +551,10 @@ class LocalLiveSandbox(LiveSandbox):
         """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
         made = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)  # of what is given, and more
         given = {name: value for name, value in given.items() if name not in made}
-        home = (
-            {"HOME": HOME, "PATH": environment.search_path(HOME, env["PATH"], self._has_environment), **given}
-            if self._has_home
-            else {}
-        )
+        home: dict[str, str] = {}
+        if self._has_home:
+            home = {"HOME": HOME, "PATH": environment.search_path(HOME, env["PATH"], self._has_environment), **given}
+        env = environment.with_own_first(env, HOME, self._has_environment)
         return with_toolchains({**network_variables(self._policy), **env, **home}, self._policy, given)
 
     # Sessions.
