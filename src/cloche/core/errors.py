@@ -16,6 +16,10 @@ class InvalidRequest(ClocheError, ValueError):
     """Blame the caller: an argument or a configuration value is wrong."""
 
 
+class Conflict(ClocheError):
+    """Blame the caller: what is asked for contradicts what is there; something runs, or exists already."""
+
+
 class PolicyDenied(ClocheError):
     """Blame the rules: the policy refuses this request before anything ran."""
 

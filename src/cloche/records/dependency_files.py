@@ -338,6 +338,8 @@ FILES: tuple[DependencyFile, ...] = (
     DependencyFile(name="yarn.lock", ecosystem="javascript", manager="yarn", read=_read_yarn_lock),
     DependencyFile(name="pnpm-lock.yaml", ecosystem="javascript", manager="pnpm", read=_read_pnpm_lock),
     DependencyFile(name="bun.lock", ecosystem="javascript", manager="bun", read=_read_bun_lock),
+    # Binary: what it pins is not read, and names come from package.json.
+    DependencyFile(name="bun.lockb", ecosystem="javascript", manager="bun", read=lambda _: iter(())),
     DependencyFile(name="package.json", ecosystem="javascript", manager="", read=_read_package_json, is_lock=False),
     DependencyFile(name="Cargo.lock", ecosystem="rust", manager="cargo", read=_read_cargo_lock),
     DependencyFile(name="Cargo.toml", ecosystem="rust", manager="cargo", read=_read_cargo_toml, is_lock=False),

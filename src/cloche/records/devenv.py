@@ -93,6 +93,11 @@ class DevEnvManifest:
         }
 
 
+def field_names() -> frozenset[str]:
+    """Return the names of a manifest's own fields, which messages about them begin with."""
+    return frozenset(_MANIFEST)
+
+
 def default_name(path: str) -> str:
     """Return the name of the manifest of a workspace: its folder's, and eight digits of its path's SHA-256."""
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(os.path.normpath(path))).strip(".-_")[:64]

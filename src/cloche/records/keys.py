@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.errors import Conflict, InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
 from .database import Database
@@ -66,7 +66,7 @@ def create_key(
 ) -> tuple[KeyFacts, str]:  # fmt: skip
     """Store a new key; return what it is, and its text, which nobody can read again. Raises InvalidRequest."""
     wanted = _checked_scopes(scopes)
-    if not name.strip() or len(name) > _MOST_NAME:
+    if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
         raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -121,7 +121,7 @@ def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJEC
     with database.writing() as session:
         old = _row(session, key_id, project)
         if not _facts(old).is_valid:
-            raise InvalidRequest(f"key {escape_name(key_id)} holds no more; make a new one")
+            raise Conflict(f"key {escape_name(key_id)} holds no more; make a new one")
         old.revoked_at = now()
         return _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.errors import Conflict, InvalidRequest
 from cloche.core.escape import escape_name, is_visible
 from cloche.hostfs import new_file, replace
 
@@ -142,6 +142,6 @@ def write_script(folder: int, script: Script, *, overwrite: bool = False) -> Non
             os.link(beside, SCRIPT, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.unlink(beside, dir_fd=folder)
     except FileExistsError:
-        raise PolicyDenied(f"{SCRIPT} is there already; say that it is to be overwritten") from None
+        raise Conflict(f"{SCRIPT} is there already; say that it is to be overwritten (overwrite)") from None
     except OSError as error:
         raise InvalidRequest(f"{SCRIPT} cannot be written: {error.strerror}") from error

@@ -15,7 +15,7 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, select, update
 
 from cloche.config.options import SandboxOptions
-from cloche.core.errors import ClocheError, InvalidRequest, NotFound
+from cloche.core.errors import ClocheError, Conflict, InvalidRequest, NotFound
 from cloche.core.escape import escape, escape_name
 from cloche.core.languages import language_named
 from cloche.core.loops import finish as finished
@@ -96,13 +96,13 @@ class Reproductions:
             if row is None:
                 raise _not_found(id)
             if row.status == "running":
-                raise InvalidRequest(f"{id} is running; wait until it has ended, then delete it")
+                raise Conflict(f"{id} is running; wait until it has ended, then delete it")
             session.delete(row)
 
     def start(self, id: str, backend: str | None = None) -> dict[str, Any]:  # noqa: A002
         """Take one to be run by this worker, and return it with status `running`; then `finish` it.
 
-        Raises NotFound, and InvalidRequest for an unknown backend and for one that runs already.
+        Raises NotFound, InvalidRequest for an unknown backend, and Conflict for one that runs already.
         """
         name = None if backend is None else parse_backend(backend, name="backend")
         with self._database.writing() as session:
@@ -116,7 +116,7 @@ class Reproductions:
             if row is None:
                 raise _not_found(id)
             if not is_taken:
-                raise InvalidRequest(f"{id} is running already; wait until it has ended")
+                raise Conflict(f"{id} is running already; wait until it has ended")
             before = {key: value for key, value in row.document.items() if key not in _ENDINGS}
             row.document = {**before, "backend": name, "startedAt": now()}
             _running.add(id)
@@ -229,6 +229,8 @@ def _text(fields: Mapping[str, Any], name: str, most: int, *, is_needed: bool = 
         raise InvalidRequest(f"{name}: is to be text of {'1 to' if is_needed else 'at most'} {most} characters")
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidRequest(f"{name}: has characters that no text has, lone surrogates")
+    if name == "sessionId" and "\0" in value:
+        raise InvalidRequest(f"{name}: has a NUL character, which not every database has")
     return value
 
 

@@ -6,6 +6,7 @@ loosening are told apart by each key's own rule; the owner's ceilings bind in an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from cloche.config import readers
 from cloche.config.keys import ARGUMENT_READERS, BY_NAME, Settings, read_layer
 from cloche.config.origins import ARGUMENT, DEFAULT
 from cloche.core.errors import InvalidRequest
@@ -29,6 +31,13 @@ NAMES: Mapping[str, str] = {
     "networkDeny": "network_deny", "languages": "languages", "packages": "packages", "require": "require",
     "screen": "screen", "users": "users",
 }  # fmt: skip
+
+# Each spelling that files know of these (C1), and the wire's own, also in snake case -> the keyword.
+SPELLINGS: Mapping[str, str] = {
+    **{spelling: keyword for keyword in NAMES.values() for spelling in BY_NAME[keyword].readers()},
+    **{re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): keyword for name, keyword in NAMES.items()},
+    **NAMES,
+}
 
 _NEWEST = "SELECT MAX(version) FROM settings"
 
@@ -69,11 +78,29 @@ def store(session: Session, values: Mapping[str, Any], *, by: str) -> None:
 
 
 def read_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by keyword, from the wire's names. Raises InvalidRequest for a name that is none."""
-    unknown = [name for name in given if name not in NAMES]
-    if unknown:
-        raise InvalidRequest(f"{escape_name(unknown[0])} is no setting; use some of {', '.join(NAMES)}")
-    return {NAMES[name]: value for name, value in given.items()}
+    """Return values by keyword, from any of their names.
+
+    Raises InvalidRequest for a name that is none, for two of the same setting, and for a value that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in given.items():
+        keyword = SPELLINGS.get(name)
+        if keyword is None:
+            raise InvalidRequest(f"{escape_name(name[:80])}: there is no such setting; use some of {', '.join(NAMES)}")
+        if keyword in values:
+            raise InvalidRequest(f"{name}: {names[keyword]} says the same; give one of them")
+        names[keyword], values[keyword] = name, read_spelling(name, value)
+        if value is not None:  # what is wrong with it is said by the name that it was given
+            ARGUMENT_READERS[keyword](readers.check_length(values[keyword], name=name), name=name)
+    return values
+
+
+def read_spelling(name: str, value: Any) -> Any:  # noqa: ANN401 - as many types as settings
+    """Return the value that a setting has by one of its names: a percentage of processors is an amount of them."""
+    keyword = SPELLINGS[name]
+    reader = BY_NAME[keyword].other_spellings.get(name)
+    return value if reader is None or value is None else reader(value, name=name)[keyword]
 
 
 def loosened_by(values: Mapping[str, Any], settings: Settings) -> list[str]:

@@ -238,6 +238,6 @@ def _may_prune(document: Document, prune: bool, manifest_only: bool) -> bool:
 
 
 def _checked_session(session_id: str | None) -> str | None:
-    if session_id is not None and not 1 <= len(session_id) <= MOST_SESSION_CHARACTERS:
-        raise InvalidRequest(f"sessionId: {len(session_id)} characters; a label has 1 to {MOST_SESSION_CHARACTERS}")
+    if session_id is not None and (not 1 <= len(session_id) <= MOST_SESSION_CHARACTERS or "\0" in session_id):
+        raise InvalidRequest(f"sessionId: a label has 1 to {MOST_SESSION_CHARACTERS} characters, and no NUL")
     return None if session_id is None else utf8_safe(session_id)

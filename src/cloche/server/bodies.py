@@ -87,7 +87,8 @@ def validated(model: type[T], data: object) -> T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error
+        faults = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(faults) from error
 
 
 class JsonRequest(Request):

@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, model_validator
-from pydantic_core import CoreSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)  # fmt: skip
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.request import InputFile
+from cloche.records.settings import SPELLINGS, read_spelling
 
 from .identities import Caller
+from .problems import FIELDS
 
 ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "image", "runtime", "network_ports", "prefer")
 # Which choice is made among what is equally safe, or what is looked at elsewhere here.
@@ -46,9 +56,19 @@ _KEPT = frozenset({
     "packages",
 })  # fmt: skip
 MOST_KEPT_CHARS = 256 << 10
+_OPTIONS = frozenset({*_REQUEST_NAMES, *_KEYWORDS})
 
 Amount = int | float | Annotated[str, StringConstraints(max_length=32)]
 Word = Annotated[str, StringConstraints(max_length=256)]
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("this has a NUL character")  # which not every database has
+    return text
+
+
+SessionId = Annotated[str, StringConstraints(max_length=64), AfterValidator(_without_nul)]
 MOST_PATH = 4_096  # characters
 MOST_FAULTS = 10  # that are told of one request
 _DECODED_AT_ONCE = 1 << 20  # characters, a multiple of 4
@@ -65,10 +85,32 @@ def _end_at_first(schema: Any) -> None:  # noqa: ANN401 - mappings and lists of 
             _end_at_first(part)
 
 
+def _option_spellings(own: Mapping[str, str]) -> dict[str, str]:
+    """Return all spellings of the options among the fields of a model."""
+    known = {_REQUEST_NAMES.get(name, name): wire for name, wire in own.items() if name in _OPTIONS}
+    return {spelling: known[keyword] for spelling, keyword in SPELLINGS.items() if keyword in known}
+
+
+def _names_backend(data: Mapping[str, Any]) -> bool:
+    """Tell whether `runtime` is another word for `backend` here (C1), and not one of docker's own."""
+    said = data.get("runtime")
+    return isinstance(said, str) and said.strip().lower() in BACKEND_ROWS
+
+
+def _wrong(model: str, name: str, why: str) -> ValidationError:
+    error = PydanticCustomError("wrong", "{why}", {"why": why})
+    return ValidationError.from_exception_data(model, [InitErrorDetails(type=error, loc=(name,), input=None)])
+
+
 def wire_name(name: str) -> str:
     """Return a field's name as the wire has it."""
     first, *rest = name.split("_")
     return first + "".join(map(str.capitalize, rest))
+
+
+# What the library calls by another name, as the wire does; any other spelling as it was said.
+FIELDS.update({keyword: wire_name(name) for name, keyword in _REQUEST_NAMES.items()})
+FIELDS.update({spelling: spelling for spelling in SPELLINGS if spelling not in FIELDS and "_" not in spelling})
 
 
 class WireModel(BaseModel):
@@ -83,15 +125,38 @@ class WireModel(BaseModel):
         _end_at_first(schema)
         return schema
 
+    _spellings: ClassVar[Mapping[str, str]] = {}  # each name of a field -> the wire's own
+    _own_names: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
+        own = {name: field.alias or name for name, field in cls.model_fields.items()}
+        cls._spellings = {**_option_spellings(own), **own, **{name: name for name in own.values()}}
+        cls._own_names = frozenset(own.values())
+        for name, wire in {**own, **{wire: wire for wire in own.values()}}.items():
+            FIELDS.setdefault(name, wire)
+
     @model_validator(mode="before")
     @classmethod
     def _read_names(cls, data: object) -> object:
-        """Return data with few of the names that nobody knows, which are then refused."""
-        if not isinstance(data, dict) or len(data) <= MOST_FAULTS:
+        """Return data by the wire's names, with few of those that nobody knows, which are then refused."""
+        if not isinstance(data, dict) or (cls._own_names.issuperset(data) and not _names_backend(data)):
             return data
-        known = {*cls.model_fields, *map(wire_name, cls.model_fields)}
-        unknown = itertools.islice((name for name in data if name not in known), MOST_FAULTS)
-        return {name: data[name] for name in (*unknown, *(known & data.keys()))}
+        read: dict[str, Any] = {}
+        said: dict[str, str] = {}
+        unknown = 0
+        for name, value in data.items():
+            field = "backend" if name == "runtime" and _names_backend(data) else cls._spellings.get(name, name)
+            if field in said:
+                raise _wrong(cls.__name__, name, f"{said[field]} says the same; give one of them")
+            unknown += name not in cls._spellings
+            if name in cls._spellings or unknown <= MOST_FAULTS:
+                said[field] = name
+                try:
+                    read[field] = read_spelling(name, value) if name in SPELLINGS else value
+                except InvalidRequest as error:
+                    raise _wrong(cls.__name__, name, str(error).removeprefix(f"{name}: ")) from None
+        return read
 
 
 class InFile(WireModel):
@@ -163,7 +228,7 @@ class RunFields(WireModel):
     env: dict[Word, str] | None = None
     files: list[InFile] = Field(default_factory=list)
     return_files: bool = False
-    session_id: Annotated[str, StringConstraints(max_length=64)] | None = None
+    session_id: SessionId | None = None
 
     @model_validator(mode="after")
     def _runs_something(self) -> Self:
@@ -230,7 +295,7 @@ def check_fields(options: Mapping[str, Any], caller: Caller) -> None:
         return
     given = [wire_name(name) for name in ADMIN_FIELDS if name in options]
     if given:
-        raise PolicyDenied(f"{given[0]} needs a key with scope admin; leave it out, or ask the operator")
+        raise PolicyDenied(f"{given[0]}: this needs a key with scope admin; leave it out, or ask the operator")
 
 
 def check_not_looser(own: Settings, base: Settings) -> None:
@@ -240,7 +305,7 @@ def check_not_looser(own: Settings, base: Settings) -> None:
             continue
         new, old = key.value_in(own), key.value_in(base)
         if new != old and _is_more(key, new, old, base):
-            raise _above(key.label, key.render(new, own), key.render(_most(key, old, base), base))
+            raise _above(key.label, key.shown(new, own), key.shown(_most(key, old, base), base))
     check_stays(own.backend, base)
     _check_network(own.policy, base)
     check_packages(own.policy.packages, base)

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, MutableHeaders
@@ -108,6 +109,7 @@ class Guard:
     async def _most(self, scope: Scope, headers: Headers) -> int:
         """Return how large the body may be. Raises Refused for one that says it is larger, or is nobody's."""
         _check_charset(headers.get("content-type", ""))
+        _check_query(scope.get("query_string", b""))
         length = headers.get("content-length", "")
         size = int(length) if length.isdigit() else 0
         if size <= MOST_BODY_OF_NOBODY and "transfer-encoding" not in headers:
@@ -157,6 +159,13 @@ def _kind(headers: Headers) -> str:
     if said.startswith("multipart/"):
         return "form"
     return "pairs" if said == "application/x-www-form-urlencoded" else "JSON"
+
+
+def _check_query(query: bytes) -> None:
+    """Raise Refused (422) for text with a NUL, which not every database has."""
+    if b"%00" in query:
+        named = next((name for name, value in parse_qsl(query.decode("latin-1")) if "\0" in value), None)
+        raise Refused(422, "invalid-request", f"{named or 'query'}: this has a NUL character", field=named)
 
 
 def _check_charset(content_type: str) -> None:

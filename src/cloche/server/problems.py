@@ -6,6 +6,7 @@ What a caller sent is not repeated, as it may be a secret; but for names and sho
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +35,7 @@ _CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.PolicyDenied, 403, "policy-denied"),
     (errors.ApprovalDenied, 403, "approval-denied"),
     (errors.WorkspaceConflict, 409, "workspace-conflict"),
+    (errors.Conflict, 409, "conflict"),
     (errors.InvalidRequest, 422, "invalid-request"),
     (errors.BackendUnavailable, 503, "backend-unavailable"),
     (errors.StartFailed, 503, "start-failed"),
@@ -42,7 +44,13 @@ _CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.RecordsFailed, 503, "records-failed"),
     (errors.OutcomeUnknown, 502, "outcome-unknown"),
 )
+_OF_FIELDS = (errors.InvalidRequest, errors.PolicyDenied)
 _MOST_FAULTS = 10
+# What messages of errors begin with, before a colon -> the field, as the wire has it. Models add theirs.
+FIELDS: dict[str, str] = {
+    name: name for name in ("cursor", "limit", "status", "state", "label", "wait", "path", "pathBase64", "manifest")
+}
+_FIELD = re.compile(r"(\w+)((?:\.\w+|\[\d+\])*)(?:, \w+)?: ")
 
 
 class Problem(BaseModel):
@@ -92,14 +100,23 @@ def answer_to(error: Exception) -> JSONResponse:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
             reason, remedy = getattr(error, "reason", None) or str(error), getattr(error, "remedy", None) or None
+            reason, field = _field_of(reason) if isinstance(error, _OF_FIELDS) else (reason, None)
             more = {"kind": error.kind} if isinstance(error, errors.SandboxFileError) and error.kind else {}
-            return answer(status, name, reason, remedy=remedy, headers=headers, more=more)
+            return answer(status, name, reason, remedy=remedy, field=field, headers=headers, more=more)
     if not isinstance(error, errors.ClocheError):
         log.error("an error that nobody expected", exc_info=error)
     return answer(
         500, "internal-error", "Cloche failed in a way that its own logic excludes; nothing is known to have run",
         remedy="look into the service's log, and report it",
     )  # fmt: skip
+
+
+def _field_of(text: str) -> tuple[str, str | None]:
+    """Return a message and the field that it is about, both with the wire's name in place of the library's."""
+    found = _FIELD.match(text)
+    if found is None or (name := FIELDS.get(found[1])) is None:
+        return text, None
+    return f"{name}{text[found.end(1) :]}", f"{name}{found[2]}"
 
 
 def response_to(error: Exception) -> JSONResponse:
@@ -123,10 +140,10 @@ def install(app: FastAPI, respond: Callable[[Request, Exception], Awaitable[Resp
 
 def _fault(one: Mapping[str, Any]) -> tuple[str, str]:
     """Return where a fault is, and what it is; never the value that was sent."""
-    parts = [str(part) for part in one["loc"] if part not in ("body", "query", "path", "header")]
+    parts = [str(part) for part in one["loc"][1:]]  # behind body, query, path or header
     why = "there is no such field" if one["type"] == "extra_forbidden" else str(one["msg"])
-    if one["type"] in ("json_invalid", "value_error"):
-        why = f"{one['msg']}: {one.get('ctx', {}).get('error', '')}".rstrip(": ")
+    if one["type"] == "value_error":
+        why = str(one["ctx"]["error"])
     return escape_name(".".join(parts)[:200]) or "body", why
 
 

@@ -52,6 +52,10 @@ WORKSPACES: dict[str, tuple[dict[str, str], list[tuple[str, str | None, str]], l
         ["yarn install --frozen-lockfile"],
     ),
     "pnpm": ({"pnpm-lock.yaml": ""}, [("javascript", None, "pnpm-lock.yaml")], ["pnpm install --frozen-lockfile"]),
+    "bun, binary": (
+        {"bun.lockb": "\0", "package.json": '{"dependencies": {"a": "^1"}}'},
+        [("javascript", None, "bun.lockb")], ["bun install --frozen-lockfile"],
+    ),
     "bun": ({"bun.lock": "{}"}, [("javascript", None, "bun.lock")], ["bun install --frozen-lockfile"]),
     "rust, go and ruby": (
         {

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from cloche import InvalidRequest, PolicyDenied
+from cloche import InvalidRequest
 from cloche.config.keys import Settings
-from cloche.core.errors import NotFound, RecordsFailed
+from cloche.core.errors import Conflict, NotFound, RecordsFailed
 from cloche.hostfs import open_folder
 from cloche.records.database import Database
 from cloche.records.environment import (
@@ -416,7 +416,7 @@ def test_a_script_takes_the_place_of_nothing_by_itself(tmp_path: Path) -> None:
         at.unlink()
         for place in (lambda: at.write_text("kept"), lambda: at.symlink_to(outside), lambda: at.symlink_to("nowhere")):
             place()
-            with pytest.raises(PolicyDenied, match="is there already"):
+            with pytest.raises(Conflict, match="is there already"):
                 write_script(fd, script)
             write_script(fd, script, overwrite=True)
             assert (at.is_symlink(), at.read_text(), outside.read_text()) == (False, script.text, "kept")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import Conflict
 from cloche.records.database import Database
 from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
 
@@ -36,6 +36,6 @@ def test_what_holds_no_more_does_not_come_back_by_a_rotation(database: Database)
     revoke_key(database, revoked.id)
     over, _ = create_key(database, name="over", scopes=("run",), lifetime_s=-1)
     for key in (revoked, over):
-        with pytest.raises(InvalidRequest, match="holds no more"):
+        with pytest.raises(Conflict, match="holds no more"):
             rotate_key(database, key.id)
     assert len(list_keys(database)) == 2

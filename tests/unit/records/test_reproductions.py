@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.errors import Conflict, InvalidRequest, NotFound
 from cloche.records.database import Database
 from cloche.records.reproductions import GONE, Reproductions
 from cloche.records.workers import is_gone, own_worker
@@ -130,10 +130,10 @@ def test_a_run_cannot_start_twice_at_once(records: Reproductions) -> None:
         return await asyncio.gather(records.run(made["id"]), records.run(made["id"]), return_exceptions=True)
 
     outcomes = asyncio.run(both())
-    assert sorted(type(one) for one in outcomes if isinstance(one, Exception)) == [InvalidRequest]
+    assert sorted(type(one) for one in outcomes if isinstance(one, Exception)) == [Conflict]
     assert [one["status"] for one in outcomes if isinstance(one, dict)] == ["passed"]
     records.start(made["id"])
-    with pytest.raises(InvalidRequest, match="is running"):
+    with pytest.raises(Conflict, match="is running"):
         records.delete(made["id"])
     assert asyncio.run(records.finish(made["id"]))["status"] == "passed"
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from cloche.core.errors import NotFound
 from cloche.hostfs import open_folder
-from cloche.records.devenv import DevEnvManifest, generate, parse_manifest, read_manifest, write_manifest
+from cloche.records.devenv import DevEnvManifest, field_names, generate, parse_manifest, read_manifest, write_manifest
 from cloche.records.devenv_store import list_manifests, save_manifest, stored_manifest
 from cloche.records.ids import new_id
 from cloche.records.provision import provision
@@ -24,13 +24,14 @@ from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
 from ..exec_options import WireModel, check_packages
 from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import FIELDS, RESPONSES, Refused
 from ..sandboxes import sandbox_name
 from ..service import Service
 from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path
 
 T = TypeVar("T")
+FIELDS.update({name: name for name in field_names()})
 router = APIRouter(prefix="/api/sandbox/dev-env", tags=["development environments"], route_class=JsonRoute)
 
 

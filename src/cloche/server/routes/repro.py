@@ -12,11 +12,11 @@ from cloche.records.reproductions import Reproductions
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel, check_stays
+from ..exec_options import SessionId, WireModel, check_stays
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
-from .snapshots import Cursor, Limit, Session, SessionId
+from .snapshots import Cursor, Limit, Session
 
 router = APIRouter(prefix="/api/sandbox/bug-repro", tags=["bug reproductions"], route_class=JsonRoute)
 

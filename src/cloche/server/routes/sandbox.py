@@ -10,15 +10,17 @@ from fastapi import APIRouter, Body
 
 from cloche.audit.log import audit_for
 from cloche.config.keys import CEILING_FIELDS, Settings
+from cloche.core.escape import escape_name
 from cloche.core.limits import exact_size
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.execution.accounts import accounts_of
 from cloche.execution.selection import BackendCriteria, describe
-from cloche.records.settings import NAMES, loosened_by, read_names
+from cloche.records.settings import NAMES, SPELLINGS, loosened_by, read_names
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..problems import RESPONSES
+from ..exec_options import MOST_FAULTS
+from ..problems import RESPONSES, Refused
 
 router = APIRouter(prefix="/api/sandbox", tags=["sandbox"], route_class=JsonRoute)
 DETECTED_FOR_S = 30.0  # asking a daemon takes a while
@@ -41,6 +43,12 @@ async def change_config(
 
     They rank above files, and below the environment and the arguments of the service; ceilings bind in any case.
     """
+    unknown = [escape_name(name[:80]) for name in given if name not in SPELLINGS][:MOST_FAULTS]
+    if unknown:
+        raise Refused(
+            422, "invalid-request", "; ".join(f"{name}: there is no such field" for name in unknown), field=unknown[0],
+            remedy=f"use some of {', '.join(NAMES)}",
+        )  # fmt: skip
     values = read_names(given)
     async with service.changing:  # what was compared is what is changed
         settings = await service.settings()
@@ -49,7 +57,9 @@ async def change_config(
         before = shown_values(settings)
         after = await service.change_settings(values, by=caller.name)
     if (audit := audit_for(after)) is not None:
-        changed = {name: [before[name], shown_values(after)[name]] for name in given}
+        changed = {
+            name: [before[name], shown_values(after)[name]] for name, keyword in NAMES.items() if keyword in values
+        }
         await asyncio.to_thread(audit.record, "settings", by=caller.name, changed=changed)
     return await _shown(after)
 

@@ -14,13 +14,12 @@ from cloche.records.replication import render_script, write_script
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
+from ..exec_options import SessionId, WireModel
 from ..problems import RESPONSES
 from ..workspaces import opened_workspace
 
 router = APIRouter(prefix="/api/sandbox/snapshots", tags=["environment snapshots"], route_class=JsonRoute)
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-SessionId = Annotated[str, StringConstraints(max_length=64)]
 Session = Annotated[str | None, Query(alias="sessionId", max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Cursor = Annotated[str | None, Query(max_length=64)]

@@ -7,26 +7,44 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from cloche.records.workspace import WorkspaceSnapshots
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
+from ..exec_options import SessionId, WireModel
 from ..problems import RESPONSES
 from ..workspaces import opened_workspace
-from .snapshots import Cursor, Limit, Path, Session, SessionId
+from .snapshots import Cursor, Limit, Path, Session
 
 router = APIRouter(prefix="/api/workspace/snapshots", tags=["workspace snapshots"], route_class=JsonRoute)
 MOST_S = 60.0  # of walking and hashing; what is not done by then is said in the answer
 
 
+class MemoryContext(WireModel):
+    """What an agent remembers: files with path, size and hash, and sessions with the names of their variables."""
+
+    files: list[dict[str, Any]] = Field(default_factory=list)
+    sessions: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ToolState(WireModel):
+    """The tools that an agent has, what of theirs waits for approval, and which decisions it remembers."""
+
+    offered: list[dict[str, Any]] = Field(default_factory=list)
+    pending_approvals: list[dict[str, Any]] = Field(default_factory=list)
+    remembered: list[dict[str, Any]] = Field(default_factory=list)
+
+
 class NewWorkspaceSnapshot(WireModel):
-    """What to record; with `contents` so that it can be restored."""
+    """What to record; with `contents` so that it can be restored. Without `tools` they are this service's."""
 
     workspace_path: Path
     session_id: SessionId | None = None
     contents: bool = False
+    memory: MemoryContext | None = None
+    tools: ToolState | None = None
 
 
 class Restore(WireModel):
@@ -39,14 +57,15 @@ class Restore(WireModel):
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def create(asked: NewWorkspaceSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Record the files of a workspace, git's state, and the tools on offer."""
-    tools = await service.tool_state(caller.project)
+    """Record the files of a workspace, git's state, the memory that is given, and the tools on offer."""
+    tools = asked.tools.model_dump(by_alias=True) if asked.tools else await service.tool_state(caller.project)
+    memory = asked.memory.model_dump(by_alias=True) if asked.memory else None
 
     def take() -> dict[str, Any]:
         with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
             return WorkspaceSnapshots(service.database, project=caller.project).create(
-                folder, workspace_path=path, session_id=asked.session_id, contents=asked.contents, tools=tools,
-                deadline=time.monotonic() + MOST_S,
+                folder, workspace_path=path, session_id=asked.session_id, contents=asked.contents, memory=memory,
+                tools=tools, deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
     return await service.with_files(take)
