@@ -60,6 +60,8 @@ def test_an_environment_is_recorded_compared_and_replicated(client: httpx.Client
     assert [one["id"] for one in client.get(SNAPSHOTS, params={"limit": 1}).json()["items"]] == [second["id"]]
     made = client.post(f"{SNAPSHOTS}/{first['id']}/replicate", json={"workspacePath": str(shop)})
     assert made.json()["placeholders"] == ["X_TOKEN"], made.text
+    again = client.post(f"{SNAPSHOTS}/{first['id']}/replicate", json={"workspacePath": str(shop)})
+    assert (again.status_code, again.json()["type"].rpartition("/")[2]) == (409, "conflict")
     script = f". {shop}/{made.json()['path']}; echo $A-$X_TOKEN"
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "one-\n"
     assert client.delete(f"{SNAPSHOTS}/{first['id']}").status_code == 204
@@ -117,6 +119,29 @@ def test_a_manifest_is_made_stored_and_provisioned(client: httpx.Client, home: P
     finally:
         words = [sys.executable, "-m", "cloche", "sandbox", "kill", done.json()["sandbox"].replace("_", "-")]
         subprocess.run(words, check=True, capture_output=True, env=service.environ)
+
+
+def test_an_agent_gives_its_memory_and_its_tools(client: httpx.Client, home: Path) -> None:
+    """They are kept as they were given, and nothing else is taken for them."""
+    memory = {"files": [{"path": "notes.md", "size": 3, "sha256": "x"}], "sessions": [{"id": "s", "variables": ["a"]}]}
+    tools = {"offered": [{"name": "grep", "risk": "low"}], "pendingApprovals": [], "remembered": [{"tool": "grep"}]}
+    asked = {"workspacePath": str(home / "open/shop"), "memory": memory, "tools": tools}
+    made = client.post(WORKSPACES, json=asked)
+    assert made.status_code == 201, made.text
+    found = client.get(f"{WORKSPACES}/{made.json()['id']}").json()
+    assert (found["memory"], found["tools"]) == (memory, tools)
+    wrong = client.post(WORKSPACES, json={**asked, "tools": {"offers": []}})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "tools.offers")
+
+
+def test_a_label_with_a_nul_is_refused_everywhere(client: httpx.Client, home: Path) -> None:
+    """Some databases take none: no route hands one to any."""
+    folder, label = {"workspacePath": str(home / "open/shop")}, {"sessionId": "a\0b"}
+    made = {SNAPSHOTS: folder, WORKSPACES: folder, REPRODUCTIONS: {"title": "t", "code": "1"}}
+    answers = [client.post(route, json={**asked, **label}) for route, asked in made.items()]
+    answers.append(client.post("/api/code/exec", json={"code": "1", **label}))
+    answers += [client.get(route, params=label) for route in (*made, "/api/runs")]
+    assert [(one.status_code, one.json()["field"]) for one in answers] == [(422, "sessionId")] * len(answers)
 
 
 def test_a_reproduction_goes_from_queued_to_its_end(client: httpx.Client) -> None:

@@ -290,7 +290,10 @@ async def _traffic(use: Use) -> list[dict[str, Any]] | None:
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
 async def allow(use: Running, asked: NetworkRules) -> dict[str, Any]:
     """Allow further hosts, no more than the settings or their ceilings do, where its rules can be changed."""
-    await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": asked.rules})
+    try:
+        await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": asked.rules})
+    except PolicyDenied as error:
+        raise PolicyDenied(str(error).replace("networkAllow: ", "rules: ", 1)) from None
     with _changing_rules():
         await use.sandbox.network.allow(*asked.rules)
     return await network(use)
