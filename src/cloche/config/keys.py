@@ -221,10 +221,6 @@ class Key:
         own = self.json if is_json and self.json is not None else self.reader
         return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.aliases, self.reader), **self.other_spellings}
 
-    def shown(self, value: Any, settings: Settings) -> str:  # noqa: ANN401  # as many types as there are keys
-        """Return a value to read, also where it is none."""
-        return self.text_if_empty if value in (None, "", ()) else self.render(value, settings)
-
     def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
         """Return the value in these settings; ABSENT for a key that a mapping does not have."""
         part, _, name = self.settings_field.rpartition(".")

@@ -305,7 +305,7 @@ def check_not_looser(own: Settings, base: Settings) -> None:
             continue
         new, old = key.value_in(own), key.value_in(base)
         if new != old and _is_more(key, new, old, base):
-            raise _above(key.label, key.shown(new, own), key.shown(_most(key, old, base), base))
+            raise _above(key.label, _shown(key, new, own), _shown(key, _most(key, old, base), base))
     check_stays(own.backend, base)
     _check_network(own.policy, base)
     check_packages(own.policy.packages, base)
@@ -328,6 +328,10 @@ def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN
     if key.name == "network_deny":  # as an argument it takes the place of the service's own
         return not set(old) <= set(new)
     return key.is_looser is None or bool(key.is_looser(new, old))
+
+
+def _shown(key: Key, value: Any, settings: Settings) -> str:  # noqa: ANN401 - as many types as keys
+    return key.text_if_empty if value in (None, "", ()) else key.render(value, settings)
 
 
 def _most(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as many types as keys
