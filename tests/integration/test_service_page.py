@@ -519,7 +519,12 @@ def test_a_sandbox_is_opened_looked_into_and_ended(page: Page, service: Service)
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert Path(download.value.path()).read_text() == "<b>one</b>\n"
-    page.goto(address)
+    with service.client() as client:
+        client.post(f"{path}/pause").raise_for_status()
+    page.goto(f"{address}/terminal")
+    expect(page.locator("#state")).to_have_text("No terminal was opened: the sandbox is paused.")
+    page.get_by_role("link", name="Back to the sandbox").click()
+    page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Kill").click()
     expect(row.locator(".badge")).to_have_text("signaled")
     expect(page.locator("#now")).to_contain_text("Nothing listens")

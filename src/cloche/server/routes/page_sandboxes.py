@@ -99,6 +99,14 @@ async def _now(caller: Caller, service: Service, sandbox_id: str) -> dict[str, A
     return shown
 
 
+@router.post("/sandboxes/{sandbox_id}/resume")
+async def resume(sandbox_id: str, caller: Browser, service: TheService) -> Response:
+    """Let the processes of one that was paused go on."""
+    async with using(service, caller, sandbox_id) as use:
+        await sandboxes.resume(use)
+    return RedirectResponse(f"/sandboxes/{sandbox_id}", 303)
+
+
 @router.post("/sandboxes/{sandbox_id}/end")
 async def end(sandbox_id: str, caller: Browser, service: TheService) -> Response:
     """End it with all that is in it."""

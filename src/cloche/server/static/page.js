@@ -174,6 +174,11 @@
     place.hidden = !text;
     place.textContent = text;
   };
+  // What nobody looks at is not asked for again, which would count as use of a sandbox; but how many approvals wait is.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const { elt } = event.detail;
+    if (document.hidden && elt.id !== "waits" && elt.matches('[hx-trigger^="every"]')) event.preventDefault();
+  });
   document.addEventListener("htmx:sendError", () => trouble("The service does not answer. What is shown may be old; it is asked again."));
   document.addEventListener("htmx:afterOnLoad", () => trouble(""));
   document.addEventListener("htmx:beforeSwap", (event) => {

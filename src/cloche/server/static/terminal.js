@@ -63,6 +63,17 @@
     });
   };
 
+  // A browser does not say why a web socket was refused.
+  const why = async () => {
+    try {
+      const answer = await fetch(place.dataset.sandbox);
+      const said = await answer.json();
+      return `No terminal was opened: ${said.detail ?? `the sandbox is ${said.state}`}.`;
+    } catch {
+      return "No terminal was opened: the service does not answer.";
+    }
+  };
+
   const open = () => {
     const address = new URL(place.dataset.terminal, location.href);
     address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
@@ -71,7 +82,9 @@
     socket = new WebSocket(address);
     socket.binaryType = "arraybuffer";
     let ended = "";
+    let isOpen = false;
     socket.addEventListener("open", () => {
+      isOpen = true;
       say("The shell runs.", false);
       terminal.focus();
     });
@@ -80,7 +93,8 @@
       const said = JSON.parse(event.data);
       ended = `The shell has ended: ${said.status}, exit ${said.exitCode}.`;
     });
-    socket.addEventListener("close", (event) => {
+    socket.addEventListener("close", async (event) => {
+      if (!isOpen) ended = await why();
       say(ended || `The connection is closed${event.reason ? `: ${event.reason}` : ""}.`, true);
       if (place.contains(document.activeElement)) again.focus();
     });
