@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import ssl
+import threading
 import time
 
 CONTEXT = ssl.create_default_context()
@@ -47,3 +49,17 @@ def fetch_many(scheme: str, host: str, port: int, path: str, connections: int) -
         return [ms, len(writers)]
 
     return asyncio.run(every())
+
+
+def hold(host: str, port: int, path: str, connections: int) -> list[float]:
+    """Ask on so many connections, and go on reading the answers, which have no end."""
+
+    def read(connection: socket.socket) -> None:
+        while connection.recv_into(bytearray(1 << 16)):
+            pass
+
+    for _ in range(connections):
+        connection = socket.create_connection((host, port))
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        threading.Thread(target=read, args=(connection,), daemon=True).start()
+    return [0, connections]

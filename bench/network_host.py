@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any, Protocol
 
 import cloche
@@ -26,8 +27,9 @@ from cloche.egress.client import process_id
 HOST, LARGE_BYTES, SMALL_BYTES, CONNECTIONS = "good.example", 100_000_000, 1000, 200
 HTTP_PORT, TLS_PORT, TCP_PORT = 80, 443, 9000
 DIRECT, INSIDE = "direct", "in a sandbox"
+ALONE, BESIDE, GREEDY = "alone", "beside", 30  # connections
 OFF, LISTED = "network off", "allowlist"
-SETTLE_S = 1.0
+SETTLE_S, ALONE_ROUNDS = 1.0, 200
 NETWORK: SandboxOptions = {"network": "allowlist", "network_allow": (HOST, f"{HOST}:{TCP_PORT}")}
 POLICIES: Mapping[str, SandboxOptions] = {OFF: {}, LISTED: NETWORK}
 # What the machine has, not the usual half of a processor: that would be measured instead.
@@ -147,6 +149,20 @@ def fetched_at_once(route: Route, stack: ExitStack, client: str) -> Iterator[Cas
         yield Case(name=name, call=call, measure=measure, expected=str(CONNECTIONS).encode())
 
 
+def fetched_beside(stack: ExitStack, client: str) -> Iterator[Case]:
+    """Yield a small request of one sandbox beside another one whose connections take much to follow.
+
+    Those are not ended at once, so the figures without them were taken before.
+    """
+    neighbour, greedy = Session(stack, client), Session(stack, client)
+    call, expected = _call_of(HTTP, SMALL_BYTES), str(SMALL_BYTES).encode()
+    alone = cycle([_asked(neighbour, call) for _ in range(ALONE_ROUNDS)])
+    yield Case(name=ALONE, call=call, measure=partial(next, alone), expected=expected)
+    for path in ("/continue", "/chunks"):
+        greedy.ask(f"hold({HOST!r}, {HTTP_PORT}, {path!r}, {GREEDY // 2})")
+    yield Case(name=BESIDE, call=call, measure=partial(_asked, neighbour, call), expected=expected)
+
+
 def warm_runs(_stack: ExitStack, _client: str) -> Iterator[Case]:
     """Yield warm runs that use no network, without one and with."""
     for name, options in POLICIES.items():
@@ -202,6 +218,7 @@ def _events_of_route(route: Route) -> Iterator[Event]:
 
 EVENTS = (
     *(event for route in (TLS, HTTP, TCP) for event in _events_of_route(route)),
+    Event(name="beside", title=f"a small request beside {GREEDY} connections of another sandbox", enter=fetched_beside),
     Event(name="warm", title="a warm run that uses no network", enter=warm_runs, share=2.0),
     Event(name="cold", title="a cold run that uses no network", enter=cold_runs, share=0.2),
     Event(name="connecting", title="a run that makes a connection", enter=connecting_runs, share=0.5),

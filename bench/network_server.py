@@ -15,6 +15,12 @@ import threading
 PIECE = bytes(1 << 20)
 BACKLOG = 512
 
+# Answers that go on until the client is gone, and whose every few bytes are a part of their own.
+ENDLESS = {
+    "/continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
+    "/chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
+}
+
 
 def main(ports: list[int], tls_port: int, certificate: str, key: str) -> None:
     """Listen at these ports, with TLS at one of them; the line `ready` says that all do."""
@@ -55,6 +61,11 @@ def _next_target(stream: socket.socket) -> str:
 
 
 def _answer(stream: socket.socket, target: str) -> None:
+    if target in ENDLESS:
+        head, piece = ENDLESS[target]
+        stream.sendall(head)
+        while True:
+            stream.sendall(piece)
     left = int(target.removeprefix("/bytes/"))
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {left}\r\n\r\n".encode()
     first = PIECE[:left] if left < len(PIECE) else b""

@@ -68,6 +68,7 @@ TARGETS: tuple[Target, ...] = (
 
 # Of `bench.network`. Each event is a table of its own.
 DIRECT, INSIDE, OFF, LISTED = "direct", "in a sandbox", "network off", "allowlist"
+ALONE, BESIDE = "alone", "beside"
 _OF_NETWORK: tuple[Target, ...] = (
     *(
         (f"large {route}", "rows", f"bytes a second of 100 MB over {route} / direct", 0.5, True, _p50(DIRECT, INSIDE))
@@ -78,6 +79,8 @@ _OF_NETWORK: tuple[Target, ...] = (
          lambda rows: rows[INSIDE]["over"])
         for which in ("small", "first") for route in ("TLS", "HTTP", "TCP")
     ),
+    ("beside", "rows", "p99 of a small request beside 30 connections of another sandbox / alone", 5.0, False,
+     lambda rows: rows[BESIDE]["p99"] / rows[ALONE]["p99"]),
     ("warm", "rows", "warm run with an allowlist p50 / without a network p50", 1.3, False, _p50(LISTED, OFF)),
 )  # fmt: skip
 USER = ", user"  # at the end of an event's name

@@ -26,8 +26,9 @@ LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
 _READ_BYTES = 64 << 10
 _COUNTED_BYTES = 256 << 10  # of what is not parsed: the more at once, the less it costs
-_PARSED_BYTES = 1 << 10  # of chunks, before a look at the clock: one of a byte costs as much as one of thousands
-_TURN_S = 0.005  # to compute before others have a turn
+# Of heads and chunks, before a look at the clock: short ones cost as much as long ones, so it is more while it is fast.
+_LEAST_PARSED_BYTES, _MOST_PARSED_BYTES, _PARSED_S = 256, 4096, 0.0003
+_TURN_S = 0.001  # to compute before others have a turn
 _REASONS = {
     400: "Bad Request",
     403: "Forbidden",
@@ -75,17 +76,23 @@ class _Failed(Exception):
 
 
 class _Turn:
-    """Let other connections have their turn when this one has computed for long."""
+    """Let other connections have their turn when this one has computed for long; say how much to parse until then."""
 
     def __init__(self, turns: Turns) -> None:
         self._loop, self._turns = asyncio.get_running_loop(), turns
-        self._since = self._loop.time()
+        self._since = self._looked = self._loop.time()
+        self.parsed_bytes = _LEAST_PARSED_BYTES
 
     async def pass_on(self) -> None:
         """Let others run, where it is time."""
-        if self._loop.time() - self._since > _TURN_S:
+        now = self._loop.time()
+        is_slow = now - self._looked > _PARSED_S
+        wanted = self.parsed_bytes // 2 if is_slow else self.parsed_bytes * 2
+        self.parsed_bytes = max(_LEAST_PARSED_BYTES, min(_MOST_PARSED_BYTES, wanted))
+        if now - self._since > _TURN_S:
             await self._turns.take()
-            self._since = self._loop.time()
+            self._since = now = self._loop.time()
+        self._looked = now
 
 
 class _Guest:
@@ -182,7 +189,7 @@ class _Upstream:
     async def _follow(self, data: bytes) -> None:
         at, turn = 0, _Turn(self._turns)
         while at < len(data):
-            size = _PARSED_BYTES if self.answer.is_chunked else len(data)
+            size = len(data) if self.answer.is_counted else turn.parsed_bytes
             self.answer.feed(data[at : at + size])
             at += size
             await turn.pass_on()
@@ -266,7 +273,7 @@ class _Connection:
 
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
         """Send the body as it comes; say whether all of it went."""
-        data, size, turn = b"", _PARSED_BYTES if body.is_chunked else _READ_BYTES, _Turn(self._turns)
+        data, turn = b"", _Turn(self._turns)
         while True:
             if content := body.feed(data):
                 await upstream.stream.send(content)
@@ -280,7 +287,7 @@ class _Connection:
                     return False
                 await self._guest.wait(upstream.passing)
             await turn.pass_on()
-            data = self._guest.take(size)
+            data = self._guest.take(turn.parsed_bytes if body.is_chunked else _READ_BYTES)
 
     async def _wait_for_answer(self, upstream: _Upstream) -> None:
         """Wait until the answer is complete, or nothing more comes; meanwhile the guest may end its side."""

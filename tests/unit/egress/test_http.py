@@ -15,6 +15,7 @@ import h11
 import httpx
 import pytest
 
+from cloche.egress import http as http_module
 from cloche.egress import stream
 from cloche.egress.errors import Refused
 from cloche.egress.http import relay
@@ -735,5 +736,56 @@ def test_answers_that_nobody_reads_share_what_may_be_held(monkeypatch: pytest.Mo
         for guest, inner in pairs:
             guest.close()
             inner.close()
+
+    in_loop(claim)
+
+
+class _Talkative(_Endless):
+    """Be a host whose answer has very many parts."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+
+    async def receive(self, size: int) -> bytes:
+        """Return as much of it as may be read, then no more."""
+        if self.asked:
+            await asyncio.Event().wait()
+        self.asked.append(size)
+        return self.answer[:size]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 3000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 10_000,
+    ],
+    ids=["interim answers", "chunks"],
+)
+def test_an_answer_of_many_parts_is_followed_in_turns(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sandboxes have many turns before the guest gets 64 KiB that take long to follow."""
+    monkeypatch.setattr(http_module, "_TURN_S", 0.0)
+
+    async def claim() -> None:
+        host, rounds = _Talkative(answer), 0
+
+        async def connect_to_it() -> Stream:
+            return host
+
+        guest, inner = socket.socketpair()
+        guest.setblocking(False)
+        relaying = asyncio.create_task(relay(SocketStream(inner), HOST, 80, connect_to_it, lambda what: what))
+        guest.sendall(GET)
+        while not host.asked:
+            await asyncio.sleep(0)
+        coming = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(guest, 1))
+        while not coming.done():
+            rounds += 1
+            await asyncio.sleep(0)
+        assert rounds > 15
+        relaying.cancel()
+        await asyncio.wait([relaying])
+        guest.close()
 
     in_loop(claim)
