@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.loops import until_readable
 from cloche.jail import messages
+from cloche.jail.setup.seccomp import egress_filter
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -170,7 +171,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
-        boot = BOOT.format(paths=_module_paths())
+        boot, program = BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
         with theirs:
@@ -183,6 +184,7 @@ class _Process:
                     env={},
                     start_new_session=True,
                 )
+                messages.send(self.link.fileno(), "filter", {"program": program})
             except BaseException:
                 self.link.close()
                 raise

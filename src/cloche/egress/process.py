@@ -2,7 +2,7 @@
 
 It is started by `client`, and ends when that end of its link is closed. Each `open` on the link is one sandbox's
 network. It reads what guests send, so it gives up what it does not need first: its user where that is root, all
-capabilities, and the way to more.
+capabilities, the way to more, and by a filter all system calls that serving a network does not take.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import gc
 import os
 import resource
 import signal
+import struct
 
 from cloche.jail import messages
-from cloche.jail.syscalls import PR_SET_DUMPABLE, call, prctl
+from cloche.jail.syscalls import PR_SET_DUMPABLE, address_of, call, prctl
 
 from .network import GuestNetwork
 
 NOBODY = 65534
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER = 38, 1
 CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
@@ -27,11 +28,13 @@ MESSAGE_BYTES = 1 << 20  # of the memory file of a report, the only kind of file
 
 
 def main(link: int) -> None:
-    """Serve until the caller is gone."""
+    """Serve until the caller is gone, whose first message is the filter of system calls, as the kernel takes it."""
+    _, said, _ = messages.receive(link)
     "\u00fc".encode("idna")  # rules need that codec, whose modules another user may not be able to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _give_up_rights()
+    install_filter(said["program"])
     gc.freeze()
     asyncio.run(_serve(link))
 
@@ -53,6 +56,11 @@ def _give_up_rights() -> None:
     call("capset", header, bytes(24))
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def install_filter(program: bytes) -> None:
+    """Have this process, and all threads that it starts, make no system call but those that a filter allows."""
+    call("seccomp", SECCOMP_SET_MODE_FILTER, 0, struct.pack("Hxxxxxx", len(program) // 8) + address_of(program))
 
 
 def _limit(kind: int, most: int) -> None:

@@ -745,13 +745,13 @@ class _Talkative(_Endless):
 
     def __init__(self, answer: bytes) -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self.is_asked = answer, asyncio.Event()
 
     async def receive(self, size: int) -> bytes:
         """Return as much of it as may be read, then no more."""
-        if self.asked:
+        if self.is_asked.is_set():
             await asyncio.Event().wait()
-        self.asked.append(size)
+        self.is_asked.set()
         return self.answer[:size]
 
 
@@ -777,8 +777,7 @@ def test_an_answer_of_many_parts_is_followed_in_turns(answer: bytes, monkeypatch
         guest.setblocking(False)
         relaying = asyncio.create_task(relay(SocketStream(inner), HOST, 80, connect_to_it, lambda what: what))
         guest.sendall(GET)
-        while not host.asked:
-            await asyncio.sleep(0)
+        await host.is_asked.wait()
         coming = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(guest, 1))
         while not coming.done():
             rounds += 1

@@ -153,7 +153,7 @@ LAST_KNOWN: dict[str, int] = {"x86_64": 462, "aarch64": 462}
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
-EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 38, 93, 97
+EPERM, ENOTTY, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 25, 38, 93, 97
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NR_OFFSET, ARCH_OFFSET = 0, 4
@@ -244,7 +244,6 @@ def build_filter(
     an unknown protocol, as on a kernel without one: su and useradd give up where it is forbidden. Raises KeyError for a
     machine without a table.
     """
-    arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
     special = _special_blocks(confined=confined, prefork=prefork) | (
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
@@ -257,10 +256,14 @@ def build_filter(
     if users:
         special["socket"] = _socket_block(_ALLOWED, no_netlink=EPROTONOSUPPORT)
     blocks = {number: special.get(name, [_ALLOWED]) for name, number in names.items()}
-    blocks |= {number: [_ASKED] for number in REPORTED[machine]}
+    return _program(machine, blocks | {number: [_ASKED] for number in REPORTED[machine]})
+
+
+def _program(machine: str, blocks: Mapping[int, Block]) -> bytes:
+    """Return the program that answers each number by its lines, EPERM without any."""
     head = [
         (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
-        (BPF_JEQ, 1, 0, arch),
+        (BPF_JEQ, 1, 0, AUDIT_ARCH[machine]),
         (BPF_RET, 0, 0, KILL),
         (BPF_LD_W_ABS, 0, 0, NR_OFFSET),
     ]
@@ -268,6 +271,59 @@ def build_filter(
         head += [(BPF_JGE, 0, 1, X32_BIT), (BPF_RET, 0, 0, KILL)]
     ranges = _ranges(blocks, LAST_KNOWN[machine])
     return b"".join(struct.pack("<HBBI", *line) for line in [*head, *_tree(ranges)])
+
+
+# What the egress process does: it reads files, connects, and answers; libraries of the system that look names up, too.
+# The numbers are those of the table; what a machine lacks is left out.
+OF_EGRESS = (
+    "read", "write", "close", "stat", "fstat", "lstat", "newfstatat", "statx", "poll", "ppoll", "select", "pselect6",
+    "lseek", "mmap", "mprotect", "munmap", "mremap", "madvise", "brk", "rt_sigaction", "rt_sigprocmask",
+    "rt_sigreturn", "sigaltstack", "restart_syscall", "pread64", "readv", "writev", "access", "faccessat",
+    "faccessat2", "pipe2", "sched_yield", "sched_getaffinity", "dup", "dup2", "dup3", "nanosleep", "clock_nanosleep",
+    "clock_gettime", "clock_getres", "gettimeofday", "time", "getpid", "gettid", "getuid", "geteuid", "getgid",
+    "getegid", "uname", "sysinfo", "getrlimit", "getrusage", "getcwd", "readlink", "readlinkat", "getdents64", "statfs",
+    "fstatfs", "connect", "accept", "accept4", "bind", "sendto", "recvfrom", "sendmsg", "recvmsg", "sendmmsg",
+    "recvmmsg", "shutdown", "getsockname", "getpeername", "setsockopt", "getsockopt", "ftruncate", "memfd_create",
+    "exit", "exit_group", "futex", "set_tid_address", "set_robust_list", "rseq", "membarrier", "getrandom", "tgkill",
+    "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2", "eventfd2",
+)  # fmt: skip
+CLONE_THREAD, OPENED_TO_WRITE = 0x10000, 0o3103  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND
+FD_IOCTLS = (0x541B, 0x5421, 0x5450, 0x5451)  # how much can be read, blocking, close-on-exec
+PR_SET_NAME = 15
+
+
+def egress_filter(machine: str) -> bytes:
+    """Return a program for the egress process: it starts threads and no process, writes no file, has no Unix socket.
+
+    Raises KeyError for a machine without a table.
+    """
+    names = ALLOWED[machine]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), _ALLOWED), _deny(EPROTONOSUPPORT)]
+    special: dict[str, Block] = {
+        "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _deny(EPERM), *_if_thread()],
+        "clone3": [_deny(ENOSYS)],
+        "socketpair": _pair_block(CONNECTED_TYPES),
+        "open": [_argument(1), *_if_read_only()],
+        "openat": [_argument(2), *_if_read_only()],
+        "socket": [
+            _argument(0), *_if_any((AF_INET, AF_INET6), _ALLOWED), (BPF_JEQ, 1, 0, AF_NETLINK),
+            _deny(EAFNOSUPPORT), *routes,
+        ],
+        "fcntl": [_argument(1), *_if_any(REFUSED_COMMANDS, _deny(EPERM)), _ALLOWED],
+        "ioctl": [_argument(1), *_if_any(FD_IOCTLS, _ALLOWED), _deny(ENOTTY)],
+        "prctl": [_argument(0), *_if_any((PR_SET_NAME,), _ALLOWED), _deny(EPERM)],
+        "prlimit64": [_argument(0), *_if_any((0,), _ALLOWED), _deny(EPERM)],
+    }  # fmt: skip
+    known = (name for name in (*OF_EGRESS, *special) if name in names)
+    return _program(machine, {names[name]: special.get(name, [_ALLOWED]) for name in known})
+
+
+def _if_thread() -> Block:
+    return [(BPF_JSET, 0, 1, CLONE_THREAD), _ALLOWED, _deny(EPERM)]
+
+
+def _if_read_only() -> Block:
+    return [(BPF_JSET, 0, 1, OPENED_TO_WRITE), _deny(EPERM), _ALLOWED]
 
 
 def first_process_filter(machine: str) -> bytes:
