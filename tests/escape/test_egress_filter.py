@@ -62,10 +62,12 @@ ATTEMPTS = {
     "remove a file": lambda: os.unlink(path + "2"), "rename": lambda: os.rename(path, path),
     "change a mode": lambda: os.chmod(path, 0o600), "link": lambda: os.symlink("x", path + "3"),
     "signal": lambda: os.kill(other, 0), "limits of another": lambda: __import__("resource").prlimit(other, 7),
-    "hold another": lambda: os.close(os.pidfd_open(other)), "packets": lambda: None if os.geteuid() else
-    socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close(), "dumpable": lambda: prctl(PR_SET_DUMPABLE, 1),
+    "hold another": lambda: os.close(os.pidfd_open(other)), "dumpable": lambda: prctl(PR_SET_DUMPABLE, 1),
     "key": lambda: check(libc.syscall(250, 0, -3, 1)), "inotify": lambda: os.close(check(libc.inotify_init1(0))),
 }
+
+if os.geteuid() == 0:
+    ATTEMPTS["packets"] = lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()
 
 def outcomes():
     found = {}

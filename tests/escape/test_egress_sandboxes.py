@@ -464,3 +464,34 @@ def test_questions_have_an_end(world: World) -> None:
     heard, asked, hosts = run(world, ASKED, None)
     assert heard == [OK] * 2
     assert asked == hosts == 1024
+
+
+ASKED_LATE = """
+import os, signal
+from cloche.egress.client import process_id
+asked, late = [], []
+asks = {**POLICY, "network_allow": ["other.example"], "on_network": "ask"}
+tries = ["good.example", "10.1.2.3", "127.0.0.2", "169.254.169.254", "198.18.255.1"]
+attempt = REACH + f"for host in {tries!r}: print(reach(host, 'x'))"
+with cloche.Sandbox(live=True, **asks) as sandbox:
+    before = sandbox.exec(["python3", "-c", attempt]).stdout.splitlines()
+    sandbox.network.ask(lambda host, port: asked.append(f"{host}:{port}") or True)
+    after = sandbox.exec(["python3", "-c", attempt]).stdout.splitlines()
+    told = [row["why"] for row in sandbox.network.traffic() if not row["is_allowed"]]
+    os.kill(process_id(), signal.SIGKILL)
+    try:
+        sandbox.network.traffic()
+    except cloche.OutcomeUnknown as error:
+        late.append(str(error))
+print(json.dumps([before, asked, after, told, late]))
+"""
+
+
+def test_a_host_is_asked_about_once_somebody_is_there(world: World) -> None:
+    """What was tried before is asked about again; nobody is asked about addresses that a yes does not open."""
+    before, asked, after, told, lost = run(world, ASKED_LATE, None)
+    assert OK not in before
+    assert asked == ["good.example:80"]
+    assert [one == OK for one in after] == [True, False, False, False, False]
+    assert any("10.1.2.3 is a private address" in why for why in told), told
+    assert ["the egress process of this sandbox is gone" in one for one in lost] == [True]

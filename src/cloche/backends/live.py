@@ -399,7 +399,12 @@ class LiveSandbox(LiveFiles):
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return what was carried and refused; see core.protocols.SupportsNetwork."""
-        return (await self.network.traffic()).rows if self.network is not None else ()
+        if self.network is None:
+            return ()
+        found = await self.network.traffic()
+        if found.is_lost:
+            raise OutcomeUnknown("the egress process of this sandbox is gone, and with it what the network carried")
+        return found.rows
 
     async def paused_s(self) -> float:
         """Return how many seconds it was paused in all: by what its keeper says, who is no guest, or what we did."""

@@ -96,9 +96,9 @@ class Network:
         """Decide by other rules from now on; connections that they no longer allow are closed. Raises OSError."""
         messages.send(self.fileno(), "rules", rules.as_wire())
 
-    def answer(self, number: int, *, is_allowed: bool) -> None:
-        """Answer a question that was told as `ask`. Raises OSError."""
-        messages.send(self.fileno(), "answer", {"number": number, "is_allowed": is_allowed})
+    def answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
+        """Answer a question that was told as `ask`; one whose answer is not final is asked again. Raises OSError."""
+        messages.send(self.fileno(), "answer", {"number": number, "is_allowed": is_allowed, "is_final": is_final})
 
     async def report(self, *, ends: bool) -> Traffic:
         """Return what was carried since the last report; where a run `ends`, close all its connections before."""

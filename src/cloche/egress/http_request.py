@@ -63,7 +63,8 @@ class Place:
 
     def is_meant_by(self, authority: str) -> bool:
         """Say whether a Host, or the authority of a target, is this place."""
-        return authority.lower() in (self.authority, f"{self.host}:{self.port}")
+        host, colon, port = authority.lower().partition(":")
+        return host.removesuffix(".") + colon + port in (self.authority, f"{self.host}:{self.port}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

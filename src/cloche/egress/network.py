@@ -116,6 +116,7 @@ class GuestNetwork:
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
         self._keys: dict[int, str] = {}  # of these, by the number of the question
+        self._last_question = 0
         self._told = 0  # refusals, since the last report
         self._is_ended = False
         os.set_blocking(control, False)  # a caller who does not read holds up no other sandbox
@@ -177,7 +178,7 @@ class GuestNetwork:
         elif tag == "report":
             self._report(body["number"], ends=body["ends"])
         elif tag == "answer":
-            self._take_answer(body["number"], is_allowed=body["is_allowed"])
+            self._take_answer(body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
         elif not tag:
             self.end()
 
@@ -261,7 +262,8 @@ class GuestNetwork:
             return None
         if answer.name and not answer.is_known:
             decision = self._rules.decide(answer.name, TLS_PORT)
-            self._note_refusal(answer.name, DNS_PORT, decision.why if not decision.is_allowed else TOO_MANY_NAMES)
+            why = decision.why.replace(f"{answer.name}:{TLS_PORT}", answer.name)  # whatever the connection is to be to
+            self._note_refusal(answer.name, DNS_PORT, why if not decision.is_allowed else TOO_MANY_NAMES)
         return answer.data
 
     def _answer_datagrams(self, jail: Jail, names: socket.socket) -> float:
@@ -377,10 +379,18 @@ class GuestNetwork:
         decision = self._rules.decide(one.host, one.port)
         if decision.is_allowed:
             return decision.rule
-        if self._asks and not self._rules.denies(one.host, one.port) and await self._ask(one):
-            one.is_approved = True
-            return None
+        if self._asks and not self._rules.denies(one.host, one.port):
+            if why := self._why_never(one):
+                raise Refused(why)
+            if await self._ask(one):
+                one.is_approved = True
+                return None
         raise Refused(decision.why)
+
+    def _why_never(self, one: Connection) -> str:
+        """Say why a yes would not open an address, which nobody is asked about then. Names are looked up after it."""
+        address = parse_address(one.host)
+        return "" if address is None else self._rules.decide_address(None, address, host=one.host, port=one.port)
 
     async def _ask(self, one: Connection) -> bool:
         """Ask the caller about a host and port, once for all connections to it."""
@@ -390,8 +400,9 @@ class GuestNetwork:
             if len(self._questions) >= MOST_ASKED or self._open_questions() >= MOST_QUESTIONS:
                 return False
             question = self._questions[key] = self._loop.create_future()
-            self._keys[len(self._questions)] = key
-            self._tell("ask", {"number": len(self._questions), "host": one.host, "port": one.port})
+            self._last_question += 1
+            self._keys[self._last_question] = key
+            self._tell("ask", {"number": self._last_question, "host": one.host, "port": one.port})
         try:
             async with asyncio.timeout(ASK_S):
                 return await asyncio.shield(question)
@@ -401,10 +412,15 @@ class GuestNetwork:
     def _open_questions(self) -> int:
         return sum(not asked.done() for asked in self._questions.values())
 
-    def _take_answer(self, number: int, *, is_allowed: bool) -> None:
-        question = self._questions.get(self._keys.get(number, ""))
+    def _take_answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
+        """Take an answer; one that is not final is asked for again by the next connection."""
+        key = self._keys.get(number, "")
+        question = self._questions.get(key)
         if question is not None and not question.done():
             question.set_result(is_allowed)
+        if not is_final:
+            self._questions.pop(key, None)
+            self._keys.pop(number, None)
 
     async def _carry(self, one: Connection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
@@ -441,7 +457,8 @@ class GuestNetwork:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
         is_address = parse_address(one.host) is not None
         try:
-            name = read_server_name(data)
+            found = read_server_name(data)
+            name = found.removesuffix(".") if found is not None else None
         except NoServerName:
             if is_address:
                 return one.host

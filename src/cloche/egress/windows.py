@@ -59,7 +59,7 @@ class Window:
 class SharedNetwork:
     """Be the network of a sandbox that lives, or of a session. Use from one event loop.
 
-    `decide` is asked about what no rule names, where it was opened to ask; without it the answer is no.
+    `decide` is asked about what no rule names, where it was opened to ask; without it the answer is no, for now.
     """
 
     def __init__(self, network: Network, rules: NetworkRules):
@@ -102,7 +102,7 @@ class SharedNetwork:
 
     async def _answer(self, number: int, host: str, port: int) -> None:
         """Have somebody decide, and say what was decided; whatever fails there is a no."""
-        is_allowed = False
+        is_allowed, is_final = False, self.decide is not None
         try:
             is_allowed = self.decide is not None and await self.decide(host, port) is True
         except Exception as error:
@@ -110,7 +110,7 @@ class SharedNetwork:
         finally:
             if self.network.fileno() >= 0 and not self.is_lost:
                 with suppress(OSError):  # the egress process is gone, as its link will say
-                    self.network.answer(number, is_allowed=is_allowed)
+                    self.network.answer(number, is_allowed=is_allowed, is_final=is_final)
 
     def _ask(self) -> int:
         number = next(self._numbers)

@@ -65,7 +65,9 @@ class AsyncNetwork:
         """Have `decide` say whether a host and port may be reached that no rule names; each is asked about once.
 
         It takes a sandbox with `on_network="ask"`. The guest's connection waits meanwhile, five minutes at most. A
-        denying rule is not asked about, nor is what no rule could allow or the operator's ceiling does not let through.
+        denying rule is not asked about, nor is what no rule could allow or the operator's ceiling does not let through,
+        nor an address that is not public, which a yes does not open. A name is looked up after the yes, and may have
+        such an address. What was tried before somebody could be asked is asked about when it is tried again.
         Raises InvalidRequest for a sandbox that does not ask.
         """
         if self._policy.on_network != "ask":
@@ -81,7 +83,10 @@ class AsyncNetwork:
         self._live.decide_network(decide_within_ceiling)
 
     async def traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it."""
+        """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it.
+
+        Raises OutcomeUnknown where the process that carries it is gone; nothing is reached any more then.
+        """
         return await self._live.network_traffic()
 
 

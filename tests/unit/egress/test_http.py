@@ -189,6 +189,7 @@ def head(*lines: bytes, host: bytes | None = b"Host: good.example", line: bytes 
         (head(line=b"GET http://Good.Example/a?b=c HTTP/1.1"), head(line=b"GET /a?b=c HTTP/1.1")),
         (head(line=b"GET HTTP://good.example:80?b HTTP/1.1"), head(line=b"GET /?b HTTP/1.1")),
         (head(line=b"GET http://good.example HTTP/1.1"), head(line=b"GET / HTTP/1.1")),
+        (head(host=b"Host: good.example.:80", line=b"GET http://good.example./ HTTP/1.1"), head()),
         (head(line=b"GET //evil.example/ HTTP/1.1"), head(line=b"GET //evil.example/ HTTP/1.1")),
         (head(line=b"OPTIONS * HTTP/1.1"), head(line=b"OPTIONS * HTTP/1.1")),
         (head(line=b"GET / HTTP/1.0", host=None), head(b"Connection: close", line=b"GET / HTTP/1.0")),
@@ -219,7 +220,7 @@ REFUSED = [
     # Another host.
     (head(host=b"Host: evil.example"), 403, 'a request for "evil.example"'),
     (head(host=b"Host: good.example.evil.example"), 403, 'a request for "good.example.evil.example"'),
-    (head(host=b"Host: good.example."), 403, 'a request for "good.example."'),
+    (head(host=b"Host: good.example.."), 403, 'a request for "good.example.."'),
     (head(host=b"Host: good.example:8080"), 403, 'a request for "good.example:8080"'),
     (head(host=b"Host: good.example:080"), 403, 'a request for "good.example:080"'),
     (head(host=b"Host: good.example:"), 403, 'a request for "good.example:"'),
