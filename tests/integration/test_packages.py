@@ -30,7 +30,7 @@ from cloche.packages.frames import FILES_END, FRAME
 from cloche.packages.store import Store
 from cloche.packages.target import own_target
 from cloche.packages.unpack import unpack
-from tests.harness.packages import PackageIndex, make_wheel, serving_packages
+from tests.harness.packages import PackageIndex, make_wheel, serving_packages, sha256_of
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 OUTSIDE = """
@@ -206,6 +206,55 @@ def test_a_lock_file_is_written_and_required(index: PackageIndex, tmp_path: Path
         cloche.run("1", packages=["two"], locked=str(lock))
     with pytest.raises(InvalidRequest, match="No such file"):
         cloche.run("1", packages=["one"], locked=str(tmp_path / "none.lock"))
+
+
+def test_a_lock_file_brings_nothing_that_was_not_asked_for(
+    index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote it: what nothing needs, a version that is not wanted, another file, or one that is too young."""
+    index.add("one", requires=("below<2",))
+    for version in ("1.0", "2.0"):
+        index.add("below", version)
+    index.add("evil")
+    lock = tmp_path / "cloche.lock"
+    assert _exit_code(["packages", "lock", "one", "--output", str(lock)]) == 0
+    text = lock.read_text()
+    assert index.url.partition("//")[2].partition("/")[0] not in text
+    rows = text.split("[[packages]]")
+    below = next(row for row in rows if 'name = "below"' in row)
+    evil = below.replace("below", "evil").replace(sha256_of(index.wheels["below-1.0-py3-none-any.whl"]), "e" * 64)
+    newer = below.replace("1.0", "2.0")
+    for changed, why in (
+        (f"{text}\n[[packages]]{evil}", r"pins evil==1\.0, which nothing that is asked for needs"),
+        (text.replace(below, newer), r"cannot be resolved: .*below==2\.0"),
+        (text.replace(f"[[packages]]{below}", ""), r"does not pin below==1\.0, which is needed"),
+        (text.replace(below, below.replace('sha256 = "', 'sha256 = "0')[:-1]), "no file with the hash"),
+    ):
+        lock.write_text(changed)
+        with pytest.raises((InvalidRequest, StartFailed), match=why):
+            cloche.run("1", packages=["one"], locked=lock)
+    assert [layer.pins for layer in Store().layers() if any(pin.name == "evil" for pin in layer.pins)] == []
+    lock.write_text(text)
+    config = tmp_path / "owner.yaml"
+    config.write_text("sandbox: {packages_min_age: 7d}")
+    monkeypatch.setenv("CLOCHE_CONFIG", str(config))
+    with pytest.raises(InvalidRequest, match="cannot be resolved"):  # as without the file: no release is that old
+        cloche.run("1", packages=["one"], locked=lock)
+
+
+def test_a_lock_file_holds_for_a_mirror(index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names files and hashes: another index that lists the same ones does as well."""
+    index.add("one")
+    lock = tmp_path / "cloche.lock"
+    assert _exit_code(["packages", "lock", "one", "--output", str(lock)]) == 0
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
+    with serving_packages() as mirror:
+        mirror.wheels.update(index.wheels)
+        mirror.add("one", "2.0")
+        index.wheels.clear()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", mirror.url)
+        assert cloche.run("import one; one.VERSION", packages=["one"], locked=lock).value == "1.0"
+        assert mirror.downloads() == ["one-1.0-py3-none-any.whl"]
 
 
 def _exit_code(words: list[str]) -> int:

@@ -86,7 +86,7 @@ class _Wanted:
 class Workshop:
     """Build wheels, each once, below a folder that is removed with all that was not taken from it.
 
-    `layer_for` returns a layer of wheels that meets requirements, `layer_of` one of wheels that are pinned.
+    `layer_for` returns a layer of wheels that meets the requirements of a source's build.
     """
 
     backend: Backend
@@ -94,8 +94,7 @@ class Workshop:
     index: Index
     target: Target
     folder: str
-    layer_for: Callable[[Sequence[Requirement]], Awaitable[Layer]]
-    layer_of: Callable[[Sequence[Pin]], Awaitable[Layer]]
+    layer_for: Callable[[Pin, Sequence[Requirement]], Awaitable[Layer]]
     _built: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     async def build(self, pin: Pin) -> Facts:
@@ -117,13 +116,8 @@ class Workshop:
             layer = await self._layer_for(pin, known)
         raise _refusal(pin, "it goes on asking for more to be built with")
 
-    async def wheel(self, pin: Pin) -> str:
-        """Return the path of the wheel of a source, built now, with what its pin lists, where it was not."""
-        if pin.identity not in self._built:
-            source = await self._fetch(pin)
-            product = await self._run(pin, source, None, await self.layer_of(pin.build) if pin.build else None, 0)
-            await self._described(pin, product)
-            self._built[pin.identity] = product.path
+    def wheel(self, pin: Pin) -> str:
+        """Return the path of the wheel that was built of a source."""
         return self._built[pin.identity]
 
     async def _fetch(self, pin: Pin) -> str:
@@ -134,13 +128,11 @@ class Workshop:
 
     async def _layer_for(self, pin: Pin, wanted: Sequence[str]) -> Layer:
         try:
-            return await self.layer_for(parse_requirements(wanted))
+            return await self.layer_for(pin, parse_requirements(wanted))
         except InvalidRequest as error:
             raise _refusal(pin, f"what it is built with: {error}") from None
 
-    async def _run(
-        self, pin: Pin, source: str, known: Sequence[str] | None, layer: Layer | None, number: int
-    ) -> _Product:
+    async def _run(self, pin: Pin, source: str, known: Sequence[str], layer: Layer | None, number: int) -> _Product:
         """Run a build. Raises StartFailed with its last words."""
         step = build_step(source, known, layer.folder if layer is not None else "")
         place = os.path.join(os.path.dirname(os.path.dirname(source)), f"built-{number}")  # which no build is shown
@@ -175,9 +167,9 @@ class Workshop:
             raise _refusal(pin, f"the wheel that was built: {error}") from None
 
 
-def build_step(source: str, known: Sequence[str] | None, layer: str) -> Step:
+def build_step(source: str, known: Sequence[str], layer: str) -> Step:
     """Return the step that builds a wheel, with what is in a layer."""
-    asked = {"source": source, "known": None if known is None else list(known)}
+    asked = {"source": source, "known": list(known)}
     shown = (*filter(None, (layer,)), os.path.dirname(source))
     return Step(
         name="build", program="build", stdin=json.dumps(asked).encode(), shown=shown, runs_code=True,

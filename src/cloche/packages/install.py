@@ -28,7 +28,7 @@ from .npm import check_pins as check_npm_pins
 from .npm import resolve as resolve_npm
 from .registry import Registry, find_registry
 from .requirements import Requirement
-from .resolve import NOT_BUILT, Pin, check_pins, resolve
+from .resolve import NOT_BUILT, Pin, resolve
 from .rules import Rules, refuse_unlisted
 from .store import Layer, Store, layer_key, set_key
 from .target import is_own, own_target
@@ -196,16 +196,14 @@ async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIter
         return
     wheels = terms.without_builds
 
-    async def layer_for(asked: Sequence[Requirement]) -> Layer:
-        return (await _install_some(backend, policy, tuple(asked), wheels)).layer
-
-    async def layer_of(pins: Sequence[Pin]) -> Layer:
-        return (await _layer_of(backend, policy, pins, wheels))[0]
+    async def layer_for(pin: Pin, asked: Sequence[Requirement]) -> Layer:
+        locked = terms.locked.of_build(pin) if terms.locked is not None else None
+        return (await _install_some(backend, policy, tuple(asked), replace(wheels, locked=locked))).layer
 
     async with terms.store.making() as folder:
         yield Workshop(
             backend=backend, policy=policy, index=terms.index, target=terms.target, folder=folder,
-            layer_for=layer_for, layer_of=layer_of,
+            layer_for=layer_for,
         )  # fmt: skip
 
 
@@ -247,15 +245,14 @@ async def _pinned(
 ) -> tuple[Pin, ...]:
     if isinstance(terms.index, Registry):
         return await _pinned_npm(backend, policy, asked, terms, terms.index)
-    if terms.locked is None:
-        build = workshop.build if workshop is not None else None
-        return await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed, build)
-    pins = terms.locked.pins
-    terms.rules.check_denied(pin.name for one in pins for pin in (one, *one.build))
-    sources = {pin.name for pin in pins if pin.is_source}
-    if refused := sorted(name for name in sources if not terms.rules.may_build(name)):
-        raise PolicyDenied(f"packages: {terms.locked.file} has {', '.join(refused)} as a source; {NOT_BUILT}")
-    check_pins(pins, terms.index, sources)
+    locked = terms.locked
+    wanted = locked.pins if locked is not None else ()
+    if refused := sorted(pin.name for pin in wanted if pin.is_source and not terms.rules.may_build(pin.name)):
+        raise PolicyDenied(f"packages: the lock file has {', '.join(refused)} as a source; {NOT_BUILT}")
+    build = workshop.build if workshop is not None else None
+    pins = await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed, build, wanted)
+    if locked is not None:
+        locked.check_resolved(pins)
     return pins
 
 
@@ -291,7 +288,7 @@ async def _built(pin: Pin, workshop: Workshop | None, folder: str) -> str:
         raise PolicyDenied(f"packages: {pin.text} is a source; {NOT_BUILT}")
     place = os.path.join(folder, f"built-{pin.name}")
     make_shown(place)
-    return shutil.copy(await workshop.wheel(pin), place)
+    return shutil.copy(workshop.wheel(pin), place)
 
 
 async def _unpacked(

@@ -1,6 +1,7 @@
 """`cloche.lock`: a pinned set in a file that one can read, commit, and require.
 
-What it pins may only come from the operator's own index, whoever wrote the file; hashes say which files those are.
+It says which versions and files are wanted, whoever wrote it, and no more: what was asked for is resolved again with
+these versions, by today's rules, from the operator's own index or a mirror. So nothing comes that nobody needs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.layers import Target
@@ -18,24 +20,32 @@ from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file
 
 from .requirements import Requirement, parse_requirements
-from .resolve import Pin
+from .resolve import NAME, Pin, is_version
 
 FILE = "cloche.lock"
 MOST_BYTES = 4 << 20
-VERSION = 1
+VERSION = 2
 _HEAD = """\
 # Written by "cloche packages lock"; "--locked" requires it. Do not edit.
 """
 
 
+_AGAIN = 'write it again: "cloche packages lock"'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
-    """Hold what a lock file says: what was asked for, the pinned set, and the interpreter that it is for."""
+    """Hold what a lock file says: what was asked for, the pinned set, and the interpreter that it is for.
+
+    The address of a pin of Python's is the name of its file: where that lies, the index says. `is_build` is the part of
+    it for the build of a source.
+    """
 
     file: str
     asked: tuple[Requirement, ...]
     pins: tuple[Pin, ...]
     target: Mapping[str, object] = field(default_factory=dict)
+    is_build: bool = False
 
     @property
     def digest(self) -> str:
@@ -48,22 +58,38 @@ class Locked:
         asked = tuple(one for one in self.asked if one.is_npm == is_npm)
         return replace(self, asked=asked, pins=tuple(pin for pin in self.pins if bool(pin.at) == is_npm))
 
+    def of_build(self, pin: Pin) -> Locked:
+        """Return what it says of the build of a source. Its backend may ask for all of that in turns."""
+        found = next((one for one in self.pins if one.text == pin.text), pin)
+        return replace(self, pins=found.build, is_build=True)
+
+    def check_resolved(self, pins: Iterable[Pin]) -> None:
+        """Raise InvalidRequest where what was resolved with its versions is not what it pins, no more and no less."""
+        mine, found = {pin.identity: pin for pin in self.pins}, {pin.identity: pin for pin in pins}
+        lacking = sorted(found[one].text for one in found.keys() - mine.keys())
+        idle = sorted(mine[one].text for one in mine.keys() - found.keys())
+        if lacking:
+            raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, which is needed; {_AGAIN}")
+        if idle and not self.is_build:
+            raise InvalidRequest(
+                f"packages: {self.file} pins {', '.join(idle)}, which nothing that is asked for needs; {_AGAIN}"
+            )
+
     def check(self, asked: Sequence[Requirement], target: Target) -> None:
         """Raise InvalidRequest where it is for other requirements, or for another interpreter."""
-        again = 'write it again: "cloche packages lock"'
         if set(asked) != set(self.asked):
             more = ", ".join(sorted({str(one) for one in set(asked) - set(self.asked)}))
             fewer = ", ".join(sorted({str(one) for one in set(self.asked) - set(asked)}))
             what = "; ".join(filter(None, (more and f"not in it: {more}", fewer and f"only in it: {fewer}")))
-            raise InvalidRequest(f"packages: {self.file} is for other requirements ({what}); {again}")
+            raise InvalidRequest(f"packages: {self.file} is for other requirements ({what}); {_AGAIN}")
         if all(one.is_npm for one in self.asked):  # which no version of Python matters to
             target = replace(target, tag=str(self.target.get("tag")))
         if lacking := [one.text for one in asked if not _is_met(one, self.pins)]:
-            raise InvalidRequest(f"packages: {self.file} pins nothing for {', '.join(lacking)}; {again}")
+            raise InvalidRequest(f"packages: {self.file} pins nothing for {', '.join(lacking)}; {_AGAIN}")
         if not target.fits(dict(self.target)):
             raise InvalidRequest(
                 f"packages: {self.file} is for {self.target.get('tag')} on {self.target.get('platform')}, and here is "
-                f"{target.tag} on {target.platform}; {again}"
+                f"{target.tag} on {target.platform}; {_AGAIN}"
             )
 
 
@@ -96,7 +122,9 @@ def format_lock(asked: Iterable[Requirement], pins: Iterable[Pin], target: Targe
 
 
 def _rows(pin: Pin) -> list[str]:
-    return [f"{name} = {json.dumps(value)}" for name, value in pin.as_dict().items() if name != "build"]
+    said = pin.as_dict() if pin.at else {**pin.as_dict(), "url": pin.file_name}
+    names = {"url": "url" if pin.at else "file"}
+    return [f"{names.get(name, name)} = {json.dumps(value)}" for name, value in said.items() if name != "build"]
 
 
 def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> None:
@@ -123,7 +151,7 @@ def read_lock(path: str) -> Locked:
     try:
         said = tomllib.loads(data.decode())
         if said.get("version") != VERSION or len(data) > MOST_BYTES:
-            raise ValueError("it is of another version")
+            raise ValueError(f"it is of another version; {_AGAIN}")
         pins = _pins(said.get("packages", []))
         return Locked(
             file=path, asked=parse_requirements(said["requirements"]), pins=pins, target=dict(said.get("target", {}))
@@ -141,16 +169,19 @@ def _pins(said: object) -> tuple[Pin, ...]:
 
 
 def _pin(said: Mapping[str, object]) -> Pin:
-    size = said.get("size", 0)
+    size, at = said.get("size", 0), str(said.get("at", ""))
     if not isinstance(size, int):
         raise TypeError("a size is no number")
+    name, version = str(said["name"]), str(said["version"])
+    if not at and not (NAME.fullmatch(name) and is_version(version)):
+        raise ValueError(f"{name[:80]!r} {version[:40]!r} is no package with its version")
     return Pin(
-        name=str(said["name"]),
-        version=str(said["version"]),
-        url=str(said["url"]),
+        name=name,
+        version=version,
+        url=str(said["url"]) if at else quote(str(said["file"])),
         sha256=str(said.get("sha256", "")),
         size=size,
         sha512=str(said.get("sha512", "")),
-        at=str(said.get("at", "")),
+        at=at,
         build=_pins(said.get("build", [])),
     )

@@ -18,6 +18,7 @@ import re
 import tomllib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +43,7 @@ MOST_ANSWER_BYTES = 16 * MIB
 NO_SOLUTION = 1  # uv's exit code where the requirements cannot be met; others are failures
 HASH_CHARS = frozenset("0123456789abcdef")
 TARBALL = "package.tgz"
-_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILE = re.compile(r"[A-Za-z0-9._+!-]+")
 ARCHIVES = (".tar.gz", ".zip")  # what a source distribution is
 MOST_ROUNDS = 24
@@ -202,14 +203,17 @@ async def resolve(
     rules: Rules,
     fixed: Sequence[str] = (),
     build: Build | None = None,
+    locked: Sequence[Pin] = (),
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
-    `build` builds a wheel of a source, where that may be, and says what it needs. A wheel of any version that will do
-    is taken before a source. Raises InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or
-    the network failed, PolicyDenied for what the rules deny, and what `build` raises.
+    Of what is `locked`, that version is taken, and the file that has the hash. `build` builds a wheel of a source,
+    where that may be, and says what it needs. A wheel of any version that will do is taken before a source. Raises
+    InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or the network failed, PolicyDenied
+    for what the rules deny, and what `build` raises.
     """
-    sources: dict[str, dict[str, Facts]] = {}
+    sources: dict[str, dict[str, Facts]] = {pin.name: {} for pin in locked if pin.is_source}
+    fixed, hashes = (*fixed, *(pin.text for pin in locked)), {pin.name: pin.sha256 for pin in locked}
     for _ in range(MOST_ROUNDS):
         step = resolve_step(asked, target, index, rules, fixed, sources)
         done = await run_step(backend, policy, step)
@@ -224,7 +228,7 @@ async def resolve(
         if not done.result.ok:
             raise failed(step, done.result, index.credentials.hide)
         text = done.file.decode("utf-8", "replace")
-        pins = await asyncio.to_thread(read_pins, text, index, target, sources)  # it may be long
+        pins = await asyncio.to_thread(read_pins, text, index, target, sources, hashes)  # it may be long
         rules.check_denied(pin.name for pin in pins)
         new = [pin for pin in pins if pin.is_source and pin.version not in sources[pin.name]]
         if not new or build is None:
@@ -236,14 +240,20 @@ async def resolve(
     raise StartFailed(f"packages: no list holds after {MOST_ROUNDS} turns of building what it names", step="resolve")
 
 
-def read_pins(text: str, index: Index, target: Target, sources: Collection[str] = ()) -> tuple[Pin, ...]:
+def read_pins(
+    text: str,
+    index: Index,
+    target: Target,
+    sources: Collection[str] = (),
+    hashes: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Pin, ...]:
     """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes.
 
-    `sources` are the names of what is taken as a source.
+    `sources` are the names of what is taken as a source; `hashes` say by name which file it has to be.
     """
     try:
         packages = tomllib.loads(text).get("packages", [])
-        pins = tuple(sorted(_read_package(one, target, sources) for one in packages))
+        pins = tuple(sorted(_read_package(one, target, sources, hashes) for one in packages))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index, sources)
@@ -273,7 +283,7 @@ def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ())
 
 
 def _what_is_wrong(pin: Pin, index: Index, sources: Collection[str]) -> str:
-    if not _NAME.fullmatch(pin.name):
+    if not NAME.fullmatch(pin.name):
         return f"{pin.name[:80]!r} is no name of a package"
     host = host_of_pin(pin)
     if not host:
@@ -314,6 +324,11 @@ def host_of_pin(pin: Pin) -> str:
         return ""
 
 
+def is_version(text: str) -> bool:
+    """Tell whether a text is the version of a package of Python's."""
+    return _is_same_version(text, text) and text == text.strip()
+
+
 def _is_same_version(one: str, other: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
@@ -323,11 +338,17 @@ def _is_same_version(one: str, other: str) -> bool:
         return False
 
 
-def _read_package(package: Mapping[str, Any], target: Target, sources: Collection[str]) -> Pin:
+def _read_package(
+    package: Mapping[str, Any], target: Target, sources: Collection[str], hashes: Mapping[str, str]
+) -> Pin:
     name, version = normalize_package(str(package["name"])), str(package.get("version", ""))
     wheels = [package["sdist"]] if name in sources else package.get("wheels")
     if not wheels:
         raise ValueError(f"{name} has no wheel for this interpreter; {NOT_BUILT}")
+    if name in hashes:
+        wheels = [one for one in wheels if one["hashes"].get("sha256") == hashes[name]]
+        if not wheels:
+            raise ValueError(f"of {name} {version[:40]} the index lists no file with the hash of the lock file")
     wheel = wheels[0] if len(wheels) == 1 and is_own(target) else _best(wheels, target)
     url = str(wheel.get("url", ""))
     if not url:

@@ -1,8 +1,8 @@
 """Build a wheel of a source distribution, as PEP 517 has it, and write it to standard output as one frame.
 
 Standard input is JSON: `source`, the path of the source distribution; `known`, the requirements of the build that are
-met, in any spelling, or null where nothing more may be asked for. Where the source or its backend needs more, the one
-frame is that list in JSON, and nothing was built. Code of the package runs here, so whoever reads this trusts nothing.
+met, in any spelling. Where the source or its backend needs more, the one frame is that list in JSON, and nothing was
+built. Code of the package runs here, so whoever reads this trusts nothing.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def main() -> None:
     os.dup2(2, 1)  # what a backend prints is no frame
     folder, known = unpack(asked["source"]), asked["known"]
     system = build_system(folder)
-    if known is not None and (missing := [one for one in system["requires"] if one not in known]):
+    if missing := [one for one in system["requires"] if one not in known]:
         send(out, WANTED, "", json.dumps([*known, *missing]).encode())
         return
     os.chdir(folder)
     os.environ["SOURCE_DATE_EPOCH"] = OLDEST_TIME
     backend = load(system)
-    if known is not None and hasattr(backend, "get_requires_for_build_wheel"):
+    if hasattr(backend, "get_requires_for_build_wheel"):
         more = [str(one) for one in backend.get_requires_for_build_wheel(None)]
         if missing := [one for one in more if one not in known]:
             send(out, WANTED, "", json.dumps([*known, *missing]).encode())
