@@ -110,7 +110,7 @@ def run_form(settings: Settings, languages: Sequence[str], asked: Mapping[str, A
     return {
         "languages": list(dict.fromkeys([*languages, *([asked["language"]] if "language" in asked else [])])),
         "left_out": asked.get("leftOut", ()),
-        "filled": {name: ", ".join(one) if isinstance(one, list) else str(one) for name, one in filled.items()},
+        "filled": {name: _as_typed(one) for name, one in filled.items()},
         "held": {
             "timeout": f"{limits.timeout_s:g}s",
             "memory": format_size(limits.memory_bytes),
@@ -120,6 +120,12 @@ def run_form(settings: Settings, languages: Sequence[str], asked: Mapping[str, A
             "packages": policy.packages if isinstance(policy.packages, str) else " ".join(policy.packages),
         },
     }
+
+
+def _as_typed(value: Any) -> str:  # noqa: ANN401 - JSON
+    if isinstance(value, bool):  # of the network
+        return "open" if value else "off"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 # runs
