@@ -25,7 +25,7 @@ from cloche.cli.app import root
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.policy import Policy
 from cloche.execution.registry import backend_named
-from cloche.packages import steps
+from cloche.packages import defaults, steps
 from cloche.packages.frames import FILES_END, FRAME
 from cloche.packages.store import Store
 from cloche.packages.target import own_target
@@ -35,7 +35,7 @@ from tests.harness.packages import PackageIndex, make_wheel, serving_packages, s
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 OUTSIDE = """
 from cloche.core.enforcement import Level
-from cloche.packages import steps
+from cloche.packages import defaults, steps
 real = steps.step_policy
 steps.step_policy = lambda policy, step: real(
     policy.with_changes(level=Level.PROCESS) if step.network_allow else policy, step
@@ -193,6 +193,23 @@ def test_auto_installs_what_is_sure_and_refuses_what_is_not(index: PackageIndex)
     code = '# /// script\n# dependencies = ["invented"]\n# ///\nimport invented\n'
     assert cloche.run(code, packages="auto").ok
     assert cloche.run("import helper", files={"helper.py": ""}, packages="auto").ok
+
+
+def test_a_private_index_is_not_shadowed_by_the_public_one(
+    index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever puts a newer package of that name on the client's default; one that is only there still comes."""
+    index.add("one")
+    monkeypatch.delenv("UV_DEFAULT_INDEX")
+    with serving_packages() as public:
+        public.add("one", "9.0", files={"one.py": "VERSION = 'stolen'"})
+        public.add("two")
+        monkeypatch.setattr(defaults, "default_index", lambda: public.url)
+        monkeypatch.setitem(defaults._listed, public.url, ("files.example:443",))
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", public.url)
+        result = cloche.run("import one, two; one.VERSION", packages=["one", "two"])
+    assert (result.value, result.meta["packages"]) == ("1.0", ["one==1.0", "two==1.0"]), result.stderr
 
 
 def test_a_lock_file_is_written_and_required(index: PackageIndex, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 DEFAULT_PORTS = (80, 443)
+NO_RULE_OPENS = "no rule opens that"
 MOST_RULES = 1000  # of both lists together
 MOST_SERVED_PORTS = 64  # each is a socket in every sandbox
 MOST_RULE_CHARACTERS = 2000
@@ -463,7 +464,7 @@ class NetworkRules:
             return ""
         refused = f"{resolved}, {_with_article(kind)} address" if name != str(address) else _literal_is(name, kind)
         if kind in NEVER_OPENED:
-            return f"{refused}; no rule opens that"
+            return f"{refused}; {NO_RULE_OPENS}"
         return f"{refused}; the policy can allow it by {_opening_rule(name, port, meant, network)}"
 
     @property

@@ -101,20 +101,21 @@ async def with_default_index(backend: Backend, policy: Policy, index: Index, nam
         raise
     if not index.url:
         index = replace(find_index(default=default), file_hosts=index.file_hosts)
-    if index.url != default:
+    index = index.in_order(default)
+    if default not in (index.url, *index.extra):
         return index
     if default not in _listed:
-        hosts = await _hosts_listed(backend, policy, index, name)
+        hosts = await _hosts_listed(backend, policy, index, default, name)
         if not hosts:
             return index
         _listed[default] = hosts
     return replace(index, listed_hosts=_listed[default])
 
 
-async def _hosts_listed(backend: Backend, policy: Policy, index: Index, name: str) -> tuple[str, ...]:
+async def _hosts_listed(backend: Backend, policy: Policy, index: Index, default: str, name: str) -> tuple[str, ...]:
     """Ask an index, in a sandbox, which hosts a package's files are on."""
     bundle = index.ca_bundle()
-    asked = {"page": f"{index.url}/{name}/", "ca": CA_FILE if bundle else "", "most": MOST_PAGE_BYTES}
+    asked = {"page": f"{default}/{name}/", "ca": CA_FILE if bundle else "", "most": MOST_PAGE_BYTES}
     step = Step(
         name="look up", program="download", stdin=json.dumps(asked).encode(), env=credentials_variable(index),
         files=ca_files(bundle), network_allow=index.network_allow,
@@ -128,7 +129,7 @@ async def _hosts_listed(backend: Backend, policy: Policy, index: Index, name: st
             raise ValueError("it is no list of hosts, or too long a one")
         return tuple(_listed_host(one) for one in found)
     except (ValueError, RecursionError) as error:
-        host = urlsplit(index.url).hostname
+        host = urlsplit(default).hostname
         raise StartFailed(f"packages: where {host} has its files cannot be used: {error}", step="look up") from None
 
 

@@ -3,6 +3,11 @@
 Only what the operator wrote counts: the environment, and the files of pip and uv in the user's and the system's own
 folders. A `uv.toml`, `pyproject.toml` or `pip.conf` of the working directory came with a checkout, and is never read.
 Credentials are kept apart from addresses, in an object that shows none of them.
+
+Of several indexes a package is taken from the first that has one of its name, as uv does it. They are asked in one
+order, so that no public index stands for a private one: those with credentials, then others, then the default of the
+client; among equals further indexes come before *the* index, as written. An unsafe `index-strategy` of uv's is the
+operator's word that it may be otherwise: then the order is as written, and the strategy uv's.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
@@ -27,6 +32,7 @@ PORTS = {"https": 443, "http": 80}
 ANY_ADDRESS = "0.0.0.0/0,::/0"
 MOST_FILE_BYTES = 1 << 20
 MOST_CA_BYTES = 8 << 20
+UNSAFE = ("unsafe-first-match", "unsafe-best-match")  # strategies by which a package may come from any index
 _PIP_SECTIONS = ("install", "download", "global")  # what stands in an earlier one wins
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
@@ -66,7 +72,7 @@ class Index:
     """Say where packages come from.
 
     `url` is the index, "" for the default of the client (`defaults` knows it); `extra` are further ones, which are
-    asked before it, as uv does: a package is taken from the first that has one of its name. `file_hosts` are further
+    asked before it. `strategy` is one of uv's that are unsafe, "" for none of these. `file_hosts` are further
     hosts ("host:port") of their files that the operator named, `listed_hosts` those that the client's default named
     itself. None of the addresses has credentials in it. `ca_file` is the operator's bundle of certificates, "" for that
     of the system. `origin` says who set it.
@@ -79,6 +85,19 @@ class Index:
     credentials: Credentials = field(default_factory=Credentials)
     ca_file: str = ""
     origin: str = "default"
+    strategy: str = ""
+
+    def in_order(self, default: str) -> Index:
+        """Return the same indexes in the order in which they are asked; `default` is that of the client."""
+        if self.strategy or not self.url:
+            return self
+
+        def rank(url: str) -> tuple[bool, bool]:
+            host = host_of(urlsplit(url))
+            return host == host_of(urlsplit(default)), host not in self.credentials
+
+        *extra, url = sorted((*self.extra, self.url), key=rank)
+        return replace(self, url=url, extra=tuple(extra))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -149,12 +168,20 @@ class _Found:
     extra: list[str] = field(default_factory=list)
     credentials: dict[str, tuple[str, str]] = field(default_factory=dict)
     ca_file: str = ""
+    strategy: str = ""
+    is_settled: bool = False  # by uv's configuration: then pip's names no index
 
     def take(self, url: str, extra: Sequence[str], origin: str) -> None:
+        if self.is_settled:
+            return
         if url and not self.url:
             self.url, self.origin = self._clean(url, origin), origin
         if not self.extra:
             self.extra = [self._clean(one, origin) for one in extra if not one.startswith("file:")]
+
+    def note_strategy(self, said: object) -> None:
+        if isinstance(said, str) and said and not self.strategy:
+            self.strategy = said
 
     def _clean(self, url: str, origin: str) -> str:
         """Return an address without credentials, which are kept."""
@@ -176,22 +203,22 @@ def find_index(
     environ = os.environ if environ is None else environ
     home = os.path.expanduser("~") if home is None else home
     found = _Found()
-    for take in (_take_uv, _take_pip):
-        take(found, environ, home, system)
+    _take_uv(found, environ, home, system)
+    found.is_settled = bool(found.url or found.extra)
+    _take_pip(found, environ, home, system)
     for variable in CA_VARIABLES:
         found.ca_file = found.ca_file or environ.get(variable, "")
     index = Index(
         url=found.url or default, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
-        ca_file=found.ca_file,
+        ca_file=found.ca_file, strategy=found.strategy if found.strategy in UNSAFE else "",
     )  # fmt: skip
     credentials = {**_from_netrc(index, environ, home), **found.credentials}
-    return Index(
-        url=index.url, extra=index.extra, origin=index.origin, ca_file=index.ca_file,
-        credentials=Credentials({host: known for host, known in credentials.items() if host in index.hosts}),
-    )  # fmt: skip
+    mine = {host: known for host, known in credentials.items() if host in index.hosts}
+    return replace(index, credentials=Credentials(mine))
 
 
 def _take_uv(found: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
+    found.note_strategy(environ.get("UV_INDEX_STRATEGY"))
     url = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or ""
     extra = (environ.get("UV_INDEX") or environ.get("UV_EXTRA_INDEX_URL") or "").split()
     named = {name: value for one in extra for name, _, value in [one.rpartition("=")] if "://" in value and name}
@@ -232,6 +259,7 @@ def _take_uv_file(found: _Found, path: str, environ: Mapping[str, str]) -> None:
     listed = [one for one in said.get("index", ()) if isinstance(one, dict) and isinstance(one.get("url"), str)]
     default = next((one["url"] for one in listed if one.get("default") is True), "")
     extra = [one["url"] for one in listed if one.get("default") is not True and one.get("explicit") is not True]
+    found.note_strategy(said.get("index-strategy", (pip or {}).get("index-strategy")))
     older = said.get("extra-index-url", (pip or {}).get("extra-index-url", ()))
     found.take(
         default or _text(said.get("index-url", (pip or {}).get("index-url"))),

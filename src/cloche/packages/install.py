@@ -74,7 +74,8 @@ class Terms:
     def key(self, asked: Sequence[Requirement]) -> str:
         """Return the key of a list of requirements on these terms."""
         locked = self.locked.digest if self.locked is not None else ""
-        terms = (self.index.url, self.index.extra, self.rules.min_age_s, locked, sorted(self.fixed))
+        index = (self.index.url, self.index.extra, self.index.strategy)
+        terms = (*index, self.rules.min_age_s, locked, sorted(self.fixed))
         built = (sorted(self.rules.build),) if self.rules.build else ()
         return set_key(asked, self.target, (*terms, *built))
 

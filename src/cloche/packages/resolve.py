@@ -154,6 +154,8 @@ def resolve_step(
         argv += ["--no-binary", name]
     if fixed:
         argv += ["--constraints", FIXED]
+    if index.strategy:
+        argv += ["--index-strategy", index.strategy]
     env = {"UV_DEFAULT_INDEX": index.with_credentials(index.url)}
     if index.extra:
         env["UV_INDEX"] = " ".join(map(index.with_credentials, index.extra))

@@ -12,19 +12,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.loops import with_sink
+from cloche.core.network import NO_RULE_OPENS
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 
 CA_FILE = "ca.pem"
-MOST_LAST_CHARS = 2000
+MOST_LAST_CHARS, MOST_REFUSALS = 2000, 4
+DNS_PORT, HTTPS_PORT = 53, 443
 LIMITS = Limits(
     timeout_s=900.0, memory_bytes=1 * GIB, cpus=4.0, pids=256, disk_bytes=512 * MIB, tmp_bytes=512 * MIB,
     output_bytes=64 * 1024, flood_bytes=8 * GIB,
@@ -137,9 +140,23 @@ def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> Star
 
 
 def last_words(result: Result) -> str:
-    """Return what a step said on standard error, in one line of bounded length."""
+    """Return what a step said on standard error, in one line of bounded length, and what its network refused and why.
+
+    Programs say of that no more than that a connection was reset, or a name is unknown.
+    """
     text = " ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
-    return text if len(text) <= MOST_LAST_CHARS else f"{text[:MOST_LAST_CHARS]} ..."
+    text = text if len(text) <= MOST_LAST_CHARS else f"{text[:MOST_LAST_CHARS]} ..."
+    refused = list(dict.fromkeys(map(_refusal, result.network_refused)))[:MOST_REFUSALS]
+    return "; ".join(filter(None, (text, *refused)))
+
+
+def _refusal(row: Mapping[str, Any]) -> str:
+    """Say why a host was refused, and who can open it: rules of the network are the step's own, not the caller's."""
+    why, _, advice = str(row["why"]).partition("; ")
+    if advice in ("", NO_RULE_OPENS):
+        return f"refused: {row['why']}"
+    host = str(row["host"]) if row["port"] in (DNS_PORT, HTTPS_PORT) else f"{row['host']}:{row['port']}"
+    return f"refused: {why}; where that is right, the operator can name {host} in packages_hosts"
 
 
 def ca_files(bundle: bytes) -> tuple[InputFile, ...]:

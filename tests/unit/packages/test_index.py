@@ -11,6 +11,9 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_rule
 from cloche.packages.index import Index, find_index
 from cloche.packages.registry import find_registry
+from cloche.packages.resolve import resolve_step
+from cloche.packages.rules import Rules
+from cloche.packages.target import own_target
 
 
 @pytest.fixture
@@ -124,6 +127,43 @@ def test_further_indexes_and_the_rules_of_the_network(host: Path) -> None:
         ("b.example", (443,)),
         ("10.0.0.5", (3141,)),
     ]
+
+
+PRIVATE, MIRROR, DEFAULT = (
+    "https://own.example/simple",
+    "https://mirror.example/simple",
+    "https://default.example/simple",
+)
+
+
+@pytest.mark.parametrize(
+    ("environ", "order"),
+    [
+        ({"PIP_INDEX_URL": PRIVATE, "PIP_EXTRA_INDEX_URL": DEFAULT}, [PRIVATE, DEFAULT]),
+        ({"PIP_EXTRA_INDEX_URL": PRIVATE}, [PRIVATE, DEFAULT]),
+        ({"UV_DEFAULT_INDEX": PRIVATE, "UV_INDEX": f"{DEFAULT} {MIRROR}"}, [MIRROR, PRIVATE, DEFAULT]),
+        (
+            {"UV_DEFAULT_INDEX": PRIVATE.replace("//", "//me:word@"), "UV_INDEX": f"{DEFAULT} {MIRROR}"},
+            [PRIVATE, MIRROR, DEFAULT],
+        ),
+        (
+            {"UV_DEFAULT_INDEX": PRIVATE, "UV_INDEX": DEFAULT, "UV_INDEX_STRATEGY": "unsafe-first-match"},
+            [DEFAULT, PRIVATE],
+        ),
+        (
+            {"UV_DEFAULT_INDEX": PRIVATE, "UV_INDEX": DEFAULT, "UV_INDEX_STRATEGY": "first-index"},
+            [PRIVATE, DEFAULT],
+        ),
+        ({"UV_DEFAULT_INDEX": PRIVATE, "PIP_EXTRA_INDEX_URL": MIRROR}, [PRIVATE]),
+    ],
+)
+def test_no_public_index_is_asked_before_a_private_one(host: Path, environ: dict[str, str], order: list[str]) -> None:
+    """Credentials first, the client's default last, else as uv has it, unless the operator says that it is unsafe."""
+    found = find_index(environ, home=str(host / "home"), system=str(host / "etc"), default=DEFAULT).in_order(DEFAULT)
+    assert [*found.extra, found.url] == order
+    step = resolve_step((), own_target(), found, Rules())
+    assert ("unsafe-first-match" in step.argv) == ("unsafe-first-match" in environ.values())
+    assert step.env["UV_DEFAULT_INDEX"].replace("me:word@", "") == order[-1]
 
 
 def test_what_cannot_be_read_is_an_error_without_its_value(host: Path) -> None:
