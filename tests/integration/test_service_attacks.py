@@ -255,34 +255,6 @@ def test_answers_tell_browsers_to_keep_out(service: Service) -> None:
             assert "access-control-allow-origin" not in headers
 
 
-# The owner of a key.
-
-
-@pytest.mark.parametrize(
-    ("stored", "asked"),
-    [
-        ({"require": "jail,memory"}, {"require": "none"}), ({"require": "jail,memory"}, {"require": "jail"}),
-        ({"require": "jail,memory"}, {"require": []}), ({"require": "jail,memory"}, {"require": "memory"}),
-        ({"networkDeny": ["evil.example"]}, {"networkDeny": []}),
-        ({"networkDeny": ["evil.example"]}, {"networkDeny": ["other.example"]}),
-        ({"screen": "block"}, {"screen": "warn"}), ({}, {"screen": "off"}), ({"users": False}, {"users": True}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_was_stored_is_not_taken_away(
-    admin: httpx.Client, runner: httpx.Client, stored: dict[str, object], asked: dict[str, object]
-) -> None:
-    """A value that is stored takes the place of the one before, where the rule of files would join them."""
-    assert admin.put("/api/sandbox/config", json=stored).status_code == 200
-    before = admin.get("/api/sandbox/config").json()
-    try:
-        assert runner.put("/api/sandbox/config", json=asked).status_code == 403
-        assert admin.get("/api/sandbox/config").json() == before
-        assert admin.put("/api/sandbox/config", json=asked).status_code == 200  # so it was the key that decided
-    finally:
-        admin.put("/api/sandbox/config", json=dict.fromkeys([*stored, *asked]))
-
-
 def test_what_the_service_denies_stays_denied(runner: httpx.Client) -> None:
     """An argument of a run takes the place of the service's own: what is denied is joined before."""
     made = runner.post("/api/sandboxes", json={"networkDeny": ["x.example"], "network": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -194,3 +195,15 @@ def _ended(client: httpx.Client, repro_id: str) -> dict[str, object]:
         assert time.monotonic() < ends
         time.sleep(0.05)
     return dict(found)
+
+
+def test_a_database_that_cannot_be_written_to_is_not_ready(service: Service, client: httpx.Client) -> None:
+    """Where every run would fail, so does the probe, and soon; then it is ready again."""
+    other = sqlite3.connect(service.database)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        refused = client.get("/ready")
+    finally:
+        other.close()
+    assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (503, "records-failed")
+    assert client.get("/ready").json() == {"status": "ok"}

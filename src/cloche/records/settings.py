@@ -1,13 +1,13 @@
 """Settings that `PUT /api/sandbox/config` stored: rows, and a number that rises with each change.
 
-They rank above files and below environment and arguments (`config.sources.use_stored_settings`). Tightening and
-loosening are told apart by each key's own rule; the owner's ceilings bind in any case.
+They rank above files and below environment and arguments (`config.sources.use_stored_settings`). The owner's ceilings
+bind in any case.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from cloche.config import readers
-from cloche.config.keys import ARGUMENT_READERS, BY_NAME, Settings, read_layer
-from cloche.config.origins import ARGUMENT, DEFAULT
+from cloche.config.keys import ARGUMENT_READERS, BY_NAME
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
@@ -40,14 +39,6 @@ SPELLINGS: Mapping[str, str] = {
 }
 
 _NEWEST = "SELECT MAX(version) FROM settings"
-
-
-# Keys that join what several files say, where a value given here does not: is less than what holds in the new one?
-TAKES_AWAY: Mapping[str, Callable[[Any, Any], bool]] = {
-    "network_deny": lambda new, old: not set(old) <= set(new),
-    "require_controls": lambda new, old: not set(old) <= set(new),
-    "require_level": lambda new, old: old is not None and new < old,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,33 +92,3 @@ def read_spelling(name: str, value: Any) -> Any:  # noqa: ANN401 - as many types
     keyword = SPELLINGS[name]
     reader = BY_NAME[keyword].other_spellings.get(name)
     return value if reader is None or value is None else reader(value, name=name)[keyword]
-
-
-def loosened_by(values: Mapping[str, Any], settings: Settings) -> list[str]:
-    """Return the keywords whose new value is looser than what holds; going back to files (None) counts as that.
-
-    A value takes the place of what was stored and of what files say, so what is only ever added to elsewhere must have
-    all that holds. Raises InvalidRequest for a value that cannot be read.
-    """
-    given = [(name, value) for name, value in values.items() if value is not None]
-    layer = read_layer(given, ARGUMENT_READERS, origin=ARGUMENT, where="")
-    looser = [name for name, value in values.items() if value is None]
-    for name, configured in layer.items():
-        key = BY_NAME[name]
-        old = key.value_in(settings) if key.settings_field else None
-        if name in TAKES_AWAY:
-            is_looser = TAKES_AWAY[name](configured.value, old)
-        elif name == "screen":  # once it is said, the strict one for level process no longer comes by itself
-            is_looser = configured.value != "block" and configured.value != _said_screen(settings)
-        else:
-            is_looser = key.is_looser is None or key.is_looser(configured.value, old)
-        if is_looser:
-            looser.append(configured.key)
-    if values.get("require") is not None:  # what it does not name of both was perhaps stored, and then is no more
-        unnamed = [name for name in ("require_level", "require_controls") if name not in layer]
-        looser += ["require" for name in unnamed if BY_NAME[name].value_in(settings)]
-    return looser
-
-
-def _said_screen(settings: Settings) -> str | None:
-    return None if settings.origins.get("screen") == DEFAULT else settings.policy.screen

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, false, func, select
+from sqlalchemy.orm import Session
 
 from cloche.core.errors import RecordsFailed
 from cloche.records.tables import LiveSandbox
@@ -13,6 +17,7 @@ from ..auth import Reader, TheService
 from ..problems import RESPONSES, Refused
 
 router = APIRouter(tags=["health"])
+READY_S, LEAST_BYTES = 2.0, 1 << 20
 
 
 @router.get("/health", responses=RESPONSES)
@@ -23,11 +28,32 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses=RESPONSES)
 async def ready(service: TheService) -> dict[str, str]:
-    """Say that runs can be taken: the database answers, and the service is not being stopped."""
+    """Say that runs can be taken: their records can be written, and the service is not being stopped."""
     if service.is_draining or service.runs.is_closed:
         raise Refused(503, "draining", "the service is being stopped", headers={"Retry-After": "5"})
-    await service.read(lambda session: session.execute(text("SELECT 1")).scalar())
+    try:
+        async with asyncio.timeout(READY_S):
+            left = await service.write(_room)
+    except TimeoutError:
+        raise Refused(
+            503,
+            "records-failed",
+            f"the database could not be written to within {READY_S:g} s",
+            headers={"Retry-After": "5"},
+        ) from None
+    if left is not None and left < LEAST_BYTES:
+        raise Refused(503, "records-failed", "the disk of the database is full", headers={"Retry-After": "60"})
     return {"status": "ok"}
+
+
+def _room(session: Session) -> int | None:
+    """Return how many bytes are left for a database in a file; nothing is changed in what takes a lock to write."""
+    session.execute(delete(LiveSandbox).where(false()))
+    bind = session.get_bind()
+    if bind.dialect.name != "sqlite" or bind.engine.url.database is None:
+        return None
+    there = os.statvfs(os.path.dirname(os.path.realpath(bind.engine.url.database)))
+    return there.f_bavail * there.f_frsize
 
 
 @router.get("/metrics", responses=RESPONSES, response_class=PlainTextResponse)

@@ -15,9 +15,9 @@ from cloche.core.limits import exact_size
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.execution.accounts import accounts_of
 from cloche.execution.selection import BackendCriteria, describe
-from cloche.records.settings import NAMES, SPELLINGS, loosened_by, read_names
+from cloche.records.settings import NAMES, SPELLINGS, read_names
 
-from ..auth import Reader, Runner, TheService
+from ..auth import Admin, Reader, TheService
 from ..bodies import JsonRoute
 from ..exec_options import MOST_FAULTS
 from ..problems import RESPONSES, Refused
@@ -35,11 +35,11 @@ async def config(_: Reader, service: TheService) -> dict[str, Any]:
 
 @router.put("/config", responses=RESPONSES)
 async def change_config(
-    caller: Runner,
+    caller: Admin,
     service: TheService,
     given: Annotated[dict[str, Any], Body(examples=[{"timeout": "20s", "memoryLimit": "128m"}])],
 ) -> dict[str, Any]:
-    """Store settings; null goes back to the files. Less than what holds takes scope run, more takes admin.
+    """Store settings, which hold for everybody's runs; null goes back to the files.
 
     They rank above files, and below the environment and the arguments of the service; ceilings bind in any case.
     """
@@ -52,8 +52,6 @@ async def change_config(
     values = read_names(given)
     async with service.changing:  # what was compared is what is changed
         settings = await service.settings()
-        if loosened_by(values, settings):
-            caller.require("admin")
         before = shown_values(settings)
         after = await service.change_settings(values, by=caller.name)
     if (audit := audit_for(after)) is not None:
