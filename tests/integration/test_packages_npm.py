@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,6 +139,60 @@ def test_python_and_npm_have_a_layer_each(
         config.write_text("sandbox: {packages: [one]}")
         monkeypatch.setenv("CLOCHE_CONFIG", str(config))
         assert cloche.run("1", language="javascript").meta["packages"] == ["one==1.0"]
+
+
+def test_a_lock_file_brings_nothing_that_was_not_asked_for(
+    registry: NpmRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What nothing needs, a version that its parent does not take, another hash, and one that is too young; a mirror
+    does as well as the registry.
+    """
+    registry.add("one", dependencies={"below": "^1.0.0"})
+    for version in ("1.0.0", "2.0.0"):
+        registry.add("below", version)
+    registry.add("two", dependencies={"below": "^2.0.0"})
+    registry.add("evil")
+    lock = tmp_path / "cloche.lock"
+    with pytest.raises(SystemExit) as ended:
+        root(["packages", "lock", "npm:one", "npm:two", "--output", str(lock)])
+    assert not ended.value.code
+    text = lock.read_text()
+    assert registry.url.partition("//")[2] not in text
+    code = 'console.log(require("one")[1], require("below")[1])'
+
+    def run() -> str:
+        return cloche.run(code, language="javascript", packages=["one", "two"], locked=lock).stdout
+
+    rows = text.split("[[packages]]")
+    nested = next(row for row in rows if 'node_modules/below"' in row)
+    below = next(row for row in rows if 'at = "below"' in row)
+    evil = below.replace("below", "evil").replace('version = "2.0.0"', 'version = "1.0.0"')
+    wrong = {"1.0.0": "2.0.0", "2.0.0": "1.0.0"}
+    at = below.partition('version = "')[2][:5]
+    for changed, why in (
+        (f"{text}\n[[packages]]{evil}", r"pins npm:evil@1\.0\.0, which nothing that is asked for needs"),
+        (text.replace(nested, nested.replace(wrong[at], at)), r"does not hold: .*invalid: below@"),
+        (text.replace(below, re.sub(r'sha512 = "..', 'sha512 = "00', below)), "no file with the hash"),
+        (text.replace(below, below.replace(at, "https://evil.example")), "has no version"),
+    ):
+        assert changed != text
+        lock.write_text(changed)
+        with pytest.raises((InvalidRequest, StartFailed), match=why):
+            run()
+    lock.write_text(text)
+    with serving_npm() as mirror:
+        for name in ("descriptions", "times", "tarballs"):
+            setattr(mirror, name, getattr(registry, name))
+        monkeypatch.setenv("npm_config_registry", mirror.url)
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
+        assert run() == f"1.0.0 {at}\n"
+        assert len(mirror.downloads()) == 4
+        mirror.times["below"]["2.0.0"] = "2999-01-01T00:00:00.000Z"
+        config = tmp_path / "owner.yaml"
+        config.write_text("sandbox: {packages_min_age: 7d}")
+        monkeypatch.setenv("CLOCHE_CONFIG", str(config))
+        with pytest.raises(InvalidRequest, match=r"below@2\.0\.0 with a date before"):
+            run()
 
 
 def test_no_script_of_a_package_runs(registry: NpmRegistry, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from .fetch import fetch
 from .folders import make_shown
 from .index import Index, find_index
 from .lock import Locked
-from .npm import Npm, npm_target
-from .npm import check_pins as check_npm_pins
+from .npm import Npm, npm_target, resolve_locked
 from .npm import resolve as resolve_npm
 from .registry import Registry, find_registry
 from .requirements import Requirement
@@ -230,8 +229,6 @@ async def _with_default(backend: Backend, policy: Policy, asked: Sequence[Requir
         if not asked:
             return terms
         return replace(terms, index=await with_default_index(backend, policy, terms.index, asked[0].name))
-    if terms.locked is not None and terms.index.url:
-        return terms
     return replace(terms, index=await with_default_registry(terms.index, _npm(terms)))
 
 
@@ -261,9 +258,7 @@ async def _pinned_npm(
     backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms, registry: Registry
 ) -> tuple[Pin, ...]:
     if terms.locked is not None:
-        check_npm_pins(terms.locked.pins, registry)
-        terms.rules.check_denied(pin.name for pin in terms.locked.pins)
-        return terms.locked.pins
+        return await resolve_locked(backend, policy, asked, terms.locked, _npm(terms), registry, terms.rules)
     return await resolve_npm(backend, policy, asked, _npm(terms), registry, terms.rules)
 
 

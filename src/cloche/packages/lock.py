@@ -37,8 +37,8 @@ _AGAIN = 'write it again: "cloche packages lock"'
 class Locked:
     """Hold what a lock file says: what was asked for, the pinned set, and the interpreter that it is for.
 
-    The address of a pin of Python's is the name of its file: where that lies, the index says. `is_build` is the part of
-    it for the build of a source.
+    The address of a pin of Python's is the name of its file, and npm's have none: where it lies, the index says.
+    `is_build` is the part of it for the build of a source.
     """
 
     file: str
@@ -122,9 +122,9 @@ def format_lock(asked: Iterable[Requirement], pins: Iterable[Pin], target: Targe
 
 
 def _rows(pin: Pin) -> list[str]:
-    said = pin.as_dict() if pin.at else {**pin.as_dict(), "url": pin.file_name}
-    names = {"url": "url" if pin.at else "file"}
-    return [f"{names.get(name, name)} = {json.dumps(value)}" for name, value in said.items() if name != "build"]
+    said = {"file" if name == "url" else name: value for name, value in pin.as_dict().items() if name != "build"}
+    said |= {"file": "" if pin.at else pin.file_name}
+    return [f"{name} = {json.dumps(value)}" for name, value in said.items() if value or name != "file"]
 
 
 def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> None:
@@ -178,7 +178,7 @@ def _pin(said: Mapping[str, object]) -> Pin:
     return Pin(
         name=name,
         version=version,
-        url=str(said["url"]) if at else quote(str(said["file"])),
+        url="" if at else quote(str(said["file"])),
         sha256=str(said.get("sha256", "")),
         size=size,
         sha512=str(said.get("sha512", "")),

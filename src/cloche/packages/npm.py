@@ -25,6 +25,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 
+from .lock import Locked
 from .npm_names import MOST_NAME_CHARS, PREFIX, parse_npm
 from .registry import Registry
 from .requirements import Requirement
@@ -63,26 +64,33 @@ def npm_target() -> Target:
     return Target(python="", version="", tag="npm", platform=sysconfig.get_platform(), libc=own_target().libc)
 
 
-def resolve_step(asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules) -> Step:
-    """Return the step that resolves requirements. Credentials are in a file of its workspace, and nowhere else."""
+def resolve_step(
+    dependencies: Mapping[str, str], npm: Npm, registry: Registry, rules: Rules, lock: bytes = b"", *more: str
+) -> Step:
+    """Return the step that resolves dependencies. Credentials are in a file of its workspace, and nowhere else.
+
+    `lock` is a lock file that it begins with, `more` are further options.
+    """
     newest, bundle = rules.newest(), registry.ca_bundle()
     argv = (
         *npm.argv, "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund", "--no-progress",
         "--no-update-notifier", "--omit-lockfile-registry-resolved=false", "--lockfile-version=3", "--logs-max=0",
         "--loglevel=error", "--allow-git=none", "--allow-remote=none", "--allow-file=none", "--allow-directory=none",
-        *((f"--before={newest}",) if newest else ()),
+        *((f"--before={newest}",) if newest else ()), *more,
     )  # fmt: skip
     env = {"NPM_CONFIG_USERCONFIG": SETTINGS, "NPM_CONFIG_GLOBALCONFIG": NOTHING}
     if bundle:
         env["NODE_EXTRA_CA_CERTS"] = CA_FILE
-    given = (
-        InputFile(path=ASKED, data=json.dumps({"private": True, "dependencies": _dependencies(asked)}).encode()),
-        InputFile(path=SETTINGS, data=registry.settings()),
-    )
+    given = (*_project(dependencies, lock), InputFile(path=SETTINGS, data=registry.settings()))
     return Step(
         name="resolve", argv=argv, env=env, files=(*given, *ca_files(bundle)), network_allow=registry.network_allow,
         shown=npm.shown, returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
     )  # fmt: skip
+
+
+def _project(dependencies: Mapping[str, str], lock: bytes) -> tuple[InputFile, ...]:
+    said = json.dumps({"private": True, "dependencies": dict(dependencies)}).encode()
+    return InputFile(path=ASKED, data=said), *((InputFile(path=ANSWER, data=lock),) if lock else ())
 
 
 def _dependencies(asked: Sequence[Requirement]) -> dict[str, str]:
@@ -103,16 +111,110 @@ async def resolve(
     Raises InvalidRequest with npm's reason where they cannot be met, StartFailed where npm or the network failed,
     PolicyDenied for what the rules deny.
     """
-    step = resolve_step(asked, npm, registry, rules)
+    answer = await _answer(backend, policy, resolve_step(_dependencies(asked), npm, registry, rules), registry)
+    pins = await asyncio.to_thread(read_pins, answer.decode("utf-8", "replace"), registry)  # it may be long
+    rules.check_denied(pin.name for pin in pins)
+    return pins
+
+
+async def _answer(backend: Backend, policy: Policy, step: Step, registry: Registry) -> bytes:
+    """Return the lock file that npm wrote. Raises InvalidRequest with its reason, StartFailed."""
     done = await run_step(backend, policy, step)
     words = registry.credentials.hide(last_words(done.result))
     if not done.result.ok and _UNMET.search(words):
         raise InvalidRequest(f"packages: cannot be resolved: {words}")
     if not done.result.ok:
         raise failed(step, done.result, registry.credentials.hide)
-    pins = await asyncio.to_thread(read_pins, done.file.decode("utf-8", "replace"), registry)  # it may be long
+    return done.file
+
+
+async def resolve_locked(
+    backend: Backend, policy: Policy, asked: Sequence[Requirement], locked: Locked, npm: Npm, registry: Registry,
+    rules: Rules,
+) -> tuple[Pin, ...]:  # fmt: skip
+    """Return what of a lock file these requirements need, with the registry's addresses and hashes, sorted.
+
+    npm is asked three times: which places are needed, with what the registry says of these versions, not the file;
+    whether each version is one that its parent takes; and where each version lies, which has to be old enough.
+    Raises what `resolve` raises, and InvalidRequest where it does not hold.
+    """
+    check_pins([replace(pin, url=f"{registry.url}/") for pin in locked.pins], registry)  # names, places and versions
+    wanted, aliases = _dependencies(asked), _aliases(locked.pins)
+    lock = await _answer(backend, policy, resolve_step(wanted, npm, registry, rules, _first_lock(locked)), registry)
+    pins = await asyncio.to_thread(_read_places, lock, locked)
+    locked.check_resolved(pins)
+    argv = (*npm.argv, "ls", "--all", "--package-lock-only", "--loglevel=error", "--logs-max=0")
+    env = {"NPM_CONFIG_USERCONFIG": SETTINGS, "NPM_CONFIG_GLOBALCONFIG": NOTHING}  # neither is there
+    step = Step(name="check", argv=argv, env=env, files=_project(wanted, lock), shown=npm.shown)
+    done = await run_step(backend, policy, step)
+    if not done.result.ok:
+        raise InvalidRequest(f"packages: {locked.file} does not hold: {last_words(done.result)}")
+    step = resolve_step(aliases, npm, registry, rules, b"", "--legacy-peer-deps")
+    known = await _answer(backend, policy, step, registry)
+    pins = await asyncio.to_thread(_with_addresses, pins, known, aliases, registry)
+    check_pins(pins, registry)
     rules.check_denied(pin.name for pin in pins)
     return pins
+
+
+def _first_lock(locked: Locked) -> bytes:
+    """Return a lock file of npm's first version, of which it asks the registry what each package needs."""
+    root: dict[str, Any] = {}
+    for pin in sorted(locked.pins, key=lambda pin: pin.at.count("/node_modules/")):
+        *parents, folder = pin.at.split("/node_modules/")
+        node = root
+        for one in parents:
+            if one not in node.get("dependencies", {}):
+                raise InvalidRequest(f"packages: {locked.file} pins {pin.text} at {pin.at}, below what it does not pin")
+            node = node["dependencies"][one]
+        name = pin.name.removeprefix(PREFIX)
+        version = pin.version if folder == name else f"{PREFIX}{name}@{pin.version}"
+        node.setdefault("dependencies", {})[folder] = {"version": version}
+    return json.dumps({"lockfileVersion": 1, "requires": True, **root}).encode()
+
+
+def _aliases(pins: Sequence[Pin]) -> dict[str, str]:
+    """Return dependencies that are these very versions, whatever there is of one name."""
+    return {f"p{number}": text for number, text in enumerate(sorted({pin.text for pin in pins}))}
+
+
+def _read_places(lock: bytes, locked: Locked) -> tuple[Pin, ...]:
+    """Return the pins of a lock file whose places npm says to be needed, and one without a hash for any other place.
+
+    Raises StartFailed, and InvalidRequest for what is not for this host.
+    """
+    mine = {(pin.name, pin.version, pin.at): pin for pin in locked.pins}
+    try:
+        places = {_place_of(at): one for at, one in json.loads(lock)["packages"].items() if at}
+        wanted = sorted((*_name_of(at, one), at) for at, one in places.items() if _is_wanted(at, one))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unusable(error) from None
+    return tuple(mine.get(one) or Pin(name=one[0], version=one[1], url="", at=one[2]) for one in wanted)
+
+
+def _with_addresses(
+    pins: Sequence[Pin], known: bytes, aliases: Mapping[str, str], registry: Registry
+) -> tuple[Pin, ...]:
+    """Return pins with the registry's addresses. Raises StartFailed where its hashes are others."""
+    try:
+        rows = json.loads(known)["packages"]
+        found = {text: _read_package(at, rows[f"node_modules/{at}"], registry) for at, text in aliases.items()}
+        for pin in pins:
+            if found[pin.text].sha512 != pin.sha512:
+                raise ValueError(f"of {pin.text} the registry lists no file with the hash of the lock file")
+        return tuple(replace(pin, url=found[pin.text].url) for pin in pins)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unusable(error) from None
+
+
+def _unusable(error: Exception) -> StartFailed:
+    why = str(error) if type(error) is ValueError else type(error).__name__
+    return StartFailed(f"packages: the pinned list cannot be used: {why}", step="resolve")
+
+
+def _name_of(at: str, package: Mapping[str, Any]) -> tuple[str, str]:
+    name = str(package.get("name") or at.rpartition("node_modules/")[2])
+    return f"{PREFIX}{name}", str(package.get("version", ""))
 
 
 def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
@@ -127,8 +229,7 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
     except InvalidRequest:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = str(error) if type(error) is ValueError else type(error).__name__
-        raise StartFailed(f"packages: the pinned list cannot be used: {why}", step="resolve") from None
+        raise _unusable(error) from None
     check_pins(pins, registry)
     return pins
 
@@ -215,7 +316,7 @@ def _has(listed: Sequence[str], mine: str) -> bool:
 def _read_package(at: str, package: Mapping[str, Any], registry: Registry) -> Pin:
     if package.get("link"):
         raise ValueError(f"{at[:80]!r} is a link")
-    name = str(package.get("name") or at.rpartition("node_modules/")[2])
+    name, version = _name_of(at, package)
     url, words = package.get("resolved"), str(package.get("integrity") or "").split()
     if not isinstance(url, str):
         raise ValueError(f"{name[:80]} has no address")
@@ -224,7 +325,7 @@ def _read_package(at: str, package: Mapping[str, Any], registry: Registry) -> Pi
         sha512 = base64.b64decode(hashed, validate=True).hex()
     except binascii.Error:
         sha512 = ""
-    pin = Pin(name=f"{PREFIX}{name}", version=str(package.get("version", "")), url=url, sha512=sha512, at=at)
+    pin = Pin(name=name, version=version, url=url, sha512=sha512, at=at)
     if urlsplit(url).scheme not in ("https", "http"):
         return pin  # which will be refused
     return replace(pin, url=urlsplit(registry.own_address(url))._replace(fragment="").geturl())

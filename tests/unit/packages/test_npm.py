@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_credentials_go_to_their_registry_and_are_shown_nowhere(host: Path) -> N
     )
     found = _find(host, TOKEN="s;cret")
     assert dict(found.credentials) == {"a.example:443": ("", "s;cret"), "b.example:443": ("me", "word")}
-    step = resolve_step(parse_requirements(["npm:a"]), Npm(argv=("npm",)), found, Rules(min_age_s=86400.0))
+    step = resolve_step({"a": "*"}, Npm(argv=("npm",)), found, Rules(min_age_s=86400.0))
     (settings,) = [file.data.decode() for file in step.files if b"cret" in file.data]
     assert settings.splitlines() == [
         'registry="https://a.example/npm/"',
@@ -231,7 +232,7 @@ def test_a_lock_file_holds_packages_of_both_kinds(tmp_path: Path) -> None:
     locked = read_lock(str(file))
     assert {pin.identity for pin in locked.pins} == {pin.identity for pin in (*pins, python)}
     assert [pin.name for pin in locked.part(is_npm=False).pins] == ["six"]
-    assert locked.part(is_npm=True).pins == pins
+    assert locked.part(is_npm=True).pins == tuple(replace(pin, url="") for pin in pins)
     with pytest.raises(InvalidRequest, match="only in it: six"):
         locked.check(asked[:1], own_target())
     file.write_text(format_lock(asked[:1], pins, own_target()).replace(own_target().tag, "cpython-39"))
