@@ -205,3 +205,19 @@ def test_both_commands_are_listed() -> None:
     listed = cloche("--help").stdout.decode()
     assert re.search(r"^ +exec +Run a command in a throwaway sandbox", listed, re.MULTILINE)
     assert re.search(r"^ +shell +Open a shell in a throwaway sandbox", listed, re.MULTILINE)
+
+
+def test_a_terminal_is_left_without_modes_and_late_answers() -> None:
+    """Modes are set back, an answer that comes after the end is swallowed, and the clipboard is the caller's."""
+    words = r"""printf '\033[?1049h\033[?2004h\033]52;c;eA==\007shown\033[c'"""
+    script = f"""{sys.executable} -m cloche exec -it -- sh -c "{words}"; echo over; read line; echo "got:$line:" """
+    with Terminal("-c", script, program="/bin/bash") as terminal:
+        terminal.see("shown")
+        while terminal.raw.count(b"\x1b[c") < 2:  # the program's question, and that of `cloche` at the end
+            terminal.see("\x1b[c")
+        terminal.type("\x1b[?62;1c\x1b[?62;1c")
+        terminal.see("over\n")
+        assert b"\x1b[?2004l\x1b[?1049l" in terminal.raw
+        assert b"]52" not in terminal.raw
+        terminal.type("hello\r")
+        terminal.see("got:hello:")

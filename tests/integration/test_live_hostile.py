@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 import cloche
-from cloche.backends.local import live
+from cloche.backends.local import LocalBackend, live
+from cloche.core.errors import SandboxFileError
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from tests.harness.processes import descendants
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 MARKS = 150  # more than the processes that have ended of which something is known
@@ -67,3 +76,71 @@ def test_the_command_line_of_pid_1_says_nothing_of_the_host(options: dict[str, b
     assert "make_modules" in shown
     assert "cgroup/" not in shown
     assert f"cloche-{os.getpid()}" not in shown
+
+
+STOPS = """
+import os, signal
+print('up', flush=True)
+while True:
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        if int(pid) not in (1, os.getpid()):
+            try:
+                os.kill(int(pid), signal.SIGSTOP)
+            except OSError:
+                pass
+"""
+
+
+def test_a_guest_that_stops_everything_stops_no_file_call(sandbox: cloche.Sandbox) -> None:
+    """What works on files has another real id, with the rights of the sandbox's user and no others."""
+    stopper = sandbox.start(["python3", "-c", STOPS])
+    assert next(iter(stopper.stdout)) == b"up\n"
+    for number in range(10):
+        sandbox.write_file("file", str(number))
+        assert sandbox.read_file("file") == str(number).encode()
+    with pytest.raises(SandboxFileError, match="ermission"):
+        sandbox.write_file("/etc/passwd", b"")
+    stopper.kill()
+    (row,) = [one for one in sandbox.list_dir() if one.name == "file"]
+    assert sandbox.exec(["stat", "-c", "%u", "file"]).stdout == f"{row.uid}\n" == sandbox.exec(["id", "-u"]).stdout
+
+
+def stop_all_inside(over: threading.Event) -> None:
+    """Stop whatever is in a sandbox of ours but its pid 1, again and again, as root may from outside."""
+    while not over.is_set():
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError, IndexError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                numbers = status.partition("\nNSpid:")[2].split("\n", 1)[0].split()
+                if len(numbers) > 1 and numbers[-1] != "1":
+                    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.root
+def test_what_is_stopped_all_the_same_ends_with_the_time_of_the_sandbox() -> None:
+    """A file call, one that is streamed, and the start of a session take no longer than a run may; others go on."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    async def main() -> None:
+        over = threading.Event()
+        async with LocalBackend().open_live(Policy(), Limits(timeout_s=3.0)) as sandbox:
+            await sandbox.write_path("file", b"content")
+            stopping = threading.Thread(target=stop_all_inside, args=(over,))
+            stopping.start()
+            try:
+                with pytest.raises(SandboxFileError, match="not done in 3 s"):
+                    await sandbox.write_path("file", bytes(48 << 20))
+                with pytest.raises(SandboxFileError, match="not done in 3 s"):
+                    await sandbox.write_path("file", pieces())
+            finally:
+                over.set()
+                stopping.join()
+            await sandbox.write_path("stops", b"kill -STOP $$")
+            with pytest.raises(cloche.StartFailed, match="did not start in 3 s"):
+                await sandbox.open_session("bash", {"BASH_ENV": "/workspace/stops"})
+            assert await sandbox.read_path("file", max_bytes=100) == b"content"
+
+    asyncio.run(main())

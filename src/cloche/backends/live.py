@@ -34,7 +34,7 @@ from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
 from .init_link import Channel, InitLink, OperationFailed
-from .live_files import LiveFiles
+from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
 from .saved_files import Changes
@@ -364,6 +364,7 @@ class LiveSandbox(LiveFiles):
 
     def __init__(self, limits: Limits, enforcement: Enforcement | None = None, *, has_users: bool = False):
         super().__init__()
+        self.file_timeout_s = min(FILE_S, limits.timeout_s)
         self.limits, self.enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
         self.is_kept = False  # by a keeper: closing lets go of it

@@ -36,7 +36,7 @@ from .live_streams import ByteStream
 from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
-FILE_S = 300.0  # for one operation on files whose content is not a stream of the caller's
+FILE_S = 300.0  # for one operation on files, or one piece of what is streamed, where the sandbox gives no less
 MOST_AT_ONCE = 16  # operations; and as many streams that come out
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
 MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
@@ -56,7 +56,8 @@ CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
 class FileOperation:
     """Hold one operation that goes on: what comes is there to be read, and its answer when it has ended."""
 
-    def __init__(self, channel: Channel, path: str, content: Content | None):
+    def __init__(self, channel: Channel, path: str, content: Content | None, stall_s: float):
+        self._stall_s = stall_s
         self.incoming = ByteStream(channel, wire.STDOUT)
         self._channel, self._path = channel, path
         self._answer = bytearray()
@@ -84,9 +85,24 @@ class FileOperation:
             await self._channel.send(wire.STDIN, memoryview(content))
         elif content is not None:
             async for piece in content:
-                if not await self._channel.send(wire.STDIN, piece):
-                    return
+                async with self._in_time():
+                    if not await self._channel.send(wire.STDIN, piece):
+                        return
         self._channel.end(wire.STDIN)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Give the process inside so long: another one may have stopped it. Raises SandboxFileError."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                yield
+        except TimeoutError as error:
+            raise _late(self._path, self._stall_s) from error
+
+    async def read(self) -> bytes:
+        """Return the next piece that comes, empty at the end. Raises SandboxFileError where it comes too late."""
+        async with self._in_time():
+            return await self.incoming.read()
 
     async def answer(self) -> Mapping[str, Any]:
         """Wait for the end and return the answer. Raises a SandboxFileError, or what the source of content raised."""
@@ -94,7 +110,8 @@ class FileOperation:
         if self._sending.done():
             self._sending.result()
         try:
-            await asyncio.shield(self._channel.closed)
+            async with self._in_time():
+                await asyncio.shield(self._channel.closed)
         except OperationFailed as error:
             kind = "pids" if error.kind == "pids" else "other"
             raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind=kind) from error
@@ -147,6 +164,7 @@ class FileWatch:
 class LiveFiles:
     """Do what can be done with files in any sandbox that lives."""
 
+    file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the clock of the workspace may be behind init's
 
     def __init__(self) -> None:
@@ -176,7 +194,7 @@ class LiveFiles:
         link = await self.connected()
         named = self._named(path)
         operation = FileOperation(
-            link.open("files", do=do, path=named, timeout_s=timeout_s, **arguments), path, content
+            link.open("files", do=do, path=named, timeout_s=timeout_s, **arguments), path, content, self.file_timeout_s
         )
         try:
             yield operation
@@ -205,7 +223,8 @@ class LiveFiles:
         Raises a SandboxFileError.
         """
         is_streamed = content is not None and not isinstance(content, bytes | bytearray | memoryview)
-        timeout_s = None if is_streamed else FILE_S
+        timeout_s = None if is_streamed else self.file_timeout_s
+        await self.connected()  # which may take longer than any operation
         async with self._turns:
             try:
                 async with (
@@ -217,7 +236,7 @@ class LiveFiles:
                         raise SandboxFileTooLarge(f"{path}: more than {most} bytes came", path=path, kind="too_large")
                     return await operation.answer(), found
             except TimeoutError as error:
-                raise SandboxFileError(f"{path}: not done in {timeout_s} s", path=path, kind="timeout") from error
+                raise _late(path, self.file_timeout_s) from error
 
     # One function for each operation.
 
@@ -250,7 +269,7 @@ class LiveFiles:
             self._outgoing_turns,
             self._operation("read", path, timeout_s=None, offset=offset, count=count) as operation,
         ):
-            while piece := await operation.incoming.read():
+            while piece := await operation.read():
                 yield piece
             await operation.answer()
 
@@ -294,7 +313,7 @@ class LiveFiles:
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
         """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
         async with self._outgoing_turns, self._packing(path) as operation:
-            while piece := await operation.incoming.read():
+            while piece := await operation.read():
                 take(piece)
             return _skipped(await operation.answer())
 
@@ -306,7 +325,7 @@ class LiveFiles:
         More than `max_bytes` are refused.
         """
         async with self._outgoing_turns, self._packing(path, most=_count(max_bytes)) as operation:
-            while piece := await operation.incoming.read():
+            while piece := await operation.read():
                 yield piece
             note_skipped(_skipped(await operation.answer()))
 
@@ -416,8 +435,11 @@ class LiveFiles:
         try:
             async with self._operation("watch", path, timeout_s=None, recursive=recursive) as operation:
                 watch = FileWatch(operation, path)
-                async with asyncio.timeout(FILE_S):
-                    await watch._begin()
+                try:
+                    async with asyncio.timeout(self.file_timeout_s):
+                        await watch._begin()
+                except TimeoutError as error:
+                    raise _late(path, self.file_timeout_s) from error
                 try:
                     yield watch
                 finally:
@@ -434,6 +456,10 @@ def _natural(name: str, value: int) -> int:
 
 def _count(value: int | None) -> int | None:
     return None if value is None else _natural("count", value)
+
+
+def _late(path: str, seconds: float) -> SandboxFileError:
+    return SandboxFileError(f"{path}: not done in {seconds:g} s", path=path, kind="timeout")
 
 
 def _no_sense(path: str, error: Exception | str) -> SandboxFileError:

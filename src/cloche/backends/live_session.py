@@ -204,6 +204,7 @@ class LiveSession(Session):
             enforcement=enforcement, notes=notes,
         )  # fmt: skip
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
+        self.start_timeout_s = min(self.start_timeout_s, limits.timeout_s)
         self._most_bytes = limits.disk_bytes
         self._cells = asyncio.Lock()  # which take turns
         self._patterns: tuple[str, ...] = ()  # of the files that the result of this cell shall have

@@ -231,6 +231,8 @@ class SessionTransport(Protocol):
 class Session:
     """Run one cell at a time; see core.protocols.OpenSession."""
 
+    start_timeout_s = START_TIMEOUT_S
+
     def __init__(
         self,
         transport: SessionTransport,
@@ -283,7 +285,7 @@ class Session:
         """Wait until the interpreter is ready, whose end this is. Raises StartFailed, or what `end` failed with."""
         transport, link = self._transport, self._transport.link
         waiting: list[asyncio.Future[Any]] = [link.ready, link.lost, end]
-        timeout_s = START_TIMEOUT_S * transport.slowness
+        timeout_s = self.start_timeout_s * transport.slowness
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not link.ready.done():
             raise await self._why_not_started(end)
@@ -298,7 +300,8 @@ class Session:
         if end.done() and isinstance(error := end.exception(), ClocheError):
             return error
         said = self._collect().stderr.decode("utf-8", "replace").strip()[-400:]
-        return StartFailed(f"the {self._language} session did not start{f': {said}' if said else ''}")
+        late = "" if end.done() else f" in {self.start_timeout_s * self._transport.slowness:g} s"
+        return StartFailed(f"the {self._language} session did not start{late}{f': {said}' if said else ''}")
 
     def _collect(self, *, is_up_to_date: bool = False) -> Printed:
         """Return what was printed so far; what comes from now on belongs to the next cell."""

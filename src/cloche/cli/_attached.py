@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import select
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.execution.processes import SHELL
 
 from ._review import tell_folder
+from ._terminal import TerminalFilter, TerminalModes
 from .output import Writer
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 16
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that takes anything takes at once
 USUAL_SIZE = (24, 80)
+IDENTIFY, IDENTITY = b"\x1b[c", re.compile(rb"\x1b\[\?[0-9;]*c")  # a question that every terminal answers
+ANSWER_S = 1.0  # for a terminal to do so
 
 
 def check_terminal() -> None:
@@ -47,6 +53,7 @@ async def run_attached(
     timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
     reads: bool,
     has_terminal: bool,
+    is_raw: bool = False,
     settle: Callable[[AsyncSandbox], Awaitable[None]] | None = None,
 ) -> Result:
     """Run a command, or a shell, with our streams, or with our terminal; `reads` says whether it gets what comes in.
@@ -56,12 +63,14 @@ async def run_attached(
     async with sandbox:
         tell_folder(sandbox.notes)
         if has_terminal:
-            result = await _run_with_terminal(sandbox, words, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads)
+            result = await _run_with_terminal(
+                sandbox, words, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, is_raw=is_raw
+            )
         else:
             async with await sandbox.start(
                 SHELL if words is None else words, cwd=cwd, env=env, user=user, timeout=timeout
             ) as process:
-                result = await _carry(process, reads=reads, is_raw=False)
+                result = await _carry(process, reads=reads)
         if settle is not None:
             await settle(sandbox)
     return result
@@ -76,6 +85,7 @@ async def _run_with_terminal(
     env: Mapping[str, str],
     timeout: Any,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
     reads: bool,
+    is_raw: bool,
 ) -> Result:
     rows, columns = _size()
     own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
@@ -84,21 +94,43 @@ async def _run_with_terminal(
     )
     async with process:
         with _raw_terminal(), _resizing(process):
-            return await _carry(process, reads=reads, is_raw=True)
+            shown = TerminalFilter(is_raw=is_raw) if os.isatty(1) else None
+            try:
+                return await _carry(process, reads=reads, shown=shown, has_terminal=True)
+            finally:
+                if shown is not None:
+                    _put_back(shown.modes)
 
 
-async def _carry(process: AsyncProcess, *, reads: bool, is_raw: bool) -> Result:
-    sending = asyncio.ensure_future(_pass_in(process, is_raw=is_raw)) if reads else None
-    if sending is None and not is_raw:
+async def _carry(
+    process: AsyncProcess, *, reads: bool, shown: TerminalFilter | None = None, has_terminal: bool = False
+) -> Result:
+    sending = asyncio.ensure_future(_pass_in(process, is_raw=has_terminal)) if reads else None
+    if sending is None and not has_terminal:
         await process.close_stdin()
     try:
         await asyncio.gather(
-            _pass_out(process.stdout, Writer(1, is_raw=is_raw)), _pass_out(process.stderr, Writer(2, is_raw=is_raw))
+            _pass_out(process.stdout, Writer(1, is_raw=has_terminal), shown),
+            _pass_out(process.stderr, Writer(2, is_raw=has_terminal)),
         )
         return await process.wait()
     finally:
         if sending is not None:
             sending.cancel()
+
+
+def _put_back(modes: TerminalModes) -> None:
+    """Set back what the program has set on our terminal, and swallow what that still answers to it.
+
+    The terminal is asked last who it is: what comes before that answer is none for whoever reads next.
+    """
+    with suppress(OSError):  # it is gone
+        os.write(1, modes.reset() + (IDENTIFY if modes.has_asked else b""))
+        found, ends = b"", time.monotonic() + ANSWER_S
+        while modes.has_asked and not IDENTITY.search(found) and (left := ends - time.monotonic()) > 0:
+            if not select.select([0], [], [], left)[0] or not (data := os.read(0, READ_BYTES)):
+                break
+            found = (found + data)[-2 * READ_BYTES :]
 
 
 async def _pass_in(process: AsyncProcess, *, is_raw: bool) -> None:
@@ -119,9 +151,10 @@ async def _read() -> bytes:
         return b""
 
 
-async def _pass_out(stream: OpenStream, writer: Writer) -> None:
+async def _pass_out(stream: OpenStream, writer: Writer, shown: TerminalFilter | None = None) -> None:
     loop = asyncio.get_running_loop()
-    async for data in stream:
+    async for piece in stream:
+        data = piece if shown is None else shown.feed(piece)
         for at in range(0, len(data), WRITE_BYTES):
             await _until(loop.add_writer, loop.remove_writer, writer.fd)
             writer.write(data[at : at + WRITE_BYTES])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Options end where the command begins, so that its own need no `--`.
 COMMAND_SETTINGS = {"allow_interspersed_args": False}
+RAW_HELP = "Let what has your terminal set your clipboard and its title, too."
 USER_HELP = "Work as this user inside, root for example. A throwaway sandbox then has several (`users`)."
 
 
@@ -62,6 +63,7 @@ class _Exec(NamedCommand):
 )  # fmt: skip
 @flag("-i", "--interactive", help="Pass standard input on as it comes.")
 @flag("-t", "--tty", help="Pass this terminal on: -it for a shell or an editor.")
+@flag("--raw", help=RAW_HELP)
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
@@ -76,6 +78,7 @@ def _exec(
     words: tuple[str, ...],
     interactive: bool,
     tty: bool,
+    raw: bool,
     cwd: str | None,
     user: str | None,
     env: tuple[str, ...],
@@ -99,7 +102,7 @@ def _exec(
         _check_name(name)
     return run_command(
         name, words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
-        as_json=as_json, review=review,
+        as_json=as_json, review=review, is_raw=raw,
     )  # fmt: skip
 
 
@@ -138,6 +141,7 @@ def run_command(
     options: SandboxOptions,
     as_json: bool = False,
     review: bool = False,
+    is_raw: bool = False,
 ) -> int:
     """Run a command, or a shell, in the sandbox of a name, else in one of its own; return its exit code."""
     if name is not None:
@@ -171,7 +175,7 @@ def run_command(
     result = asyncio.run(
         run_attached(
             AsyncSandbox(**settings) if name is None else AsyncSandbox.attach(name), words, cwd=cwd, user=user,
-            env=variables, timeout=timeout, reads=reads, has_terminal=has_terminal,
+            env=variables, timeout=timeout, reads=reads, has_terminal=has_terminal, is_raw=is_raw,
             settle=partial(settle_attached, review=review) if folder is not None else None,
         )
     )  # fmt: skip

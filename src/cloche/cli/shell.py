@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .app import root
-from .exec import USER_HELP, has_own_terminal, run_command
+from .exec import RAW_HELP, USER_HELP, has_own_terminal, run_command
 from .options import (
     argument,
     debug_option,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 @root.command("shell")
 @argument("name", required=False, metavar="NAME", help="A sandbox that is kept under this name. Default: a throwaway.")
+@flag("--raw", help=RAW_HELP)
 @option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @debug_option()
 def _shell(
     name: str | None,
+    raw: bool,
     cwd: str | None,
     user: str | None,
     env: tuple[str, ...],
@@ -60,4 +62,5 @@ def _shell(
         file=file,
         options=options,
         review=review,
+        is_raw=raw,
     )

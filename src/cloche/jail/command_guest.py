@@ -7,6 +7,7 @@ was forked ahead.
 from __future__ import annotations
 
 import posix
+import sys
 
 from . import accounts, messages
 from .guest import Guest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
 HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
+CAPABILITIES, NO_CAPABILITIES = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4), bytes(24)  # for capset(2)
 REQUESTS = 4  # the stream that a session has, see `init.wire`
 NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
@@ -78,8 +80,26 @@ class CommandGuest(Guest):
         if self.spec.outside is not None:
             posix.setgroups(groups)
         posix.setresgid(group, group, group)
-        posix.setresuid(number, number, number)
+        self.number = number
+        if name is not None or not self._keep_own_id(number):
+            posix.setresuid(number, number, number)
         return number == 0
+
+    def _keep_own_id(self, number: int) -> bool:
+        """Become a user whose programs can neither stop nor trace us: they have not our real and saved id.
+
+        Files are worked on with the effective one, and we have no other before we are a program. Tell whether this
+        namespace has an id that no program has.
+        """
+        if self.spec.outside is None:
+            return False
+        own = 0 if self.spec.users is None else self.spec.users[1] - 1
+        try:
+            posix.setresuid(own, number, own)
+        except OSError:
+            return False
+        call("capset", CAPABILITIES, NO_CAPABILITIES)
+        return True
 
     def _hand_over(self) -> None:
         """Give pid 1 the descriptor on which our filter asks; until then we may have as many as pid 1."""
@@ -92,6 +112,8 @@ class CommandGuest(Guest):
     def _take_order(self) -> tuple[Order, list[int]]:
         order, streams = self.given or self._await_order()
         self.order = order
+        if not is_own(order):
+            posix.setresuid(self.number, self.number, self.number)
         python = order.get("python")
         for path in order.get("remove") or ():
             _remove(path)

@@ -1,0 +1,170 @@
+"""What a program inside writes to our terminal: what is passed on, what it has set, and how that is set back.
+
+Theory of operation: escape sequences that hold text for the terminal itself (OSC, DCS and their like, ECMA-48) are
+passed on where they are of a kind that draws or asks; those that set the clipboard or the title, or that a multiplexer
+would hand on to the terminal outside, are dropped. Modes are noted as they pass, and those that differ from a
+terminal's usual ones are set back at the end. Nothing is held but the beginning of a sequence.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BEGINS = re.compile(rb"\x1b[\]P_^Xk]|\xc2[\x90\x98\x9d\x9e\x9f]")  # also as single characters, C1 in UTF-8
+_ENDS = re.compile(rb"[\x07\x18\x1a\x1b]|\xc2\x9c")
+_KINDS = {b"\x1b]": "osc", b"\xc2\x9d": "osc", b"\x1bP": "dcs", b"\xc2\x90": "dcs"}
+# Colours and the palette, hyperlinks, marks of prompts; of DCS sixel pictures, and questions about settings.
+_PASSED = {
+    "osc": re.compile(rb"(?:4|8|10|11|12|17|19|104|110|111|112|117|119|133)(?:;|$)"),
+    "dcs": re.compile(rb"[0-9;]*(?:[$+]?q)"),
+}
+MOST_PREFIX = 64  # bytes, by which the kind of a sequence is known
+_UNFINISHED = re.compile(rb"(?:\x1b(?:\(|\[[0-9;:?<=>!$ ]{0,64})?|\xc2)\Z")
+_SEQUENCE = re.compile(rb"\x1b(?:\[([?<=>]?)([0-9;:]*)([ !$]?)([@-~])|([=>c78]|\([0-9A-B])|[\]P]([^\x07\x1b]*))|\x05")
+
+# Private modes of DEC and xterm that are off, and on, in a terminal as a shell has it.
+_USUALLY_OFF = (1, 5, 6, 9, 47, 66, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1049, 2004, 2026)
+_USUALLY_ON = (7, 25)
+_ALTERNATE = (47, 1047, 1049)
+
+
+class TerminalModes:
+    """Note what passes to a terminal: which modes are set, and whether it was asked for anything."""
+
+    def __init__(self) -> None:
+        self._changed: set[int] = set()
+        self._resets: dict[str, bytes] = {}
+        self.has_asked = False
+
+    def note(self, data: bytes) -> None:
+        """Take note of whole sequences."""
+        for match in _SEQUENCE.finditer(data):
+            kind, numbers, between, final, short, text = match.groups()
+            if final is not None:
+                self._note_control(kind, numbers, between, final)
+            elif short is not None:
+                self._note_short(short)
+            elif text is None or b"?" in text or text[:2] in (b"$q", b"+q"):
+                self.has_asked = True
+
+    def _note_control(self, kind: bytes, numbers: bytes, between: bytes, final: bytes) -> None:
+        if kind == b"?" and final in b"hl" and not between:
+            for number in (int(one) for one in numbers.split(b";") if one.isdigit() and len(one) < 6):
+                is_usual = number in (_USUALLY_ON if final == b"h" else _USUALLY_OFF)
+                if is_usual:
+                    self._changed.discard(number)
+                elif number in _USUALLY_OFF or number in _USUALLY_ON:
+                    self._changed.add(number)
+        elif final == b"m" and not kind:
+            self._reset("style", b"\x1b[0m", is_needed=numbers not in (b"", b"0"))
+        elif final == b"m" and kind == b">":
+            self._reset("keys", b"\x1b[>4m", is_needed=True)
+        elif final == b"u" and kind in (b">", b"="):
+            self._reset("keyboard", b"\x1b[=0u", is_needed=True)
+        elif final == b"r" and not kind:
+            self._reset("region", b"\x1b7\x1b[r\x1b8", is_needed=bool(numbers))
+        elif final == b"q" and between == b" ":
+            self._reset("cursor", b"\x1b[0 q", is_needed=numbers not in (b"", b"0"))
+        elif final == b"p" and between == b"!":  # a soft reset
+            self._changed.intersection_update(_ALTERNATE)
+            self._resets.clear()
+        elif (
+            final in b"cn"
+            or (final == b"p" and between == b"$")
+            or (final == b"t" and numbers[:1] in (b"1", b"2"))
+            or (final == b"u" and kind == b"?")
+        ):
+            self.has_asked = True
+
+    def _note_short(self, short: bytes) -> None:
+        if short in b"=>":
+            self._reset("keypad", b"\x1b>", is_needed=short == b"=")
+        elif short == b"c":  # a full reset
+            self._changed.clear()
+            self._resets.clear()
+        elif short[:1] == b"(":
+            self._reset("characters", b"\x1b(B", is_needed=short != b"(B")
+
+    def _reset(self, what: str, sequence: bytes, *, is_needed: bool) -> None:
+        if is_needed:
+            self._resets[what] = sequence
+        else:
+            self._resets.pop(what, None)
+
+    def reset(self) -> bytes:
+        """Return what sets all back that is not as usual, the alternate screen last; empty where nothing is."""
+        modes = sorted(self._changed, key=lambda mode: (mode in _ALTERNATE, mode))
+        said = [b"\x1b[?%d%c" % (mode, b"h" if mode in _USUALLY_ON else b"l") for mode in modes]
+        return b"".join((*self._resets.values(), *said))
+
+
+class TerminalFilter:
+    """Pass on what a program writes, without what sets the clipboard or the title; with `is_raw` all of it."""
+
+    def __init__(self, *, is_raw: bool = False):
+        self._is_raw = is_raw
+        self.modes = TerminalModes()
+        self._held = b""  # the beginning of a sequence
+        self._inside = ""  # what kind of one we are in, and whether it is passed on
+        self._is_passed = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of it is passed on now."""
+        data, self._held = self._held + data, b""
+        passed = bytearray()
+        while data:
+            data = self._leave(data, passed) if self._inside else self._enter(data, passed)
+        if self._is_raw:
+            self.modes.note(bytes(passed))
+        return bytes(passed)
+
+    def _enter(self, data: bytes, passed: bytearray) -> bytes:
+        """Pass on all before the next sequence with text, and return what is left of it."""
+        found = None if self._is_raw else _BEGINS.search(data)
+        plain = data if found is None else data[: found.start()]
+        if found is None and (unfinished := _UNFINISHED.search(plain)):
+            plain, self._held = plain[: unfinished.start()], plain[unfinished.start() :]
+        if not self._is_raw:
+            self.modes.note(plain)
+        passed += plain
+        if found is None:
+            return b""
+        kind, rest = _KINDS.get(found[0], "other"), data[found.end() :]
+        end = _ENDS.search(rest)
+        prefix = rest[: MOST_PREFIX if end is None else end.start()]
+        if end is None and len(rest) < MOST_PREFIX and kind != "other":  # it is not known yet
+            self._held = data[found.start() :]
+            return b""
+        self._inside = kind
+        self._is_passed = kind in _PASSED and _PASSED[kind].match(prefix) is not None
+        if self._is_passed:
+            passed += found[0]
+            self.modes.note(found[0].replace(b"\xc2\x9d", b"\x1b]").replace(b"\xc2\x90", b"\x1bP") + prefix)
+        return rest
+
+    def _leave(self, data: bytes, passed: bytearray) -> bytes:
+        """Go on in a sequence, to its end, and return what comes after that."""
+        found = _ENDS.search(data)
+        text = data if found is None else data[: found.start()]
+        if found is None and text.endswith(b"\xc2"):
+            text, self._held = text[:-1], text[-1:]
+        elif found is not None and found[0] == b"\x1b" and found.end() == len(data):
+            self._held = data[found.start() :]  # whether it ends here is seen by what follows
+            found = None
+        if self._is_passed:
+            passed += text
+        if found is None:
+            return b""
+        rest = data[found.end() :]
+        if found[0] == b"\x07" and self._inside != "osc":  # it ends that kind alone
+            if self._is_passed:
+                passed += found[0]
+            return rest
+        if found[0] == b"\x1b" and rest[:1] != b"\\":  # cut off by another one
+            ending, rest = b"\x1b\\", data[found.start() :]
+        else:
+            ending, rest = (b"\x1b\\", rest[1:]) if found[0] == b"\x1b" else (found[0], rest)
+        if self._is_passed:
+            passed += ending
+        self._inside = ""
+        return rest
