@@ -39,7 +39,7 @@ def test_what_sets_clipboard_or_title_is_dropped(text: str) -> None:
 
 
 def test_another_sequence_within_one_is_none_of_its_text() -> None:
-    """A terminal ends a sequence at the next one: that hides nothing, also where it is handed on to another terminal."""
+    """A terminal ends a sequence at the next one: that hides nothing, also where it is handed on to another."""
     for hidden in (
         b"\x1bPtmux;\x1b\x1b]52;c;eA==\x07\x1b\\",
         b"\x1bP0q\x1b]52;c;eA==\x07\x1b\\",
