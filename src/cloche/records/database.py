@@ -12,15 +12,15 @@ import json
 import logging
 import os
 import queue
+import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, PoolProxiedConnection, create_engine, event, make_url, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 from sqlalchemy.orm import Session
 
@@ -64,6 +64,7 @@ class Database:
             self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
         self._reader = self.engine.execution_options(is_reading=True)
+        self._looker: PoolProxiedConnection | None = None
         try:
             with failures_named(self.name):
                 if self.version() != NEWEST:
@@ -134,11 +135,31 @@ class Database:
 
         A reader of SQLite's WAL waits for nobody, so an event loop may call it.
         """
-        with self._told(), self._reader.connect() as connection:
-            return connection.exec_driver_sql(query).scalar()
+        if not self.is_sqlite:
+            with self._told(), self._reader.connect() as connection:
+                return connection.exec_driver_sql(query).scalar()
+        with self._told(), self._of_driver(query), suppress(TypeError):  # which no row is
+            if self._looker is None:
+                self._looker = self.engine.raw_connection()
+            cursor = self._looker.cursor()
+            try:
+                return cursor.execute(query).fetchone()[0]
+            finally:
+                cursor.close()
+        return None
+
+    @contextmanager
+    def _of_driver(self, query: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise DBAPIError(query, None, error) from error
 
     def close(self) -> None:
         """Close all connections."""
+        if self._looker is not None:
+            self._looker.close()
+            self._looker = None
         self.engine.dispose()
 
 
@@ -157,6 +178,7 @@ def _encode(value: Any) -> str:  # noqa: ANN401 - plain data
 
 
 Work = Callable[[Session], T]
+_Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
 
 class Writer:
@@ -167,15 +189,16 @@ class Writer:
 
     def __init__(self, database: Database):
         self._database = database
-        self._waiting: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cloche-records", daemon=True)
         self._thread.start()
 
     async def write(self, work: Work[T]) -> T:
         """Do some work in a transaction, and return what it returned once that is committed. Raises RecordsFailed."""
-        future: Future[T] = Future()
-        self._waiting.put((work, future))
-        return await asyncio.shield(asyncio.wrap_future(future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._waiting.put((work, loop, future))
+        return await future
 
     def close(self) -> None:
         """Write what was asked for, then end."""
@@ -186,18 +209,17 @@ class Writer:
         while (batch := self._batch()) is not None:
             try:
                 with self._database.writing() as session:
-                    results = [work(session) for work, _ in batch]
+                    results = [work(session) for work, _, _ in batch]
             except Exception as error:
                 if len(batch) == 1:
-                    batch[0][1].set_exception(error)
+                    _tell([(batch[0], None, error)])
                     continue
                 for one in batch:
-                    self._alone(*one)
+                    self._alone(one)
             else:
-                for (_, future), result in zip(batch, results, strict=True):
-                    future.set_result(result)
+                _tell([(one, result, None) for one, result in zip(batch, results, strict=True)])
 
-    def _batch(self) -> list[tuple[Work[Any], Future[Any]]] | None:
+    def _batch(self) -> list[_Asked] | None:
         found = self._waiting.get()
         if found is None:
             return None
@@ -210,11 +232,28 @@ class Writer:
             batch.append(following)
         return batch
 
-    def _alone(self, work: Work[Any], future: Future[Any]) -> None:
+    def _alone(self, one: _Asked) -> None:
         try:
             with self._database.writing() as session:
-                result = work(session)
+                result = one[0](session)
         except Exception as error:
+            _tell([(one, None, error)])
+        else:
+            _tell([(one, result, None)])
+
+
+def _tell(ended: list[tuple[_Asked, Any, Exception | None]]) -> None:
+    """Tell those who wait what came of it: each loop once, which is woken for all of them."""
+    for loop in {one[1] for one, _, _ in ended}:
+        with suppress(RuntimeError):  # it is closed, and so nobody waits
+            loop.call_soon_threadsafe(_end, [whole for whole in ended if whole[0][1] is loop])
+
+
+def _end(ended: list[tuple[_Asked, Any, Exception | None]]) -> None:
+    for (_, _, future), result, error in ended:
+        if future.done():  # whoever waited was cancelled
+            continue
+        if error is not None:
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -111,7 +111,7 @@ class LiveRun:
     has_started: bool = False  # its code has, as far as is told
     is_cancelled: bool = False
     has_row: bool = False
-    row: asyncio.Task[None] | None = None  # which writes it, a little later
+    row: asyncio.TimerHandle | None = None  # at which it is written
 
     async def wait(self) -> str:
         """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""

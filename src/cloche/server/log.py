@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 import structlog
@@ -26,6 +27,7 @@ from cloche.core.escape import escape_name
 ACCESS = "cloche.access"
 MOST_CHARACTERS = 4_096
 MOST_WAITING, END_S = 10_000, 2.0
+MOST_AT_ONCE, PAUSE_S = 256, 0.02
 Fields = MutableMapping[str, Any]
 _SHARED: list[Any] = [
     structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name,
@@ -54,6 +56,7 @@ class LaterHandler(logging.Handler):
         self._stream = stream
         self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(most)
         self._left_out = 0
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="cloche-log", daemon=True)
         self._thread.start()
 
@@ -66,6 +69,7 @@ class LaterHandler(logging.Handler):
 
     def close(self) -> None:
         """Write what waits, for a moment."""
+        self._is_closing.set()
         try:
             self._waiting.put(None, timeout=END_S)
         except queue.Full:
@@ -75,14 +79,30 @@ class LaterHandler(logging.Handler):
         super().close()
 
     def _write(self) -> None:
-        while (record := self._waiting.get()) is not None:
+        """Write what waits, all of it at once, then nothing for a moment: each time takes a turn from others."""
+        is_last = False
+        while not is_last:
+            records = [self._waiting.get()]
+            with suppress(queue.Empty):
+                while len(records) < MOST_AT_ONCE:
+                    records.append(self._waiting.get_nowait())
+            is_last = None in records
+            lines = [line for record in records if record is not None for line in self._lines(record)]
             try:
-                self._stream.write(f"{self.format(record)}\n")
+                self._stream.write("".join(lines))
                 self._stream.flush()
-            except Exception:  # a full disk, or a record that makes no sense: told with the next one that goes well
-                self._left_out += 1
+            except Exception:  # a full disk: told with the next lines that go well
+                self._left_out += len(lines)
             else:
                 self._tell_left_out()
+            self._is_closing.wait(PAUSE_S)
+
+    def _lines(self, record: logging.LogRecord) -> list[str]:
+        try:
+            return [f"{self.format(record)}\n"]
+        except Exception:  # a record that makes no sense
+            self._left_out += 1
+            return []
 
     def _tell_left_out(self) -> None:
         if self._left_out and self._waiting.empty():

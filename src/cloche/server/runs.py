@@ -114,6 +114,7 @@ class RunQueue:
         self.waiting = self.running = self._bytes = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
         self._beside: set[asyncio.Task[None]] = set()  # rows that nobody waits for
+        self._later: list[Coroutine[Any, Any, None]] = []  # of these, what is written together in a moment
         self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
@@ -139,7 +140,7 @@ class RunQueue:
         self._bytes += order.size
         try:
             if order.noted_beside and self._takes_rows:
-                live.row = asyncio.ensure_future(self._begin_soon(live, order))
+                live.row = asyncio.get_running_loop().call_later(BESIDE_S, self._begin_beside, live, order)
             else:
                 await self._begin_row(live, order)
         except BaseException:
@@ -159,10 +160,20 @@ class RunQueue:
             raise
         self._takes_rows = True
 
-    async def _begin_soon(self, live: LiveRun, order: RunOrder) -> None:
-        await asyncio.sleep(BESIDE_S)
+    def _begin_beside(self, live: LiveRun, order: RunOrder) -> None:
         if not live.has_row:
             self._write_beside(self._begin_row(live, order))
+
+    def _write_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Write a row in a moment, together with those of all other runs that ended meanwhile."""
+        self._later.append(work)
+        if len(self._later) == 1:
+            asyncio.get_running_loop().call_later(BESIDE_S, self._write_late)
+
+    def _write_late(self) -> None:
+        late, self._later = self._later, []
+        for work in late:
+            self._write_beside(work)
 
     def _write_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Write a row while the run goes on; rows are written in the order in which that was asked for."""
@@ -203,6 +214,7 @@ class RunQueue:
                 task.cancel()
             if left:
                 await asyncio.wait(left)
+        self._write_late()
         if self._beside:
             await asyncio.wait(self._beside, timeout=2 * RETRY_S)
         if self._unwritten:
@@ -233,7 +245,8 @@ class RunQueue:
             await self._note_failure(live, order, error)
             raise
         self.running, live.is_begun = self.running + 1, True
-        noting = asyncio.ensure_future(self._note_running(live.id))
+        loop = asyncio.get_running_loop()
+        noting = loop.call_later(NOTE_RUNNING_S, lambda: self._write_beside(self._note_running(live.id)))
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
@@ -251,7 +264,7 @@ class RunQueue:
             self._places.release()
         recording = self._record(live, order, str(result.status), stored)
         if order.noted_beside and self._takes_rows:
-            self._write_beside(_later(recording))
+            self._write_later(recording)
         else:
             await recording
         self._note_end(live, str(result.status), time.monotonic() - begun)
@@ -317,8 +330,7 @@ class RunQueue:
                 return
 
     async def _note_running(self, run_id: str) -> None:
-        """Note in the row that a run goes on, where it does so for a while: most end before."""
-        await asyncio.sleep(NOTE_RUNNING_S)
+        """Note in the row that a run goes on, as it does so for a while: most end before."""
         with suppress(RecordsFailed):  # which the end of the run tells
             await self._writer.write(partial(run_records.note_running, id=run_id))
 
@@ -356,15 +368,6 @@ class RunQueue:
 def _never_ran(live: LiveRun, error: BaseException) -> bool:
     """Tell whether it is known that nothing of a run's code ran."""
     return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
-
-
-async def _later(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await asyncio.sleep(BESIDE_S)
-    except asyncio.CancelledError:
-        work.close()
-        raise
-    await work
 
 
 def _begin(session: Session, *, live: LiveRun, order: RunOrder, worker: str) -> None:

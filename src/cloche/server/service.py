@@ -120,10 +120,14 @@ class Service:
 
     async def settings(self) -> Settings:
         """Return the settings that hold for runs now; another worker's change counts from the next request on."""
+        await self.use_stored()
+        return load_settings(dict(self.options.options))
+
+    async def use_stored(self) -> None:
+        """Let what is stored hold for what is done from now on."""
         version = await self._stored_settings_version()
         if version != self._stored_version:
             self._use(await self.read(read_stored))
-        return load_settings(dict(self.options.options))
 
     async def _stored_settings_version(self) -> int:
         """Read it where this waits for nobody, as readers of SQLite's WAL do not; else in a thread."""
