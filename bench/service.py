@@ -1,8 +1,10 @@
 """Measure the service: `python -m bench.service [--rounds N] [--seconds N] [--minutes N] [--json FILE]`.
 
-Side by side, in turns: a request on a connection that is kept against `python -c` as a child process; then requests of
-32 connections against the library's own runs of 32 tasks. With --minutes, mixed load for so long, and what memory and
-descriptors the service has at the beginning and at the end. As whoever runs it; the figures say who.
+Side by side, in turns: a request on a connection that is kept against `python -c` as a child process; the processor
+time of a run in the library's process, and in the service's, by a request and by the wire (at most 2.2 of the
+library's); then requests of 8 and 32 connections, and as many calls of one wire, against the library's own runs of as
+many tasks (at least 0.55). With --minutes, mixed load for so long, and what memory and descriptors the service has at
+the beginning and at the end. As whoever runs it; the figures say who.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.harness.service import Service, serving
+from tests.harness.wire_client import WireClient, wired
 
-CODE, CLIENTS, WARM_UP = "print(1)", 32, 20
+CODE, CLIENTS, WARM_UP = "print(1)", (8, 32), 20
+TURNS, RUNS = 5, 100  # of processor time
 BODY = json.dumps({"code": CODE}).encode()
 SAMPLE_S = 5.0
 # Of the mixed load: code, and what is sent beside it.
@@ -52,7 +56,10 @@ def main() -> int:
                 report["rows"]["plain subprocess"].append(plain)
                 report["rows"]["service"].append(served)
         connection.close()
-        report["throughput"] = {"library": _library(options.seconds), "service": _served(service, options.seconds)}
+        report["processor"] = [_processor_turn(service) for _ in range(TURNS)]
+        report["throughput"] = {
+            count: [_rates(service, count, options.seconds / TURNS) for _ in range(TURNS)] for count in CLIENTS
+        }
         if options.minutes:
             report["load"] = asyncio.run(_load(service, options.minutes * 60))
     _show(report)
@@ -93,40 +100,78 @@ def _post(connection: http.client.HTTPConnection, key: str, body: bytes) -> None
     assert answer.status == 200, content
 
 
-def _library(seconds: float) -> float:
-    """Return runs a second of the library with as many tasks, in a process of its own."""
+def _processor_turn(service: Service) -> dict[str, float]:
+    """Return seconds of processor time a run, of the library's process and of the service's."""
+    found = {"library": _library(1, runs=RUNS)[1]}
+    for way in ("REST", "wire"):
+        _served(service, way, 1, runs=WARM_UP)
+        before = _processor_s(service.process.pid)
+        _served(service, way, 1, runs=RUNS)
+        found[way] = (_processor_s(service.process.pid) - before) / RUNS
+    return found
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rates(service: Service, count: int, seconds: float) -> dict[str, float]:
+    """Return runs a second with so many at once."""
+    found = {"library": _library(count, seconds=seconds)[0]}
+    return found | {way: _served(service, way, count, seconds=seconds) for way in ("REST", "wire")}
+
+
+def _library(count: int, *, seconds: float = 0.0, runs: int = 1) -> tuple[float, float]:
+    """Return runs a second of the library with so many tasks, in a process of its own, and its seconds of a run."""
     program = f"""
 import asyncio, time, cloche
 async def main():
-    await asyncio.gather(*(cloche.arun({CODE!r}) for _ in range({CLIENTS})))
-    ends, count = time.perf_counter() + {seconds}, 0
+    await asyncio.gather(*(cloche.arun({CODE!r}) for _ in range(max({count}, {WARM_UP}))))
+    begun, used, done = time.perf_counter(), time.process_time(), 0
     async def work():
-        nonlocal count
-        while time.perf_counter() < ends:
+        nonlocal done
+        while done < {runs} or time.perf_counter() < begun + {seconds}:
+            done += 1
             await cloche.arun({CODE!r})
-            count += 1
-    await asyncio.gather(*(work() for _ in range({CLIENTS})))
-    print(count / {seconds})
+    await asyncio.gather(*(work() for _ in range({count})))
+    print(done / (time.perf_counter() - begun), (time.process_time() - used) / done)
 asyncio.run(main())
 """
-    return float(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    rate, used = map(float, done.stdout.split())
+    return rate, used
 
 
-def _served(service: Service, seconds: float) -> float:
-    """Return runs a second of clients that keep their connections, in a process of its own."""
-    told = json.dumps([service.address, service.key, seconds])
+def _served(service: Service, way: str, count: int, *, seconds: float = 0.0, runs: int = 1) -> float:
+    """Return runs a second of so many clients, or calls of one wire, in a process of its own."""
+    told = json.dumps([service.address, service.key, way, count, seconds, runs])
     done = subprocess.run([sys.executable, "-m", __spec__.name, told], stdout=subprocess.PIPE, check=True)
     return float(done.stdout)
 
 
-async def _clients(address: str, key: str, seconds: float) -> float:
-    await asyncio.gather(*(_client(address, key, 0, [BODY]) for _ in range(CLIENTS)))
-    counts = await asyncio.gather(*(_client(address, key, seconds, [BODY]) for _ in range(CLIENTS)))
-    return sum(counts) / seconds
+async def _clients(address: str, key: str, way: str, count: int, seconds: float, runs: int) -> float:
+    begun = time.perf_counter()
+    if way == "wire":
+        async with wired(address, key) as wire:
+            done = await asyncio.gather(*(_calls(wire, begun + seconds, runs // count) for _ in range(count)))
+    else:
+        one = runs // count
+        done = await asyncio.gather(*(_client(address, key, seconds, [BODY], runs=one) for _ in range(count)))
+    return sum(done) / (time.perf_counter() - begun)
 
 
-async def _client(address: str, key: str, seconds: float, bodies: list[bytes]) -> int:
-    """Send requests on one connection until the time is over, one at least."""
+async def _calls(wire: WireClient, ends: float, runs: int) -> int:
+    count = 0
+    while count < max(1, runs) or time.perf_counter() < ends:
+        result = await wire.do("code.exec", code=CODE)
+        assert result["status"] == "ok", result
+        count += 1
+    return count
+
+
+async def _client(address: str, key: str, seconds: float, bodies: list[bytes], *, runs: int = 1) -> int:
+    """Send requests on one connection until the time is over, so many at least."""
     where = urlsplit(address)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     heads = [
@@ -136,7 +181,7 @@ async def _client(address: str, key: str, seconds: float, bodies: list[bytes]) -
         for body in bodies
     ]
     ends, count = time.perf_counter() + seconds, 0
-    while count == 0 or time.perf_counter() < ends:
+    while count < max(1, runs) or time.perf_counter() < ends:
         writer.write(heads[count % len(heads)])
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
@@ -189,9 +234,15 @@ def _show(report: dict[str, Any]) -> None:
     (plain, plain_p99), (served, served_p99) = found["plain subprocess"], found["service"]
     print(f"service / plain: p50 {served / plain:.2f} (1), p99 of the service / p50 of plain {served_p99 / plain:.2f}")
     print(f"p99 / p99 {served_p99 / plain_p99:.2f} (3)")
-    rates = report["throughput"]
-    print(f"{CLIENTS} at once: library {rates['library']:.0f}/s, service {rates['service']:.0f}/s: "
-          f"{rates['service'] / rates['library']:.2f} (0.6)")  # fmt: skip
+    turns = report["processor"]
+    for way in ("REST", "wire"):
+        ratio = statistics.median(turn[way] / turn["library"] for turn in turns)
+        used = statistics.median(turn[way] for turn in turns) * 1e3
+        print(f"processor time of a run, {way}: {used:.2f} ms, of the library's {ratio:.2f} (2.2)")
+    for count, turns in report["throughput"].items():
+        for way in ("REST", "wire"):
+            ratio = statistics.median(turn[way] / turn["library"] for turn in turns)
+            print(f"{count} at once, runs a second: {way} {ratio:.2f} of the library's (0.55)")
     if "load" in report:
         load = report["load"]
         print(f"{load['runs']} runs in {load['seconds']:.0f} s: MiB {load['mib']}, descriptors {load['descriptors']}")
