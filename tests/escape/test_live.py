@@ -267,7 +267,7 @@ def test_a_signal_to_who_waits_keeps_nobody_from_starting(number: signal.Signals
     """
 
     async def act(sandbox: LocalLiveSandbox) -> None:
-        assert (await python(sandbox, stop)).stdout == ("refused\n" if os.geteuid() == 0 else "sent\n")
+        assert (await python(sandbox, stop)).stdout in ("refused\n", *(() if os.geteuid() == 0 else ("sent\n",)))
         assert (await command(sandbox, "echo", "well", timeout_s=10)).stdout == "well\n"
 
     attempt(act)

@@ -20,7 +20,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from tests.harness.processes import descendants
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 MARKS = 150  # more than the processes that have ended of which something is known
 KEEPS = """
 import socket
@@ -46,6 +46,7 @@ def sandbox() -> Iterator[cloche.Sandbox]:
         yield found
 
 
+@pytest.mark.both_users
 def test_a_guest_that_keeps_the_namespaces_of_commands_hides_no_file(
     monkeypatch: pytest.MonkeyPatch, sandbox: cloche.Sandbox
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_guest_that_keeps_the_namespaces_of_commands_hides_no_file(
 SHOWS = "print(open('/proc/1/cmdline').read())"
 
 
+@pytest.mark.both_users
 @pytest.mark.parametrize("options", [{"warm": False}, {"warm": True}, {"live": True}], ids=["cold", "warm", "live"])
 def test_the_command_line_of_pid_1_says_nothing_of_the_host(options: dict[str, bool]) -> None:
     """Neither a control group's path nor who the caller is: that travels as a message."""
@@ -91,6 +93,7 @@ while True:
 """
 
 
+@pytest.mark.root
 def test_a_guest_that_stops_everything_stops_no_file_call(sandbox: cloche.Sandbox) -> None:
     """What works on files has another real id, with the rights of the sandbox's user and no others."""
     stopper = sandbox.start(["python3", "-c", STOPS])
