@@ -99,6 +99,10 @@ def _mcp(
 @option("--queue", metavar="N", type=click.IntRange(min=1), default=256, help="How many runs may wait.")
 @option("--queue-deadline", metavar="TIME", default="30s", help="How long a run waits at most.")
 @option("--drain", metavar="TIME", default="30s", help="How long runs may go on when the service is stopped.")
+@option(
+    "--worker-address", metavar="https://HOST:PORT",
+    help="Where workers of other machines reach this one. Default: those of this machine, by a Unix socket.",
+)  # fmt: skip
 @option("--keep-runs", metavar="TIME", default="30d", help="How long records of runs are kept; 100,000 at most.")
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
@@ -116,6 +120,7 @@ def _serve(
     queue_deadline: str,
     drain: str,
     keep_runs: str,
+    worker_address: str | None,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -134,7 +139,8 @@ def _serve(
         allowed_hosts=allow_host, allowed_origins=allow_origin, roots=roots, queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
         drain_s=parse_duration(drain, name="drain"),
-        keep_runs_s=parse_duration(keep_runs, name="keep-runs"), is_debugging=sandbox_debug,
+        keep_runs_s=parse_duration(keep_runs, name="keep-runs"), worker_address=worker_address,
+        is_debugging=sandbox_debug,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

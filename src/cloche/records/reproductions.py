@@ -9,7 +9,7 @@ is a model's own code: a caller may choose another backend, but the level is nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, select, update
@@ -163,21 +163,21 @@ class Reproductions:
             raise
         return await self.finish(id, options)
 
-    def recover(self) -> int:
+    def recover(self, is_gone: Callable[[str], bool] = workers.is_gone) -> int:
         """Give those the status `error` that run under a worker who is gone, and return how many there were."""
         with self._database.writing() as session:
             query = select(Reproduction).where(Reproduction.project == self._project, Reproduction.status == "running")
-            left = [row for row in session.scalars(query) if self._is_left(row)]
+            left = [row for row in session.scalars(query) if self._is_left(row, is_gone)]
             for row in left:
                 row.status, row.document = "error", {**row.document, "endedAt": now(), "error": GONE}
         return len(left)
 
-    def _is_left(self, row: Reproduction) -> bool:
+    def _is_left(self, row: Reproduction, is_gone: Callable[[str], bool]) -> bool:
         if row.worker is None:
             return True
         if row.worker == self._worker:
             return row.id not in _running  # its end could not be written
-        return workers.is_gone(row.worker)
+        return is_gone(row.worker)
 
     def _end(self, id: str, ending: Mapping[str, Any], status: str) -> dict[str, Any]:  # noqa: A002
         _running.discard(id)

@@ -6,7 +6,7 @@ Who runs it is the row's `worker` (`workers.py`); `recover` closes the runs of t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,6 +104,11 @@ def asked_for(session: Session, run_id: str, *, project: str) -> Mapping[str, An
     return session.scalar(select(Run.asked).where(Run.id == run_id))
 
 
+def unfinished_worker(session: Session, run_id: str) -> str | None:
+    """Return who runs a run that has not ended; None for all others."""
+    return session.scalar(select(Run.worker).where(Run.id == run_id, Run.status.in_(UNFINISHED)))
+
+
 def find_repeated(session: Session, *, project: str, api_key: str | None, idempotency_key: str) -> RunFacts | None:
     """Return the run that was asked for with an idempotency key before."""
     query = select(Run).where(Run.project == project, Run.api_key == api_key, Run.idempotency_key == idempotency_key)
@@ -130,7 +135,7 @@ def forget_old(session: Session, *, retention_s: float, most: int = MOST_RUNS) -
     return count
 
 
-def recover(database: Database) -> int:
+def recover(database: Database, is_gone: Callable[[str], bool] = is_gone) -> int:
     """Close the runs of workers that have ended, as `error` with the reason; return how many."""
     with database.reading() as session:
         names = session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()).all()

@@ -25,7 +25,7 @@ KEPT_S = 3_600.0  # how long one that has ended is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFacts:
-    """Hold what is known of one sandbox; `name` is its keeper's, and `worker` opened it."""
+    """Hold what is known of one sandbox; `name` is its keeper's, and `worker` has it."""
 
     id: str
     project: str
@@ -91,6 +91,17 @@ def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
 def living(session: Session) -> list[SandboxFacts]:
     """Return all that have not ended, as far as that was noted."""
     return [facts(row) for row in session.scalars(select(LiveSandbox).where(LiveSandbox.status != ENDED))]
+
+
+def worker_of(session: Session, sandbox_id: str) -> tuple[str, str] | None:
+    """Return the worker that has one, and how that is; None where there is none."""
+    row = session.execute(select(LiveSandbox.worker, LiveSandbox.status).where(LiveSandbox.id == sandbox_id)).first()
+    return None if row is None else (row[0], row[1])
+
+
+def take_over(session: Session, sandbox_id: str, *, of: str, by: str) -> None:
+    """Let a worker have what another one had, if nobody else has taken that over."""
+    session.execute(update(LiveSandbox).where(LiveSandbox.id == sandbox_id, LiveSandbox.worker == of).values(worker=by))
 
 
 def count_living(session: Session) -> int:

@@ -64,6 +64,27 @@ class Setting(Table):
     changed_by: Mapped[str] = mapped_column(String(64))
 
 
+class Worker(Table):
+    """A worker that serves: where the others reach it, and its certificate (PEM) where it speaks TLS.
+
+    `beat` rises for as long as it lives, where workers of other machines must see that.
+    """
+
+    __tablename__ = "workers"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    address: Mapped[str] = mapped_column(Text)
+    certificate: Mapped[str | None] = mapped_column(Text)
+    beat: Mapped[int]
+
+
+class SharedSecret(Table):
+    """What all workers of this database know, and nobody else."""
+
+    __tablename__ = "shared_secrets"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(64))
+
+
 class DebugNamespace(Table):
     """Whether a debug namespace is on, where somebody stored that."""
 

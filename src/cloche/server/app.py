@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 from cloche import __version__
 
 from . import html, problems
-from .auth import identify
+from .auth import find_caller, identify
+from .forwarding import Forwarding
 from .guard import Guard
 from .observe import Observed
 from .service import Service
@@ -50,5 +51,8 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
     known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
-    guard = Guard(app, names=known, identify=partial(identify, service), is_any_host=is_any_host)
+    forwarding = Forwarding(
+        app, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=find_caller
+    )
+    guard = Guard(forwarding, names=known, identify=partial(identify, service), is_any_host=is_any_host)
     return Observed(guard, service.metrics)

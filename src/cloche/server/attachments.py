@@ -69,6 +69,7 @@ class Attachment:
 
     id: str
     sandbox: AsyncSandbox
+    gone: str | None = None  # the worker that had it before
     users: int = 0
     opening: int = 0  # sessions
     used_at: float = field(default_factory=time.monotonic)
@@ -201,10 +202,10 @@ class Attachment:
         """Return a session. Raises NotFound."""
         found = self.sessions.get(session_id)
         if found is None:
-            raise NotFound(
-                f"sandbox {self.id} has no session {escape_name(session_id[:64])} in this worker; a session ends with "
-                "the worker that opened it"
-            )
+            why = "a session ends with the worker that opened it"
+            if self.gone is not None:
+                why = f"worker {self.gone}, which had this sandbox, is gone, and its sessions with it"
+            raise NotFound(f"sandbox {self.id} has no session {escape_name(session_id[:64])} in this worker; {why}")
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import ssl
 import stat
 import sys
@@ -21,9 +22,11 @@ from . import require_extra
 if TYPE_CHECKING:
     from cloche.records.database import Database
 
+    from .peers import Listening
     from .service import Service, WorkspaceRoot
 
 FORCED_EXIT_S = 10.0  # after the drain
+_WORKER_ADDRESS = re.compile(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
@@ -44,6 +47,7 @@ class ServeCommand:
     queue_deadline_s: float = 30.0
     drain_s: float = 30.0
     keep_runs_s: float = 30 * 86_400.0
+    worker_address: str | None = None
     is_debugging: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
@@ -64,6 +68,7 @@ async def serving(command: ServeCommand) -> None:
     from cloche.serving import http
 
     from .app import create_app
+    from .peers import UNIX, Listening
     from .service import ServiceOptions, opened
     from .telemetry import configure_telemetry
 
@@ -79,13 +84,17 @@ async def serving(command: ServeCommand) -> None:
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, is_debugging=command.is_debugging,
     )  # fmt: skip
+    address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)
+    beside: Listening | None = None
     end_telemetry = configure_telemetry()
     try:
         async with opened(command.database, options) as service:
             _watch(service)
             names = (*command.allowed_hosts, *([] if http.is_wildcard(command.host) else [command.host]))
-            app = create_app(service, names=names)
+            app = create_app(service, names=(*names, *address_host))
+            beside = await asyncio.to_thread(Listening)
+            await service.peers.join(command.worker_address or UNIX + beside.path, _read_text(command.certificate))
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}")
@@ -98,9 +107,11 @@ async def serving(command: ServeCommand) -> None:
                 timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),
                 ssl_certfile=command.certificate, ssl_keyfile=command.key,
             )  # fmt: skip
-            await http.serve(http.Unsignalled(config), listener, on_stop=service.begin_draining)
+            await http.serve(http.Unsignalled(config), listener, beside.socket, on_stop=service.begin_draining)
     finally:
         listener.close()
+        if beside is not None:
+            beside.close()
         end_telemetry()
 
 
@@ -150,6 +161,28 @@ def read_root(text: str) -> WorkspaceRoot:
     if not stat.S_ISDIR(found.st_mode):
         raise InvalidRequest(f"--workspace-root {escape_name(text)}: this is no folder")
     return WorkspaceRoot(path=os.path.realpath(path), is_writable=mode == "rw")
+
+
+def _check_worker_address(command: ServeCommand) -> tuple[str, ...]:
+    """Return the name by which other machines' workers reach this one. Raises InvalidRequest."""
+    if command.worker_address is None:
+        return ()
+    found = _WORKER_ADDRESS.fullmatch(command.worker_address)
+    if found is None:
+        raise InvalidRequest(f"--worker-address {escape_name(command.worker_address)}: write it as https://HOST:PORT")
+    if command.certificate is None:
+        raise InvalidRequest("--worker-address: callers' keys pass over it; give --tls-certificate and --tls-key")
+    return (found[1].lower(),)
+
+
+def _read_text(path: str | None) -> str | None:
+    """Return the first certificate of a file, in the encoding that the database has."""
+    if path is None:
+        return None
+    with open(path, encoding="ascii", errors="replace") as file:
+        text = file.read()
+    end = "-----END CERTIFICATE-----"
+    return text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)] + "\n"
 
 
 def _check_tls(command: ServeCommand) -> bool:

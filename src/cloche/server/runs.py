@@ -124,6 +124,10 @@ class RunQueue:
         live = self._live.get(run_id)
         return live if live is not None and live.project == project else None
 
+    def has(self, run_id: str) -> bool:
+        """Tell whether a run is one of those that `find` finds, whosever it is."""
+        return run_id in self._live
+
     def begun(self) -> list[LiveRun]:
         """Return the runs of this worker that have left the queue and go on."""
         return [live for live in self._live.values() if live.is_begun and not live.events.is_over]

@@ -35,7 +35,7 @@ from cloche.records.database import Database, Writer
 from cloche.records.ids import new_id
 from cloche.records.results import camel
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
-from cloche.records.workers import is_gone
+from cloche.records.workers import is_gone, is_here
 
 from .attachments import Attachment
 from .identities import Caller
@@ -62,6 +62,7 @@ class Sandboxes:
     def __init__(self, database: Database, writer: Writer, worker: str, options: SandboxOptions):
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
         self._open: dict[str, asyncio.Task[Attachment]] = {}
+        self._ours: dict[str, str | None] = {}  # those that this worker has, and of whom it took them over
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
         self.listings = asyncio.Semaphore(2)  # of folders, each of which may have megabytes of names
@@ -148,13 +149,33 @@ class Sandboxes:
         await self._let_go(sandbox_id)
         return await self._note_ended(facts)
 
+    async def elsewhere(self, sandbox_id: str) -> str | None:
+        """Return the other worker that has one; None for this worker, which takes over from one that is gone."""
+        if sandbox_id in self._ours:
+            return None
+        found = await asyncio.to_thread(self._read, partial(records.worker_of, sandbox_id=sandbox_id))
+        if found is None or (found[1] in (STARTING, ENDED) and is_here(found[0])):
+            return None
+        worker, status = found
+        if worker != self._worker and is_here(worker) and await asyncio.to_thread(is_gone, worker):
+            await self._writer.write(partial(records.take_over, sandbox_id=sandbox_id, of=worker, by=self._worker))
+            now = await asyncio.to_thread(self._read, partial(records.worker_of, sandbox_id=sandbox_id))
+            if now is None or now[0] != self._worker:
+                return None if now is None else now[0]
+            self._ours[sandbox_id] = worker
+            return None
+        if worker != self._worker:
+            return None if status == ENDED else worker
+        self._ours[sandbox_id] = None
+        return None
+
     async def note(self, sandbox_id: str, status: str) -> None:
         """Note that it runs or is paused."""
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=status))
 
     async def compare(self) -> None:
         """Note which have ended, by the keepers' registry."""
-        rows = await asyncio.to_thread(self._read, records.living)
+        rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
         there = await asyncio.to_thread(lambda: {one.name for one in registry.found()})
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
@@ -166,6 +187,7 @@ class Sandboxes:
 
     async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
         await self._writer.write(partial(records.note, sandbox_id=facts.id, status=ENDED))
+        self._ours.pop(facts.id, None)
         return await self.look(facts.id, facts.project)
 
     def _read(self, work: Any) -> Any:  # noqa: ANN401 - what the work returns
@@ -182,6 +204,11 @@ class Sandboxes:
             raise _ended(facts)
         if facts.status == STARTING:
             raise Refused(409, "sandbox-starting", f"sandbox {facts.id} is being opened; try again in a moment")
+        if not is_here(facts.worker):
+            raise Refused(
+                409, "sandbox-elsewhere", f"sandbox {facts.id} is on the machine of worker {facts.worker}",
+                remedy="connect to the service of that machine",
+            )  # fmt: skip
         attachment = await self._attached(facts)
         attachment.users += 1
         try:
@@ -219,7 +246,7 @@ class Sandboxes:
     async def _attach(self, facts: SandboxFacts) -> Attachment:
         sandbox = await asyncio.to_thread(_come_back, facts.name, self._options)
         await sandbox.__aenter__()
-        return Attachment(id=facts.id, sandbox=sandbox)
+        return Attachment(id=facts.id, sandbox=sandbox, gone=self._ours.get(facts.id))
 
     async def _has_ended(self, facts: SandboxFacts) -> bool:
         """Tell whether its name has come free, and note that."""

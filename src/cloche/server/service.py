@@ -27,7 +27,6 @@ from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
 from cloche.records.debugging import read_switches
 from cloche.records.keys import note_use
-from cloche.records.reproductions import Reproductions
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 from cloche.records.workers import own_worker
 
@@ -35,6 +34,7 @@ from .approvals import ApprovalWatch
 from .debugging import Debugging
 from .identities import Identities
 from .metrics import Metrics
+from .peers import Peers
 from .problems import Refused
 from .runs import RunQueue
 from .sandboxes import Sandboxes
@@ -89,6 +89,7 @@ class Service:
             observer=self.metrics,
         )  # fmt: skip
         self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
+        self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
         self.wire = WireLoad()
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
@@ -235,13 +236,12 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
         asyncio.ensure_future(service.sandboxes.tend()),
         asyncio.ensure_future(service.forget_old_runs()),
+        asyncio.ensure_future(service.peers.tend()),
     ]
     try:
         await asyncio.to_thread(approvals.take_over_older, database)
-        lost = await asyncio.to_thread(run_records.recover, database)
-        lost += await asyncio.to_thread(Reproductions(database).recover)
-        if lost:
-            log.warning("%d runs had not ended when an earlier worker did; they are noted as errors", lost)
+        await service.peers.refresh()
+        await service.peers.close_of_gone()
         yield service
     finally:
         for task in beside:
@@ -250,6 +250,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
         await service.sandboxes.close()
+        await service.peers.leave()
         service.close_files()
         await asyncio.to_thread(service.writer.close)
         await asyncio.to_thread(database.close)

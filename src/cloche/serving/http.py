@@ -145,9 +145,9 @@ class Unsignalled(uvicorn.Server):
         yield
 
 
-async def serve(server: uvicorn.Server, listener: socket.socket, *, on_stop: Callable[[], None] = lambda: None) -> None:
+async def serve(server: uvicorn.Server, *listeners: socket.socket, on_stop: Callable[[], None] = lambda: None) -> None:
     """Serve; cancelled, let it end orderly first. `on_stop` is called then, to end what else would go on."""
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    serving = asyncio.ensure_future(server.serve(sockets=list(listeners)))
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:

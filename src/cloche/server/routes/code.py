@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Header, Query, Request
@@ -63,6 +64,9 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     202: {"description": "It was queued.", "content": {"application/json": {"example": {"id": "run_…"}}}},
     415: {"model": Problem, "description": "Neither JSON nor a form.", "content": {MEDIA_TYPE: {}}},
 }
+
+
+AGAIN_S = 0.1  # between two looks at whether another worker's run has ended
 
 
 class Digest(Protocol):
@@ -202,11 +206,8 @@ async def _repeated(service: Service, order: RunOrder) -> Response | None:
 
     Raises Refused (409) where that was for something else.
     """
-    found = await service.read(
-        lambda session: run_records.find_repeated(
-            session, project=order.project, api_key=order.api_key, idempotency_key=str(order.idempotency_key)
-        )
-    )
+    asked = {"project": order.project, "api_key": order.api_key, "idempotency_key": str(order.idempotency_key)}
+    found = await service.read(partial(run_records.find_repeated, **asked))
     if found is None:
         return None
     if found.request_sha256 != order.request_sha256:
@@ -217,6 +218,11 @@ async def _repeated(service: Service, order: RunOrder) -> Response | None:
         if live.task.cancelled():
             raise Refused(409, "cancelled", "the run was cancelled")
         return Response(live.task.result(), media_type="application/json")
+    while found is not None and found.status in run_records.UNFINISHED:  # by another worker
+        await asyncio.sleep(AGAIN_S)
+        found = await service.read(partial(run_records.find_repeated, **asked))
+    if found is None:
+        return None
     return Response(as_json(found.as_dict()), media_type="application/json")
 
 
@@ -276,4 +282,5 @@ async def cancel(run_id: str, caller: Runner, service: TheService) -> dict[str, 
     found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
     if found.status in run_records.UNFINISHED:
         raise NotFound(f"run {run_id} is of another worker; ask that one, or wait")
-    return {"id": found.id, "status": found.status}
+    why = {"error": found.document["error"]} if "error" in found.document else {}  # such as that its worker is gone
+    return {"id": found.id, "status": found.status, **why}

@@ -44,6 +44,18 @@ def upgrade() -> None:
         sa.Column("changed_by", sa.String(64), nullable=False),
     )
     op.create_table(
+        "workers",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("address", sa.Text, nullable=False),
+        sa.Column("certificate", sa.Text),
+        sa.Column("beat", sa.Integer, nullable=False),
+    )
+    op.create_table(
+        "shared_secrets",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("value", sa.String(64), nullable=False),
+    )
+    op.create_table(
         "debug_namespaces",
         sa.Column("name", sa.String(64), primary_key=True),
         sa.Column("is_on", sa.Boolean, nullable=False),
@@ -133,6 +145,6 @@ def downgrade() -> None:
     op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
         "approvals", "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",
-        "debug_namespaces", "settings", "browser_sessions", "api_keys",
+        "debug_namespaces", "shared_secrets", "workers", "settings", "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)

@@ -1,0 +1,207 @@
+"""Requests for what another worker has, passed on to it.
+
+Theory of operation: what one worker alone has is a run that goes on, and a sandbox with its sessions and commands; the
+row says who. A request for such a thing is checked as any other, then passed on as it came, and its answer passed back;
+the worker that has it checks it again. A header with a key of the database says that a request was passed on, and for
+whom: it is not passed on further. A client that goes away ends what it asked for there, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloche.core.errors import ClocheError
+from cloche.records.workers import WorkerFacts
+
+from .html import answer as answer_to
+from .peers import MARK, UNIX, Peers, gone
+from .problems import Refused
+
+if TYPE_CHECKING:
+    import httpx
+
+CLIENT = "x-cloche-client"
+CONNECT_S, SEND_S = 5.0, 60.0
+_RUNS = re.compile(r"/api/runs/(run_[0-9a-z]{20})/(?:events|cancel)")
+_SANDBOXES = re.compile(r"/api/sandboxes/(sb_[0-9a-z]{20})(?:/.*)?", re.DOTALL)
+_OF_ONE_HOP = frozenset((
+    "connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
+    "transfer-encoding", "upgrade", "origin", "sec-fetch-site", MARK, CLIENT,
+))  # fmt: skip
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)  # fmt: skip
+
+
+class Forwarding:
+    """Pass on what another worker has; all else goes to the routes."""
+
+    def __init__(
+        self, app: ASGIApp, peers: Peers, *, sandbox: Callable[[str], Awaitable[str | None]],
+        has_run: Callable[[str], bool], check: Callable[[HTTPConnection], Awaitable[Any]],
+    ):  # fmt: skip
+        self._app, self._peers, self._sandbox, self._has_run, self._check = app, peers, sandbox, has_run, check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_begun, scope["app"] = False, self._app
+
+        async def noting(message: Message) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)
+
+        try:
+            mark = Headers(scope=scope).get(MARK)
+            if mark is not None:
+                self._peers.check_mark(mark)
+                scope["client"] = Headers(scope=scope).get(CLIENT, ""), 0
+            worker = await self._elsewhere(scope["path"])
+            if worker is not None:
+                if mark is not None:
+                    raise gone(worker, "another one has it by now")
+                await self._check(HTTPConnection(scope))
+                await self._pass_on(worker, scope, receive, noting)
+                return
+        except (Refused, ClocheError) as error:
+            if is_begun:
+                raise
+            await (await answer_to(Request(scope), error))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _elsewhere(self, path: str) -> str | None:
+        """Return the other worker that has what a path is about."""
+        if (found := _SANDBOXES.fullmatch(path)) is not None:
+            return await self._sandbox(found[1])
+        if (found := _RUNS.fullmatch(path)) is not None and not self._has_run(found[1]):
+            return await self._peers.has_run(found[1])
+        return None
+
+    async def _pass_on(self, worker: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back. Raises Refused (503) where nobody takes it, (502) where that ends."""
+        peer = await self._peers.find(worker)
+        if peer is None:
+            raise gone(worker)
+        body = _Incoming(receive, has_body=_has_body(scope))
+        exchange = asyncio.ensure_future(self._exchange(peer, scope, body, send))
+        leaving = asyncio.ensure_future(body.until_left())
+        try:
+            await asyncio.wait({exchange, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not exchange.done():
+                exchange.cancel()
+            await asyncio.wait({exchange, leaving})
+        if not exchange.cancelled():
+            exchange.result()
+
+    async def _exchange(self, peer: WorkerFacts, scope: Scope, body: _Incoming, send: Send) -> None:
+        import httpx
+
+        begun = False
+        try:
+            async with _client(peer) as client:
+                request = client.build_request(
+                    scope["method"], _target(peer, scope), headers=self._headers(scope),
+                    content=body.pieces() if body.has_body else None,
+                )  # fmt: skip
+                response = await client.send(request, stream=True)
+                begun = True
+                headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower().decode() not in _OF_ONE_HOP]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+                async for piece in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise gone(peer.name, str(error)) from error
+        except httpx.TransportError as error:
+            if begun:
+                raise
+            raise Refused(
+                502, "outcome-unknown", f"worker {peer.name}, which has this, ended or was cut off while it did it"
+            ) from error
+
+    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        client = (scope.get("client") or ("", 0))[0]
+        kept = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_HOP]
+        return [*kept, (MARK.encode(), self._peers.key.encode()), (CLIENT.encode(), client.encode())]
+
+
+class _Incoming:
+    """Receive a body for whom it is passed on to, then wait for the client to leave."""
+
+    def __init__(self, receive: Receive, *, has_body: bool):
+        self._receive, self.has_body = receive, has_body
+        self._is_over = asyncio.Event()  # the body
+        self._is_left = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Give it piece by piece."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._is_left = True
+                break
+            if message.get("body"):
+                yield message["body"]
+            more = message.get("more_body", False)
+        self._is_over.set()
+        if self._is_left:  # which `until_left` tells, and then this is cancelled
+            await asyncio.Event().wait()
+
+    async def until_left(self) -> None:
+        """Return once the client has left."""
+        if self.has_body:
+            await self._is_over.wait()
+        while not self._is_left:
+            message: Message = await self._receive()
+            self._is_left = message["type"] == "http.disconnect"
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _client(peer: WorkerFacts) -> httpx.AsyncClient:
+    """Return a client for one request: an idle connection may be closed by the other side just when it is used."""
+    import httpx
+
+    verify: ssl.SSLContext | bool = False if peer.certificate is None else _exactly(peer.certificate)
+    if peer.address.startswith(UNIX):
+        transport = httpx.AsyncHTTPTransport(verify=verify, uds=peer.address.removeprefix(UNIX), trust_env=False)
+    else:
+        transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=_KEEPALIVE, trust_env=False)
+    times = httpx.Timeout(None, connect=CONNECT_S, write=SEND_S)
+    return httpx.AsyncClient(transport=transport, timeout=times, trust_env=False)
+
+
+def _exactly(certificate: str) -> ssl.SSLContext:
+    """Return what trusts this certificate alone; the database says whose it is, and no name has to."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+def _target(peer: WorkerFacts, scope: Scope) -> str:
+    path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
+    scheme = "http" if peer.certificate is None else "https"
+    return f"{f'{scheme}://localhost' if peer.address.startswith(UNIX) else peer.address}{path}{query}"

@@ -1,0 +1,192 @@
+"""The other workers of this database: who serves, where each is reached, and what to do about those that are gone.
+
+Theory of operation: a worker stores where the others reach it: a Unix socket in a folder of its user's, or the address
+that the operator names, then by TLS with exactly the certificate that it stored. A process of this host is known to be
+gone; a worker elsewhere is taken for gone when its row is, or when its number has not risen for a minute. Its runs are
+closed then. Its sandboxes are had by the next worker of its host that is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
+
+from cloche import hostfs
+from cloche.config.state import state_file
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.escape import escape_name
+from cloche.records import runs as run_records
+from cloche.records import workers
+from cloche.records.database import Database, Writer
+from cloche.records.ids import new_id
+from cloche.records.reproductions import Reproductions
+from cloche.records.workers import WorkerFacts
+
+from .problems import Refused
+
+T = TypeVar("T")
+MARK = "x-cloche-worker"
+UNIX = "unix:"
+LOOK_EVERY_S, SILENT_S = 5.0, 60.0
+BACKLOG = 64
+log = logging.getLogger("cloche.service")
+
+
+class Listening:
+    """Listen on a Unix socket in a folder that is the user's alone. Raises InvalidRequest where there is no place."""
+
+    def __init__(self) -> None:
+        folder = state_file("workers")
+        if folder is None:
+            raise InvalidRequest("workers have no place for their sockets, since this user has no home folder")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.path = os.path.join(folder, f"{new_id('w')[-16:]}.sock")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        opened = _open_private(folder)
+        try:
+            self.socket.bind(f"/proc/self/fd/{opened}/{os.path.basename(self.path)}")  # however long the path is
+            self.socket.listen(BACKLOG)
+            self.socket.setblocking(False)
+        finally:
+            os.close(opened)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.socket.close()
+        with suppress(OSError):
+            os.unlink(self.path)
+
+
+def _open_private(folder: str) -> int:
+    """Return a descriptor of a folder. Raises InvalidRequest for one that others may look or write into."""
+    opened = hostfs.open_folder(folder)
+    found = os.fstat(opened)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(opened)
+        raise InvalidRequest(f"{escape_name(folder)} must be this user's alone: chmod 700")
+    return opened
+
+
+class Peers:
+    """Know the other workers, and tell them of this one."""
+
+    def __init__(self, database: Database, writer: Writer, worker: str):
+        self._database, self._writer, self._worker = database, writer, worker
+        self._known: dict[str, WorkerFacts] = {}
+        self._risen: dict[str, tuple[int, float]] = {}  # the last number of each, and when that was first seen
+        self._address: tuple[str, str | None] | None = None
+        self._key = ""
+
+    async def join(self, address: str, certificate: str | None) -> None:
+        """Tell where this worker is reached. Raises RecordsFailed."""
+        self._address = address, certificate
+        self._key = await self._writer.write(workers.shared_key)
+        await self._writer.write(partial(workers.join, name=self._worker, address=address, certificate=certificate))
+
+    async def leave(self) -> None:
+        """Tell that this worker serves no more."""
+        if self._address is not None:
+            with suppress(ClocheError):
+                await self._writer.write(partial(workers.leave, name=self._worker))
+
+    async def tend(self) -> None:
+        """Look every few seconds who is gone, and close what they ran."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self._note_alive()
+                await self.refresh()
+                await self.close_of_gone()
+            except ClocheError as error:
+                log.warning("the other workers cannot be looked at: %s", error)
+
+    async def _note_alive(self) -> None:
+        """Raise the number of this worker, where others cannot see its process."""
+        if self._address is None or self._database.is_sqlite:
+            return
+        if not await self._writer.write(partial(workers.note_alive, name=self._worker)):
+            await self.join(*self._address)
+
+    async def refresh(self) -> None:
+        """Read who serves. Raises RecordsFailed."""
+        found = await asyncio.to_thread(self._read, workers.serving)
+        now = time.monotonic()
+        before, self._known = self._risen, {one.name: one for one in found}
+        self._risen = {one.name: (one.beat, now) for one in found}
+        for name, (beat, at) in before.items():
+            if name in self._risen and self._risen[name][0] == beat:
+                self._risen[name] = beat, at
+
+    def is_gone(self, worker: str) -> bool:
+        """Tell whether a worker has ended, by what was read last."""
+        if worker == self._worker:
+            return False
+        if workers.is_here(worker):
+            return workers.is_gone(worker)
+        return worker not in self._known or time.monotonic() - self._risen[worker][1] > SILENT_S
+
+    async def close_of_gone(self) -> None:
+        """Close the runs of workers that are gone, and forget these. Raises RecordsFailed."""
+        lost = await asyncio.to_thread(run_records.recover, self._database, self.is_gone)
+        lost += await asyncio.to_thread(Reproductions(self._database).recover, self.is_gone)
+        if lost:
+            log.warning("%d runs had not ended when their worker did; they are noted as errors", lost)
+        for one in [one for one in self._known.values() if self.is_gone(one.name)]:
+            await self._writer.write(partial(workers.leave, name=one.name))
+            if workers.is_here(one.name) and one.address.startswith(UNIX):
+                with suppress(OSError):
+                    os.unlink(one.address.removeprefix(UNIX))
+
+    async def find(self, worker: str) -> WorkerFacts | None:
+        """Return how a worker is reached, or another one of the same host that has come since; None for nobody."""
+        await self.refresh()
+        if worker in self._known and not self.is_gone(worker):
+            return self._known[worker]
+        beside = [one for one in self._known.values() if workers.are_together(one.name, worker)]
+        return next((one for one in beside if one.name != self._worker and not self.is_gone(one.name)), None)
+
+    def check_mark(self, mark: str) -> None:
+        """Raise Refused (403) for what is no key of this database."""
+        if not self._key or not hmac.compare_digest(mark.encode(), self._key.encode()):
+            raise Refused(403, "not-a-worker", f"{MARK} has no key of this database; leave the header out")
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        with self._database.reading() as session:
+            return work(session)
+
+    async def has_run(self, run_id: str) -> str | None:
+        """Return the other worker that runs what has not ended; None for any other run. Raises RecordsFailed."""
+        worker = await asyncio.to_thread(self._read, partial(run_records.unfinished_worker, run_id=run_id))
+        if worker is None or worker == self._worker:
+            return None
+        await self.refresh()
+        if not self.is_gone(worker):
+            return worker
+        await self.close_of_gone()
+        return None
+
+    @property
+    def key(self) -> str:
+        """Return what workers know each other by."""
+        return self._key
+
+
+def gone(worker: str, why: str = "") -> Refused:
+    """Return what is answered where nobody takes a request for what a worker has."""
+    said = f" ({why})" if why else ""
+    return Refused(
+        503, "worker-gone",
+        f"worker {worker}, which has this, is gone or cannot be reached{said}; what went on in it, and its sessions, "
+        "ended with it where it is gone",
+        remedy="sandboxes go on: ask again once a worker of the same machine serves", headers={"Retry-After": "5"},
+    )  # fmt: skip
