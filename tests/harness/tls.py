@@ -28,6 +28,12 @@ class Authority:
 
     def server_context(self, host: str = "127.0.0.1", since: dt.timedelta = -DAY) -> ssl.SSLContext:
         """Return what a server of this host uses; its certificate holds for two days, and begins `since` from now."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.server_file(host, since))
+        return context
+
+    def server_file(self, host: str = "127.0.0.1", since: dt.timedelta = -DAY) -> Path:
+        """Return a file with the key and the certificate of such a server."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         kind = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
@@ -38,9 +44,7 @@ class Authority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(file)
-        return context
+        return file
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: dt.timedelta

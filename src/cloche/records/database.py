@@ -1,8 +1,9 @@
 """The database of records: opened, migrated, and used by one transaction at a time in each thread.
 
 Calls block: in a coroutine use a `Writer`, or `asyncio.to_thread`. Several processes share a SQLite file: writers wait
-for each other (WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. What the database cannot do (locked, disk
-full, damaged) is RecordsFailed, and its transaction is undone as a whole.
+for each other (WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. Those of PostgreSQL do the same by an advisory
+lock, so that what a transaction has read holds until it has written. What the database cannot do (locked, disk full,
+damaged, not reached) is RecordsFailed, and its transaction is undone as a whole.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, PoolProxiedConnection, create_engine, event, make_url, text
-from sqlalchemy.exc import DatabaseError, DBAPIError
+from sqlalchemy import URL, Engine, PoolProxiedConnection, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from cloche.config.state import DATABASE, records_location
+from cloche.config.state import records_location, state_file
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
@@ -32,11 +34,13 @@ log = logging.getLogger("cloche.records")
 NEWEST = "0001"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 MOST_TOGETHER = 64  # writes in one transaction
+_WRITING = 0xC10C4E  # of PostgreSQL's advisory locks in one database
 T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
 # What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
 _REASONS = (
     ("locked", "another process has been writing for ten seconds; try again"),
+    ("lock timeout", "another process has been writing for ten seconds; try again"),
     ("full", "the disk is full; make room and try again"),
     ("malformed", "the file is damaged; put a backup in its place"),
     ("not a database", "the file is no database; put a backup in its place, or name another"),
@@ -54,16 +58,18 @@ class Database:
     def __init__(self, location: str | os.PathLike[str] | None = None):
         where = os.fspath(location) if location is not None else records_location()
         self.on_failure: Callable[[], None] = _ignore  # called for each RecordsFailed
-        self.url = make_url(where) if "://" in where else make_url(f"sqlite:///{os.path.abspath(where)}")
+        self.url = _url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
             path = os.path.realpath(str(self.url.database))
             _make_private(path)
             self.folder = os.path.dirname(path)
         else:
-            self.folder = os.path.dirname(records_location()) if DATABASE not in os.environ else os.getcwd()
+            self.folder = os.path.dirname(state_file("records.db") or os.path.abspath("records.db"))
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self.engine = _engine(self.url.render_as_string(hide_password=False), is_sqlite=self.is_sqlite)
-        self._reader = self.engine.execution_options(is_reading=True)
+        reading = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self.engine.execution_options(is_reading=True, **reading)
         self._looker: PoolProxiedConnection | None = None
         try:
             with failures_named(self.name):
@@ -268,6 +274,8 @@ def failures_named(name: str) -> Iterator[None]:
         yield
     except IntegrityError:
         raise
+    except PoolTimeout as error:
+        raise RecordsFailed(f"the records in {name} cannot be used: all connections are in use; try again") from error
     except (DatabaseError, DBAPIError) as error:
         text_ = str(error.orig).lower()
         reason = next((why for word, why in _REASONS if word in text_), str(error.orig))
@@ -276,7 +284,7 @@ def failures_named(name: str) -> Iterator[None]:
 
 def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
-        return create_engine(url, pool_pre_ping=True, json_serializer=_encode, hide_parameters=True)
+        return _postgresql_engine(url)
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
     # As many connections as there are threads: who waits for another one's writing must not keep readers waiting.
     engine = create_engine(
@@ -296,6 +304,41 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
         # A transaction that reads first and writes then could not be told to wait: it would fail at once.
         is_reading = connection.get_execution_options().get("is_reading", False)
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _url(where: str) -> URL:
+    """Return a database's URL. Raises InvalidRequest for one of a kind that is not supported."""
+    if "://" not in where:
+        return make_url(f"sqlite:///{os.path.abspath(where)}")
+    try:
+        found = make_url(where)
+        if found.drivername == "postgresql":
+            found = found.set(drivername="postgresql+psycopg")
+        if found.get_backend_name() in ("sqlite", "postgresql"):
+            found.get_dialect().import_dbapi()
+            return found
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise InvalidRequest("the database's URL cannot be read; write postgresql://USER@HOST/NAME") from error
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{found.get_backend_name()} needs the package {error.name}; pip install 'cloche[postgresql]'"
+        ) from error
+    raise InvalidRequest("records are kept by SQLite or PostgreSQL; name a file, or postgresql://USER@HOST/NAME")
+
+
+def _postgresql_engine(url: str) -> Engine:
+    engine = create_engine(
+        url, pool_pre_ping=True, pool_size=8, max_overflow=8, pool_timeout=BUSY_TIMEOUT_S, json_serializer=_encode,
+        hide_parameters=True,
+        connect_args={"connect_timeout": round(BUSY_TIMEOUT_S), "options": f"-c lock_timeout={BUSY_TIMEOUT_S:g}s"},
+    )  # fmt: skip
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's
+        if not connection.get_execution_options().get("is_reading", False):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITING})")
 
     return engine
 

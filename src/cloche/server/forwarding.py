@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
@@ -23,7 +24,7 @@ from cloche.core.errors import ClocheError
 from cloche.records.workers import WorkerFacts
 
 from .html import answer as answer_to
-from .peers import MARK, UNIX, Peers, gone
+from .peers import MARK, UNIX, Peers, gone, reached
 from .problems import Refused
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Forwarding:
                 async for piece in response.aiter_raw():
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout, OSError) as error:
             raise gone(peer.name, str(error)) from error
         except httpx.TransportError as error:
             if begun:
@@ -178,17 +179,21 @@ def _has_body(scope: Scope) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
-def _client(peer: WorkerFacts) -> httpx.AsyncClient:
-    """Return a client for one request: an idle connection may be closed by the other side just when it is used."""
+@asynccontextmanager
+async def _client(peer: WorkerFacts) -> AsyncIterator[httpx.AsyncClient]:
+    """Hold a client for one request: an idle connection may be closed by the other side just when it is used."""
     import httpx
 
     verify: ssl.SSLContext | bool = False if peer.certificate is None else _exactly(peer.certificate)
-    if peer.address.startswith(UNIX):
-        transport = httpx.AsyncHTTPTransport(verify=verify, uds=peer.address.removeprefix(UNIX), trust_env=False)
-    else:
-        transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=_KEEPALIVE, trust_env=False)
     times = httpx.Timeout(None, connect=CONNECT_S, write=SEND_S)
-    return httpx.AsyncClient(transport=transport, timeout=times, trust_env=False)
+    with ExitStack() as held:
+        if peer.address.startswith(UNIX):
+            uds = held.enter_context(reached(peer.address.removeprefix(UNIX)))
+            transport = httpx.AsyncHTTPTransport(verify=verify, uds=uds, trust_env=False)
+        else:
+            transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=_KEEPALIVE, trust_env=False)
+        async with httpx.AsyncClient(transport=transport, timeout=times, trust_env=False) as client:
+            yield client
 
 
 def _exactly(certificate: str) -> ssl.SSLContext:

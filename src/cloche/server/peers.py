@@ -14,8 +14,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ MARK = "x-cloche-worker"
 UNIX = "unix:"
 LOOK_EVERY_S, SILENT_S = 5.0, 60.0
 BACKLOG = 64
+_OTHERS = 0o077
 log = logging.getLogger("cloche.service")
 
 
@@ -52,13 +53,10 @@ class Listening:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self.path = os.path.join(folder, f"{new_id('w')[-16:]}.sock")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        opened = _open_private(folder)
-        try:
-            self.socket.bind(f"/proc/self/fd/{opened}/{os.path.basename(self.path)}")  # however long the path is
-            self.socket.listen(BACKLOG)
-            self.socket.setblocking(False)
-        finally:
-            os.close(opened)
+        with reached(self.path) as path:
+            self.socket.bind(path)
+        self.socket.listen(BACKLOG)
+        self.socket.setblocking(False)
 
     def close(self) -> None:
         """Listen no more."""
@@ -67,14 +65,21 @@ class Listening:
             os.unlink(self.path)
 
 
-def _open_private(folder: str) -> int:
-    """Return a descriptor of a folder. Raises InvalidRequest for one that others may look or write into."""
+@contextmanager
+def reached(path: str) -> Iterator[str]:
+    """Give a path that fits into a socket's address, however long this one is, for the body.
+
+    Raises OSError, InvalidRequest for a folder that is open to others: callers' keys go through what lies in it.
+    """
+    folder, name = os.path.split(path)
     opened = hostfs.open_folder(folder)
-    found = os.fstat(opened)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    try:
+        found = os.fstat(opened)
+        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+            raise InvalidRequest(f"{escape_name(folder)} must be this user's alone: chmod 700")
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
         os.close(opened)
-        raise InvalidRequest(f"{escape_name(folder)} must be this user's alone: chmod 700")
-    return opened
 
 
 class Peers:

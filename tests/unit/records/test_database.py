@@ -39,9 +39,9 @@ def _count(database: Database) -> int:
         return session.scalar(select(func.count()).select_from(EnvironmentSnapshot)) or 0
 
 
-def test_migrations_make_the_tables_and_take_them_away(tmp_path: Path) -> None:
+def test_migrations_make_the_tables_and_take_them_away(location: str) -> None:
     """Up, the tables are those of the code; down and up again with rows in them, nothing is in the way."""
-    database = Database(tmp_path / "r.db")
+    database = Database(location)
     with database.writing() as session:
         _add(session)
     with database.engine.connect() as connection:
@@ -132,9 +132,9 @@ def test_a_spoilt_file_is_told(tmp_path: Path, spoil: Callable[[Path], None], wo
         _count(database)
 
 
-def test_writes_share_a_transaction_and_fail_alone(tmp_path: Path) -> None:
+def test_writes_share_a_transaction_and_fail_alone(location: str) -> None:
     """Of a hundred at once, one that fails takes no other with it, and few commits are made."""
-    database, commits = Database(tmp_path / "r.db"), []
+    database, commits = Database(location), []
     from sqlalchemy import event
 
     event.listen(database.engine, "commit", lambda _: commits.append(1))
@@ -158,9 +158,9 @@ def test_writes_share_a_transaction_and_fail_alone(tmp_path: Path) -> None:
     database.close()
 
 
-def test_ids_sort_by_time_and_pages_follow_them(tmp_path: Path) -> None:
+def test_ids_sort_by_time_and_pages_follow_them(location: str) -> None:
     """Each page goes on where the one before ended, the newest first; another project sees none."""
-    database = Database(tmp_path / "r.db")
+    database = Database(location)
     for _ in range(5):
         with database.writing() as session:
             _add(session)

@@ -209,9 +209,9 @@ def test_the_network_is_only_narrowed(held: Any, wanted: Any, options: Any, note
     assert len(terms.notes) == notes
 
 
-def test_the_newest_manifest_of_each_workspace_is_stored(tmp_path: Path) -> None:
+def test_the_newest_manifest_of_each_workspace_is_stored(location: str) -> None:
     """A workspace of a project has one manifest, over which the next is written; other projects do not see it."""
-    database = Database(tmp_path / "state" / "records.db")
+    database = Database(location)
     try:
         save_manifest(database, MANIFEST, "/srv/shop")
         again = save_manifest(database, replace(MANIFEST, name="again"), "/srv/shop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rot
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(location: str) -> Iterator[Database]:
     """Give a database."""
-    database = Database(tmp_path / "records.db")
+    database = Database(location)
     yield database
     database.close()
 

@@ -19,11 +19,11 @@ BASE = {"title": "wrong sum", "code": "print(1)"}
 
 
 @pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+def database(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """Open an empty database, where no configuration of the machine's counts."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    opened = Database(tmp_path / "state" / "records.db")
+    opened = Database(location)
     yield opened
     opened.close()
 
@@ -164,7 +164,7 @@ def test_what_a_killed_worker_ran_is_found(database: Database, records: Reproduc
 import signal, os
 from cloche.records.database import Database
 from cloche.records.reproductions import Reproductions
-records = Reproductions(Database({str(database.url.database)!r}))
+records = Reproductions(Database({database.url.render_as_string(hide_password=False)!r}))
 records.start(records.create({BASE!r})["id"])
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,7 +1,6 @@
 """Records of runs are kept for a time, and a number of them."""
 
 import time
-from pathlib import Path
 
 from cloche.records import runs
 from cloche.records.database import Database
@@ -9,9 +8,9 @@ from cloche.records.ids import moment, new_id
 from cloche.records.tables import Run
 
 
-def test_old_runs_are_forgotten_and_unfinished_ones_are_not(tmp_path: Path) -> None:
+def test_old_runs_are_forgotten_and_unfinished_ones_are_not(location: str) -> None:
     """By age, then by number, the oldest first."""
-    database = Database(tmp_path / "r.db")
+    database = Database(location)
     now = time.time()
     with database.writing() as session:
         for days, status in ((40, "ok"), (40, "queued"), (3, "ok"), (2, "error"), (1, "ok")):

@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.both_users, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Iterator[WorkspaceSnapshots]:
+def records(location: str) -> Iterator[WorkspaceSnapshots]:
     """Give the records in a database of the test's own."""
-    database = Database(tmp_path / "records/records.db")
+    database = Database(location)
     yield WorkspaceSnapshots(database)
     database.close()
 
@@ -121,7 +121,7 @@ def test_contents_are_kept_once_as_long_as_somebody_names_them(
     records: WorkspaceSnapshots, root: Path, at: int
 ) -> None:
     """A deletion removes what no snapshot names, and what a killed writer left, but nothing while somebody stores."""
-    blobs = root.parent / "records/blobs/sha256"
+    blobs = root.parent / "cloche/blobs/sha256"
     first = take(records, at)
     (kept,) = (path for path in blobs.rglob("*") if path.is_file() and path.name != ".lock")
     assert (f"{kept.parent.name}{kept.name}", stat.S_IMODE(kept.stat().st_mode)) == (sha256(OWN), 0o600)
@@ -131,7 +131,7 @@ def test_contents_are_kept_once_as_long_as_somebody_names_them(
     (half := kept.with_name(".1-half.cloche")).write_bytes(b"ha")
     assert records.delete(first) == 1
     assert (kept.exists(), half.exists()) == (True, False)
-    with Blobs(str(root.parent / "records")).held():
+    with Blobs(str(root.parent / "cloche")).held():
         assert records.delete(second) is None
         assert kept.exists()
     assert records.delete(take(records, at, contents=False)) == 1
@@ -395,7 +395,7 @@ def test_content_is_checked_before_it_is_used(
 ) -> None:
     """A blob that is not what its name says replaces nothing."""
     snapshot = take(records, at)
-    harm(root.parent / "records/blobs/sha256" / sha256(OWN)[:2] / sha256(OWN)[2:])
+    harm(root.parent / "cloche/blobs/sha256" / sha256(OWN)[:2] / sha256(OWN)[2:])
     (root / "top").write_bytes(b"later")
     assert results(records.restore(snapshot, at))["top"] == f"skipped:{why}"
     assert (root / "top").read_bytes() == b"later"
@@ -418,12 +418,14 @@ WorkspaceSnapshots(Database(sys.argv[1])).restore(sys.argv[2], hostfs.open_folde
 """
 
 
-def test_a_restoration_that_is_killed_leaves_whole_files(records: WorkspaceSnapshots, root: Path, at: int) -> None:
+def test_a_restoration_that_is_killed_leaves_whole_files(
+    records: WorkspaceSnapshots, location: str, root: Path, at: int
+) -> None:
     """Each name has the file of before or of the snapshot; the manifest says that it is not complete."""
     snapshot = take(records, at)
     for name in ("a/one", "b/two", "top"):
         (root / name).write_bytes(b"later")
-    command = [sys.executable, "-c", KILLED, str(root.parent / "records/records.db"), snapshot, str(root)]
+    command = [sys.executable, "-c", KILLED, location, snapshot, str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "written beside\n"

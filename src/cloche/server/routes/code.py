@@ -206,8 +206,11 @@ async def _repeated(service: Service, order: RunOrder) -> Response | None:
 
     Raises Refused (409) where that was for something else.
     """
-    asked = {"project": order.project, "api_key": order.api_key, "idempotency_key": str(order.idempotency_key)}
-    found = await service.read(partial(run_records.find_repeated, **asked))
+    ask = partial(
+        run_records.find_repeated, project=order.project, api_key=order.api_key,
+        idempotency_key=str(order.idempotency_key),
+    )  # fmt: skip
+    found = await service.read(ask)
     if found is None:
         return None
     if found.request_sha256 != order.request_sha256:
@@ -220,7 +223,7 @@ async def _repeated(service: Service, order: RunOrder) -> Response | None:
         return Response(live.task.result(), media_type="application/json")
     while found is not None and found.status in run_records.UNFINISHED:  # by another worker
         await asyncio.sleep(AGAIN_S)
-        found = await service.read(partial(run_records.find_repeated, **asked))
+        found = await service.read(ask)
     if found is None:
         return None
     return Response(as_json(found.as_dict()), media_type="application/json")
