@@ -149,7 +149,8 @@ def test_a_secret_is_nowhere(database: Database, workspace: Path) -> None:
     assert SECRET not in answers
     assert [name for name, data in files.items() if SECRET.encode() in data] == []
     with database.reading() as session:
-        stored = json.loads(session.execute(text("SELECT document FROM environment_snapshots")).scalars().first() or "")
+        row = session.execute(text("SELECT CAST(document AS TEXT) FROM environment_snapshots")).scalars().first()
+    stored = json.loads(row or "")
     hashes = [*stored["_hashes"].values()]
     assert len({*hashes}) == len(MASKED)
     assert [one for one in hashes if one in answers or one.encode() in files[found["file"]]] == []
