@@ -40,6 +40,11 @@ KINDS: Mapping[str, str] = {
     "commit": "changes of a sandbox are about to be written to a folder of the host: which diff, how many paths",
     "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",
+    "key": "a key of the service was made, rotated or revoked: which, and by whom",
+    "login": "a browser came in by a one-time link, or asked for one: from where",
+    "sandbox": "a sandbox of the service was opened, ended, or is about to be uploaded to: which",
+    "restore": "files of a snapshot are about to be written to a folder of the host: which",
+    "replicate": "a script that sets variables is about to be written to a folder of the host: of which snapshot",
     "fallback": "something else runs it than what was asked for: what, and why",
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",
@@ -212,3 +217,8 @@ def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
         yield
     finally:
         _acting.reset(token)
+
+
+def act_for(**fields: Any) -> None:  # noqa: ANN401 - JSON
+    """Add these fields to every event of this task from now on, and of those that it starts."""
+    _acting.set({**_acting.get(), **fields})

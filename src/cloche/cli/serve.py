@@ -93,6 +93,10 @@ def _mcp(
 @option("--allow-host", metavar="NAME", multiple=True, help="A name that clients may call this host. Repeatable.")
 @option("--allow-origin", metavar="URL", multiple=True, help="An origin whose web pages may connect. Repeatable.")
 @option(
+    "--trusted-proxy", metavar="ADDRESS", multiple=True,
+    help="An address or network of a proxy, whose X-Forwarded-For and -Proto are believed. Repeatable.",
+)  # fmt: skip
+@option(
     "--workspace-root", "roots", metavar="DIR[:rw]", multiple=True,
     help="A host folder that the API may read, or write too. Repeatable. Default: none.",
 )  # fmt: skip
@@ -115,6 +119,7 @@ def _serve(
     allow_public: bool,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
+    trusted_proxy: tuple[str, ...],
     roots: tuple[str, ...],
     queue: int,
     queue_deadline: str,
@@ -136,7 +141,8 @@ def _serve(
 
     command = ServeCommand(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
-        allowed_hosts=allow_host, allowed_origins=allow_origin, roots=roots, queue_limit=queue,
+        allowed_hosts=allow_host, allowed_origins=allow_origin, trusted_proxies=trusted_proxy, roots=roots,
+        queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
         drain_s=parse_duration(drain, name="drain"),
         keep_runs_s=parse_duration(keep_runs, name="keep-runs"), worker_address=worker_address,

@@ -1,7 +1,7 @@
 """Keys of the service: 256 random bits, shown once; of each the SHA-256 is stored, and compared in constant time.
 
-A key has scopes. `run`: run code, and tighten the settings. `read`: read records. `approve`: decide about what waits
-for a human. `admin`: all of these, keys, and looser settings up to the operator's ceilings.
+A key has scopes. `run`: run code. `read`: read records. `approve`: decide about what waits
+for a human. `admin`: all of these, keys, and settings up to the operator's ceilings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloche.core.escape import escape_name
 
 from .database import Database
 from .ids import check_id, new_id, now
-from .tables import DEFAULT_PROJECT, ApiKey
+from .tables import DEFAULT_PROJECT, ApiKey, Approval
 
 SCOPES = ("run", "read", "approve", "admin")
 PREFIX = "cloche_"
@@ -114,7 +114,7 @@ def revoke_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJEC
 
 
 def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> tuple[KeyFacts, str]:
-    """Replace a key by a new one of the same name, scopes and end, and revoke it.
+    """Replace a key by a new one of the same name, scopes and end, and revoke it; what it asked for is the new one's.
 
     Raises NotFound, InvalidRequest for one that holds no more: it shall not come back that way.
     """
@@ -123,7 +123,9 @@ def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJEC
         if not _facts(old).is_valid:
             raise Conflict(f"key {escape_name(key_id)} holds no more; make a new one")
         old.revoked_at = now()
-        return _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
+        made = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
+        session.execute(update(Approval).where(Approval.asked_by == old.id).values(asked_by=made[0].id))
+        return made
 
 
 def _row(session: Session, key_id: str, project: str) -> ApiKey:

@@ -21,14 +21,14 @@ class Owned:
     """Have an id that sorts by time, and a project. Times are RFC 3339 in UTC."""
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    project: Mapped[str] = mapped_column(String(64), default=DEFAULT_PROJECT, index=True)
+    project: Mapped[str] = mapped_column(String(64), default=DEFAULT_PROJECT)
     created_at: Mapped[str] = mapped_column(String(32))
 
 
 class Documented(Owned):
     """Have a document, and the caller's own label (`sessionId`)."""
 
-    session_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    session_id: Mapped[str | None] = mapped_column(String(64))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
@@ -190,3 +190,10 @@ class Approval(Table):
 
 
 Index("runs_by_status", Run.project, Run.status, Run.id)
+
+# Lists are by project, perhaps by the caller's label, and the newest first.
+for _table in Table.metadata.tables.values():
+    if _table.name != Approval.__tablename__ and "project" in _table.c:
+        Index(f"ix_{_table.name}_project", _table.c.project, _table.c.id)
+    if "session_id" in _table.c:
+        Index(f"ix_{_table.name}_session_id", _table.c.project, _table.c.session_id, _table.c.id)

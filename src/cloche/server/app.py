@@ -44,6 +44,7 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     problems.install(app, html.answer)
     for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
+    app.include_router(import_module(f"{__package__}.routes.keys").links)
     allowed = service.options.allowed_origins
     if allowed:
         app.add_middleware(

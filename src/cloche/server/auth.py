@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, WebSocket
 from starlette.requests import HTTPConnection
 
+from cloche.audit.log import act_for
 from cloche.records.keys import SCOPES
 from cloche.records.tables import DEFAULT_PROJECT
 
@@ -34,8 +35,14 @@ def service_of(connection: HTTPConnection) -> Service:
 async def find_caller(connection: HTTPConnection) -> Caller:
     """Return who asks. Raises Refused (401) for nobody, and (403) where the CSRF token is missing."""
     caller = await _find_caller(connection)
-    connection.scope[CALLER] = caller.name
+    _note_caller(connection, caller)
     return caller
+
+
+def _note_caller(connection: HTTPConnection, caller: Caller) -> None:
+    """Let the access log, and each event of the audit log that comes of this request, say who asks."""
+    connection.scope[CALLER] = caller.name
+    act_for(key=caller.name, address=caller.address)
 
 
 async def _find_caller(connection: HTTPConnection) -> Caller:
@@ -69,7 +76,7 @@ async def find_browser(request: Request) -> Caller:
     caller = await _of_cookie(service_of(request), request)
     if caller is None:
         raise _nobody("no cookie was sent that holds")
-    request.scope[CALLER] = caller.name
+    _note_caller(request, caller)
     if request.method not in _SAFE:
         _check_origin(request)
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)

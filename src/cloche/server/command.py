@@ -42,6 +42,7 @@ class ServeCommand:
     allows_public: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
     queue_limit: int = 256
     queue_deadline_s: float = 30.0
@@ -101,7 +102,8 @@ async def serving(command: ServeCommand) -> None:
             gc.freeze()  # to look through all that is here now takes longer than most requests, and finds nothing
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,
-                proxy_headers=False,  # anybody on loopback could name any address, and it goes into the audit log
+                proxy_headers=bool(command.trusted_proxies),  # of nobody else, as the address goes into the audit log
+                forwarded_allow_ips=list(command.trusted_proxies),
                 http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
                 ws_ping_timeout=None, ws_per_message_deflate=False,
                 timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),

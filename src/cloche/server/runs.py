@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from cloche.audit.log import act_for
 from cloche.audit.recording import is_traced
 from cloche.core.errors import (
     BackendUnavailable,
@@ -255,6 +256,7 @@ class RunQueue:
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
             is_told = order.has_events or order.idempotency_key is not None or _is_watched()
+            act_for(api_run=live.id)
             result = await order.start(partial(self._tell, live) if is_told else None)
             document, stored = await _encode_apart(live.id, result, order)
         except BaseException as error:

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 from starlette.requests import HTTPConnection
 
+from cloche.audit.log import act_for
 from cloche.core.events import Sink
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
@@ -40,6 +41,7 @@ class Use:
 @asynccontextmanager
 async def using(service: Service, caller: Caller, sandbox_id: str) -> AsyncIterator[Use]:
     """Use a sandbox of the caller's project for the body. Raises NotFound, Refused (409), ClocheError."""
+    act_for(sandbox=sandbox_id)
     async with service.sandboxes.held(sandbox_id, caller.project) as held:
         yield Use(caller=caller, service=service, held=held)
 

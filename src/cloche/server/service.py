@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
+from cloche.audit.log import audit_for
 from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
@@ -151,6 +152,11 @@ class Service:
             use_stored_settings(before.values)
             raise
         return await self.settings()
+
+    async def record(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Write an event to the audit log, where it is on; it says who asks. Raises AuditFailed."""
+        if (audit := audit_for(await self.settings())) is not None:
+            await asyncio.to_thread(audit.record, kind, **fields)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do some work that nobody waits for; it is cancelled when the service is stopped."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import insert, select
 
 from cloche.core.errors import Conflict
 from cloche.records.database import Database
 from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
+from cloche.records.tables import Approval
 
 
 @pytest.fixture
@@ -38,3 +40,14 @@ def test_what_holds_no_more_does_not_come_back_by_a_rotation(database: Database)
         with pytest.raises(Conflict, match="holds no more"):
             rotate_key(database, key.id)
     assert len(list_keys(database)) == 2
+
+
+def test_a_rotated_key_is_the_same_asker(database: Database) -> None:
+    """What it asked for is its own request afterwards, which it does not decide about."""
+    old, _ = create_key(database, name="agent", scopes=("run", "approve"))
+    with database.writing() as session:
+        row = {"asked_by": old.id, "asked_at": 0, "expires_at": 1, "request": "{}"}
+        session.execute(insert(Approval).values(row))
+    new, _ = rotate_key(database, old.id)
+    with database.reading() as session:
+        assert session.scalar(select(Approval.asked_by)) == new.id

@@ -1,4 +1,7 @@
-"""`/api/keys`: make, list, rotate and revoke the keys of a project. A key's text is in one answer only."""
+"""`/api/keys`: make, list, rotate and revoke the keys of a project; `/api/login-links`: let a browser in.
+
+A key's text is in one answer only.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from cloche.records.keys import create_key, list_keys, revoke_key, rotate_key
 from ..auth import Admin, TheService
 from ..bodies import JsonRoute
 from ..exec_options import WireModel
+from ..identities import LINK_S, make_link_code
 from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/keys", tags=["keys"], route_class=JsonRoute)
+links = APIRouter(prefix="/api/login-links", tags=["keys"], route_class=JsonRoute)
 
 
 class NewKey(WireModel):
@@ -40,6 +45,7 @@ async def make_key(asked: NewKey, caller: Admin, service: TheService) -> dict[st
         create_key, service.database, name=asked.name, scopes=asked.scopes, lifetime_s=asked.lifetime_seconds,
         project=caller.project,
     )  # fmt: skip
+    await service.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
     return {**made.as_dict(), "key": text}
 
 
@@ -48,6 +54,7 @@ async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, A
     """Replace a key by a new one of the same name and scopes; the old one holds no more."""
     made, text = await asyncio.to_thread(rotate_key, service.database, key_id, project=caller.project)
     service.identities.forget()
+    await service.record("key", what="rotated", id=key_id, by_id=made.id)
     return {**made.as_dict(), "key": text}
 
 
@@ -56,4 +63,12 @@ async def revoke(key_id: str, caller: Admin, service: TheService) -> dict[str, A
     """Revoke a key: at once here, within a second in other workers."""
     revoked = await asyncio.to_thread(revoke_key, service.database, key_id, project=caller.project)
     service.identities.forget()
+    await service.record("key", what="revoked", id=key_id)
     return revoked.as_dict()
+
+
+@links.post("", status_code=201, responses=RESPONSES)
+async def make_link(_: Admin, service: TheService) -> dict[str, Any]:
+    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind the service's address."""
+    await service.record("login", what="link")
+    return {"path": f"/login?code={await asyncio.to_thread(make_link_code, service.database)}", "seconds": LINK_S}

@@ -139,6 +139,7 @@ async def make_key(request: Request, caller: Browser, service: TheService) -> HT
         create_key, service.database, name=str(form.get("name", "")), scopes=scopes,
         lifetime_s=LIFETIMES[lifetime], project=caller.project,
     )  # fmt: skip
+    await service.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
     return await _settings(request, caller, service, made={"name": made.name, "text": text})
 
 
@@ -147,6 +148,7 @@ async def rotate(request: Request, key_id: str, caller: Browser, service: TheSer
     """Replace a key by a new one, and show its text this once."""
     made, text = await asyncio.to_thread(rotate_key, service.database, key_id, project=caller.project)
     service.identities.forget()
+    await service.record("key", what="rotated", id=key_id, by_id=made.id)
     return await _settings(request, caller, service, made={"name": made.name, "text": text})
 
 
@@ -155,4 +157,5 @@ async def revoke(key_id: str, caller: Browser, service: TheService) -> Response:
     """Let a key hold no more."""
     await asyncio.to_thread(revoke_key, service.database, key_id, project=caller.project)
     service.identities.forget()
+    await service.record("key", what="revoked", id=key_id)
     return RedirectResponse("/settings", 303)

@@ -129,6 +129,7 @@ async def replicate(request: Request, snapshot_id: str, caller: Browser, service
     found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
     script = await asyncio.to_thread(render_script, found)
     path, is_over = str(form.get("workspacePath", "")), form.get("overwrite") == "1"
+    await service.record("replicate", snapshot=snapshot_id, path=path)
     await _in_folder(service, path, lambda at, _: write_script(at, script, overwrite=is_over), writes=True)
     left = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
     said = f"{SCRIPT} is written, with {script.variables} variables{left}"
@@ -147,7 +148,9 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
-    done = await _in_folder(service, str(form.get("workspacePath", "")), work, writes=True)
+    path = str(form.get("workspacePath", ""))
+    await service.record("restore", snapshot=snapshot_id, path=path)
+    done = await _in_folder(service, path, work, writes=True)
     results = await asyncio.to_thread(show_files, {"files": done["results"]})
     said = f"{len(done['results'])} files were looked at; {done['manifest']} says what was done"
     return await _one(request, snapshot_id, caller, service, said=said, results=results)

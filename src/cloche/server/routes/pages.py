@@ -65,12 +65,15 @@ async def log_in(request: Request, service: TheService) -> Response:
     """Give a cookie for a link's code, once."""
     code = str((await request.form(max_files=0, max_fields=4)).get("code", ""))[:128]
     cookie = await asyncio.to_thread(use_link_code, service.database, code)
+    address = request.client.host if request.client else ""
+    await service.record("login", what="used" if cookie else "refused", address=address)
     if cookie is None:
         return await render(request, "no_cookie.html", None, status_code=403)
     response = RedirectResponse("/run", 303)
     response.set_cookie(
-        COOKIE, cookie, max_age=COOKIE_S, path="/", httponly=True, samesite="strict", secure=service.options.is_secure
-    )
+        COOKIE, cookie, max_age=COOKIE_S, path="/", httponly=True, samesite="strict",
+        secure=service.options.is_secure or request.url.scheme == "https",
+    )  # fmt: skip
     return response
 
 

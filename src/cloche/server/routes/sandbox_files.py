@@ -201,6 +201,7 @@ async def write(
     """Write a file, with the folders above it; what is half sent replaces nothing. The body is its content as it is."""
     bits = None if mode is None else int(mode, 8)
     how = "append" if append else "replace"
+    await use.service.record("sandbox", what="upload", path=path)
     with _uploading():
         await use.held.live.write_path(path, _content(request), how=how, mode=bits)
     return as_dict(await use.sandbox.stat(path))
@@ -222,6 +223,7 @@ def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
 async def unpack(request: Request, use: Running, path: Path) -> dict[str, Any]:
     """Unpack a tar archive below a folder, which is made where it is not there. Nothing is written outside of it."""
+    await use.service.record("sandbox", what="upload", path=path)
     with _uploading():
         await use.held.live.unpack_path(path, _content(request))
     return as_dict(await use.sandbox.stat(path))

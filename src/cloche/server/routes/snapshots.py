@@ -103,4 +103,5 @@ async def replicate(snapshot_id: str, asked: Replicate, caller: Runner, service:
             write_script(folder, script, overwrite=asked.overwrite)
         return script.as_dict()
 
+    await service.record("replicate", snapshot=snapshot_id, path=asked.workspace_path)
     return await service.with_files(write)

@@ -111,4 +111,5 @@ async def restore(snapshot_id: str, asked: Restore, caller: Runner, service: The
                 deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
+    await service.record("restore", snapshot=snapshot_id, path=asked.workspace_path)
     return await service.with_files(write)

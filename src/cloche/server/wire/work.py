@@ -475,6 +475,7 @@ async def write(call: Call, asked: Asked) -> object:
 async def unpack(call: Call, asked: Asked) -> object:
     """Unpack an archive that the client sends."""
     use, path = _use(asked), asked.fields.read()
+    await use.service.record("sandbox", what="upload", path=path)
     await use.held.live.unpack_path(path, call.content())
     return files.as_dict(await use.sandbox.stat(path))
 

@@ -13,9 +13,9 @@ def _owned(name: str, *columns: sa.Column[Any] | sa.UniqueConstraint, has_sessio
     session = [sa.Column("session_id", sa.String(64)), sa.Column("document", sa.JSON, nullable=False)]
     owned = [sa.Column(column, kind, nullable=False, primary_key=column == "id") for column, kind in OWNED]
     op.create_table(name, *owned, *(session if has_session else ()), *columns)
-    op.create_index(f"ix_{name}_project", name, ["project"])
+    op.create_index(f"ix_{name}_project", name, ["project", "id"])
     if has_session:
-        op.create_index(f"ix_{name}_session_id", name, ["session_id"])
+        op.create_index(f"ix_{name}_session_id", name, ["project", "session_id", "id"])
 
 
 def upgrade() -> None:
