@@ -23,7 +23,7 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
-    "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "approvals", "audit", "health",
+    "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "links", "approvals", "audit", "health",
 )  # fmt: skip
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
@@ -44,7 +44,6 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     problems.install(app, html.answer)
     for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
-    app.include_router(import_module(f"{__package__}.routes.keys").links)
     allowed = service.options.allowed_origins
     if allowed:
         app.add_middleware(

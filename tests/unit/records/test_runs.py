@@ -1,6 +1,7 @@
 """Records of runs are kept for a time, and a number of them."""
 
 import time
+from pathlib import Path
 
 from sqlalchemy import text
 

@@ -1,7 +1,4 @@
-"""`/api/keys`: make, list, rotate and revoke the keys of a project; `/api/login-links`: let a browser in.
-
-A key's text is in one answer only.
-"""
+"""`/api/keys`: make, list, rotate and revoke the keys of a project. A key's text is in one answer only."""
 
 from __future__ import annotations
 
@@ -16,11 +13,9 @@ from cloche.records.keys import create_key, list_keys, revoke_key, rotate_key
 from ..auth import Admin, TheService
 from ..bodies import JsonRoute
 from ..exec_options import WireModel
-from ..identities import LINK_S, make_link_code
 from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/keys", tags=["keys"], route_class=JsonRoute)
-links = APIRouter(prefix="/api/login-links", tags=["keys"], route_class=JsonRoute)
 
 
 class NewKey(WireModel):
@@ -65,10 +60,3 @@ async def revoke(key_id: str, caller: Admin, service: TheService) -> dict[str, A
     service.identities.forget()
     await service.record("key", what="revoked", id=key_id)
     return revoked.as_dict()
-
-
-@links.post("", status_code=201, responses=RESPONSES)
-async def make_link(_: Admin, service: TheService) -> dict[str, Any]:
-    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind the service's address."""
-    await service.record("login", what="link")
-    return {"path": f"/login?code={await asyncio.to_thread(make_link_code, service.database)}", "seconds": LINK_S}

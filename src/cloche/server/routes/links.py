@@ -1,0 +1,22 @@
+"""`/api/login-links`: let another browser in, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from ..auth import Admin, TheService
+from ..identities import LINK_S, make_link_code
+from ..problems import RESPONSES
+
+router = APIRouter(prefix="/api/login-links", tags=["keys"])
+
+
+@router.post("", status_code=201, responses=RESPONSES)
+async def make_link(_: Admin, service: TheService) -> dict[str, Any]:
+    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind the service's address."""
+    await service.record("login", what="link")
+    code = await asyncio.to_thread(make_link_code, service.database)
+    return {"path": f"/login?code={code}", "seconds": LINK_S}
