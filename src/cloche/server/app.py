@@ -23,7 +23,8 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
-    "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "links", "approvals", "audit", "health",
+    "sandbox_streams", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "links", "approvals", "audit",
+    "health",
 )  # fmt: skip
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
