@@ -323,7 +323,7 @@ def _url(where: str) -> URL:
         raise InvalidRequest("the database's URL cannot be read; write postgresql://USER@HOST/NAME") from error
     except ImportError as error:
         raise InvalidRequest(
-            f"{found.get_backend_name()} needs the package {error.name}; pip install 'cloche[postgresql]'"
+            f"the database needs the package {error.name}; pip install 'cloche[postgresql]'"
         ) from error
     raise InvalidRequest("records are kept by SQLite or PostgreSQL; name a file, or postgresql://USER@HOST/NAME")
 
