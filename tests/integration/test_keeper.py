@@ -260,27 +260,86 @@ def test_a_caller_that_is_killed_leaves_what_it_wanted_to_keep_and_nothing_else(
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_network_is_served_although_who_opened_it_was_killed() -> None:
-    """By the rules that it was opened with, also after a pause; what it refused nobody is told, as the result says."""
+    """By its rules, also after a pause, and whoever is attached is told what it refused."""
     said, wrong = _killed_caller("x", "1h", 5.0, "good.example")
     assert (len(said), wrong) == (2, "")
     with cloche.Sandbox.attach("x") as sandbox:
         for _ in range(2):
             result = sandbox.run(NAMES_AND_A_LITERAL)
-            assert (result.stdout, result.exit_code, result.status) == ("198.18.1.0\n403\n", 3, "error"), result.stderr
+            assert (result.stdout, result.exit_code, result.status) == ("198.18.1.0\n403\n", 3, "denied"), result.stderr
+            assert {row["host"] for row in result.meta["network"]} == {"198.51.100.7", "bad.example"}
             sandbox.pause()
             sandbox.resume()
-        assert result.enforcement["network"].mechanism.endswith("what it refuses is not told")
-        assert sandbox.network.rules.as_wire()["allow"] == ["good.example"]
-        with pytest.raises(BackendUnavailable, match="keeps the rules that it was opened with"):
-            sandbox.network.allow("new.example")
-        with pytest.raises(BackendUnavailable, match="does not tell what it carries"):
-            sandbox.network.traffic()
         sandbox.kill()
-    with (
-        pytest.raises(BackendUnavailable, match="who is asked about hosts may be gone"),
-        cloche.Sandbox(name="x", network_allow=["good.example"], on_network="ask") as sandbox,
-    ):
-        sandbox.exec(["true"])
+
+
+LOOK_UP = ["python3", "-c", "import socket, sys; socket.gethostbyname(sys.argv[1])"]
+CONNECT = "import socket; s = socket.create_connection((%r, 443)); s.settimeout(60); print(s.recv(1))"
+
+
+def refused(sandbox: cloche.Sandbox) -> dict[str, int]:
+    """Return how often each host was refused since the sandbox was opened."""
+    return {row["host"]: row["connections"] for row in sandbox.network.traffic() if not row["is_allowed"]}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_all_who_are_attached_share_a_network() -> None:
+    """Each is told all that was refused, once, also while nobody was there; what one allows or denies holds for all."""
+    with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
+        assert sandbox.exec([*LOOK_UP, "good.example"]).ok
+        assert not sandbox.exec([*LOOK_UP, "new.example"]).ok
+        left = sandbox.start([*LOOK_UP, "late.example"], keep=True)
+    with cloche.Sandbox.attach("x") as one, cloche.Sandbox.attach("x") as other:
+        one.attach_process(left.id).wait()
+        told = {"new.example": 1, "late.example": 1}
+        assert refused(one) == refused(other) == refused(one) == told
+        one.network.allow("new.example")
+        until(lambda: other.network.rules.as_wire()["allow"] == ["good.example", "new.example"])
+        result = other.exec([*LOOK_UP, "new.example"])
+        assert (result.ok, result.meta.get("network")) == (True, None)
+        other.network.deny("good.example")
+        assert one.exec([*LOOK_UP, "good.example"]).status == "denied"
+        assert refused(other) == refused(one) == {**told, "good.example": 1}
+    with cloche.Sandbox.attach("x") as again:
+        assert again.network.rules.as_wire()["deny"] == ["good.example"]
+        assert refused(again) == {**told, "good.example": 1}
+        again.kill()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_whoever_is_attached_is_asked() -> None:
+    """Once for a host, and not those who do not decide; while nobody can be asked, the answer is no, for now."""
+    asked: list[tuple[str, int]] = []
+
+    def decide(host: str, port: int) -> bool:
+        asked.append((host, port))
+        return False
+
+    program = CONNECT % "unknown.example"
+    with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"], on_network="ask") as sandbox:
+        assert not sandbox.run(program).ok
+        with cloche.Sandbox.attach("x") as other:
+            other.network.ask(decide)
+            for _ in range(2):
+                assert not sandbox.run(program).ok
+            assert asked == [("unknown.example", 443)]
+        sandbox.kill()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sandbox_whose_network_is_gone_can_be_entered() -> None:
+    """Everything but the network goes on, and nobody is told that there was no traffic."""
+    with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
+        assert sandbox.exec(["true"]).ok
+        for pid in children_named(keeper_of("x"), "cloche.egress"):
+            os.kill(pid, signal.SIGKILL)
+        for there in (sandbox, None):
+            with contextlib.ExitStack() as stack:
+                using = there or stack.enter_context(cloche.Sandbox.attach("x"))
+                assert not using.exec([*LOOK_UP, "good.example"]).ok
+                with pytest.raises(OutcomeUnknown, match="egress process of this sandbox is gone"):
+                    using.network.traffic()
+        sandbox.kill()
 
 
 @pytest.mark.soak

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import socket
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import NetworkMode
-from cloche.core.errors import StartFailed
+from cloche.core.errors import ClocheError, StartFailed
 from cloche.core.policy import Policy
-from cloche.egress.client import Network, OwnNetwork, open_network, operator_proxies
+from cloche.egress.client import Network, OwnNetwork, join_network, open_network, operator_proxies
 from cloche.egress.windows import SharedNetwork
 from cloche.jail.network import NAME_SERVER, open_sockets
 from cloche.jail.steps import StepFailed
@@ -21,6 +24,7 @@ from .certificates import files_and_variables
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
+log = logging.getLogger("cloche.egress")
 SERVED: tuple[NetworkMode, ...] = ("allowlist", "open")
 NAME_SERVER_ADDRESS = ".".join(map(str, NAME_SERVER))
 NO_RETRIES: Mapping[str, str] = {
@@ -92,9 +96,39 @@ def open_own_network(policy: Policy) -> OwnNetwork | None:
     if rules is None:
         return None
     try:
-        return OwnNetwork(rules, proxies=operator_proxies())
+        return OwnNetwork(rules, proxies=operator_proxies(), asks=policy.on_network == "ask")
     except OSError as error:
         raise _no_process(error) from error
+
+
+async def join_shared_network(policy: Policy, join: Callable[[], socket.socket]) -> SharedNetwork:
+    """Return the network of a sandbox that another process keeps, by a link that `join` blocks for and returns.
+
+    Where nobody serves it any more, it is one that is lost.
+    """
+    joining = asyncio.get_running_loop().create_task(asyncio.to_thread(lambda: join_network(join())))
+    try:
+        network, rules = await asyncio.shield(joining)
+    except (ClocheError, OSError) as error:
+        log.warning("the network of a sandbox cannot be reached: %s", error)
+        return SharedNetwork(*_lost_network(policy))
+    except asyncio.CancelledError:
+        joining.add_done_callback(_close_joined)
+        raise
+    return SharedNetwork(network, policy.network_rules().parse(**rules))
+
+
+def _close_joined(joining: asyncio.Task[tuple[Network, dict[str, Any]]]) -> None:
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result()[0].close()
+
+
+def _lost_network(policy: Policy) -> tuple[Network, NetworkRules]:
+    (ours, other), (jail_end, another) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    for end in (other, another):
+        end.close()
+    ours.setblocking(False)
+    return Network(jail_end, ours), policy.network_rules()
 
 
 def _no_process(error: OSError) -> StartFailed:

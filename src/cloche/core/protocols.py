@@ -614,6 +614,10 @@ class Keeping(Protocol):
         """
         ...
 
+    def join_network(self) -> socket.socket:
+        """Return a link to who serves the network of what was handed over. Blocks. Raises OutcomeUnknown."""
+        ...
+
     def abandon(self) -> None:
         """Give up what was begun."""
         ...
@@ -636,9 +640,11 @@ class SupportsNames(Protocol):
         enforcement: Enforcement,
         connect: Callable[[], Awaitable[socket.socket]],
         check_greeting: Callable[[Mapping[str, Any]], None],
+        join_network: Callable[[], socket.socket],
     ) -> AbstractAsyncContextManager[OpenLiveSandbox]:
         """Come back into one that was opened so, by a connection to who keeps it.
 
-        `check_greeting` raises OutcomeUnknown where another one answers; nothing is asked of that.
+        `check_greeting` raises OutcomeUnknown where another one answers; nothing is asked of that. `join_network`
+        blocks, and returns a link to who serves its network; it raises OutcomeUnknown where that is gone.
         """
         ...

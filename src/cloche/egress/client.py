@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -193,14 +194,14 @@ class _Process:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool) -> Network:
+    def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool, is_kept: bool = False) -> Network:
         ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         network = Network(jail_end, control)
         control.setblocking(False)
         try:
             with ours, theirs:
-                body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks}
+                body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept}
                 messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
         except BaseException:
             network.close()
@@ -231,13 +232,13 @@ def _module_paths() -> list[str]:
 class OwnNetwork:
     """Be a network with an egress process of its own, to be handed over to who keeps the sandbox. Raises OSError."""
 
-    def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str]):
+    def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str], asks: bool = False):
         _released[:] = [one for one in _released if one.is_alive]
         with _lock:
             self._process = _Process()
             _to_hand_over.add(self._process)
         try:
-            self.network = self._process.open(rules, proxies, asks=False)
+            self.network = self._process.open(rules, proxies, asks=asks, is_kept=True)
         except BaseException:
             self._end_process()
             raise
@@ -262,6 +263,26 @@ class OwnNetwork:
     def _end_process(self) -> None:
         _to_hand_over.discard(self._process)
         self._process.end()
+
+
+def join_network(control: socket.socket) -> tuple[Network, dict[str, Any]]:
+    """Return the network of a sandbox that is kept, by a link to its egress process, and the rules that hold now.
+
+    Blocks. Raises OSError.
+    """
+    waiting = select.poll()
+    waiting.register(control, select.POLLIN)
+    if not waiting.poll(REPORT_S * 1000):
+        raise TimeoutError("the egress process does not answer")
+    tag, body, fds = messages.receive(control.fileno())
+    for fd in fds:
+        os.close(fd)
+    if tag != "rules":
+        raise ConnectionResetError("the egress process is gone")
+    control.setblocking(False)
+    nobody, jail_end = socket.socketpair()
+    nobody.close()
+    return Network(jail_end, control), body
 
 
 _process: _Process | None = None

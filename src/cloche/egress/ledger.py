@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 MOST_ROWS = 256  # of what was carried, and as many of what was refused: neither takes the other's room
 MORE_HOSTS = "(more hosts)"  # one row for what was carried and found no room
 MOST_TEXT = 400
+_COUNTED = ("connections", "sent", "received")
 
 
 class Row:
@@ -60,3 +61,36 @@ class Ledger:
         for row in live:
             row.connections = row.sent = row.received = 0
         return {"rows": rows, "unlisted": unlisted}
+
+
+class Sum:
+    """Sum reports, in rows that are as few as those of one."""
+
+    def __init__(self) -> None:
+        self.unlisted = 0
+        self._rows: dict[tuple[str, int, str, bool], dict[str, Any]] = {}
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._rows.values())
+
+    def as_wire(self) -> dict[str, Any]:
+        return {"rows": list(self._rows.values()), "unlisted": self.unlisted}
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Add one report."""
+        self.unlisted += body["unlisted"]
+        for row in body["rows"]:
+            is_allowed = row["is_allowed"]
+            key = (row["host"], row["port"], row["why"], is_allowed)
+            if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
+                if not is_allowed:
+                    self.unlisted += row["connections"]
+                    continue
+                key = (MORE_HOSTS, 0, "", True)
+            found = self._rows.get(key)
+            if found is None:
+                self._rows[key] = {**row, "host": key[0], "port": key[1], "why": key[2]}
+                continue
+            for name in _COUNTED:
+                found[name] += row[name]

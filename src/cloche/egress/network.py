@@ -29,7 +29,7 @@ from . import dns
 from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
-from .ledger import Ledger, Row
+from .ledger import Ledger, Row, Sum
 from .names import Names
 from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
@@ -44,6 +44,7 @@ NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did no
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, ASK_S, NAME_STREAM_S = 20.0, 900.0, 300.0, 10.0
 MOST_QUESTIONS, MOST_ASKED = 32, 1024  # of the caller: at once, and in all
+MOST_CALLERS = 128  # of one sandbox
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
 TOO_MANY_NAMES = "too many names; connect to those that are needed"
@@ -105,6 +106,8 @@ class GuestNetwork:
         self._rules = NetworkRules.parse(**body["rules"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
         self._jail_link, self._control, self._on_end = jail_link, control, on_end
+        self._is_kept = bool(body["is_kept"])  # by a process that reads nothing, and lets others in, who do
+        self._callers: dict[int, Sum] = {control: Sum()}  # what each was not told yet, by its end of the link
         self._ledger = Ledger()
         self._jails: dict[int, Jail] = {}
         self._connections: set[Connection] = set()
@@ -116,12 +119,13 @@ class GuestNetwork:
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
         self._keys: dict[int, str] = {}  # of these, by the number of the question
+        self._asked: dict[int, set[int]] = {}  # who has yet to answer, by the same
         self._last_question = 0
         self._told = 0  # refusals, since the last report
         self._is_ended = False
         os.set_blocking(control, False)  # a caller who does not read holds up no other sandbox
         self._loop.add_reader(jail_link, self._receive_from_jail)
-        self._loop.add_reader(control, self._receive_from_caller)
+        self._loop.add_reader(control, self._receive_from_caller, control)
 
     # What the helper and the caller say.
 
@@ -166,43 +170,79 @@ class GuestNetwork:
         listener.setblocking(False)
         resume()
 
-    def _receive_from_caller(self) -> None:
+    def _receive_from_caller(self, caller: int) -> None:
         try:
-            tag, body, fds = messages.receive(self._control)
+            tag, body, fds = messages.receive(caller)
         except OSError:
             tag, body, fds = "", {}, []
+        if tag == "caller" and fds and caller == self._control and len(self._callers) < MOST_CALLERS:
+            self._let_in(fds.pop())
         for fd in fds:
             os.close(fd)
         if tag == "rules":
             self._change(NetworkRules.parse(**body))
+            self._tell("rules", body, but=caller)
         elif tag == "report":
-            self._report(body["number"], ends=body["ends"])
+            self._report(caller, body["number"], ends=body["ends"])
         elif tag == "answer":
-            self._take_answer(body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
-        elif not tag:
+            self._take_answer(caller, body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
+        elif not tag and caller == self._control:
             self.end()
+        elif not tag:
+            self._let_go(caller)
 
-    def _report(self, number: int, *, ends: bool) -> None:
+    def _let_in(self, caller: int) -> None:
+        """Serve one more caller, who is told first what holds, and with its first report what was carried so far."""
+        os.set_blocking(caller, False)
+        found = self._callers[caller] = Sum()
+        found.add(self._callers[self._control].as_wire())
+        self._loop.add_reader(caller, self._receive_from_caller, caller)
+        self._tell_one(caller, "rules", self._rules.as_wire())
+
+    def _let_go(self, caller: int) -> None:
+        self._loop.remove_reader(caller)
+        del self._callers[caller]
+        os.close(caller)
+        for number in list(self._asked):
+            self._take_answer(caller, number, is_allowed=False, is_final=False)
+
+    def _report(self, caller: int, number: int, *, ends: bool) -> None:
         """Tell what was carried since the last report, once the connections of a run that `ends` are closed."""
         tasks = [task for jail in self._jails.values() for task in jail.tasks] if ends else []
         if not tasks:
-            self._send_report(number)
+            self._send_report(caller, number)
             return
         for task in tasks:
             task.cancel()
         closing = self._loop.create_task(_all_done(tasks))
-        closing.add_done_callback(lambda _: self._send_report(number))
+        closing.add_done_callback(lambda _: self._send_report(caller, number))
 
-    def _send_report(self, number: int) -> None:
+    def _send_report(self, caller: int, number: int) -> None:
         for one in self._connections:
             one.count()
         live = {one.row for one in self._connections if one.row is not None}
         self._told = 0
-        self._tell("report", {"number": number, **self._ledger.take(live)})
+        taken = self._ledger.take(live)
+        if self._is_kept:
+            for untold in self._callers.values():
+                untold.add(taken)
+            if caller not in self._callers:
+                return
+            taken, self._callers[caller] = self._callers[caller].as_wire(), Sum()
+        self._tell_one(caller, "report", {"number": number, **taken})
 
-    def _tell(self, tag: str, body: dict[str, Any]) -> None:
+    def _readers(self) -> list[int]:
+        """Return the callers who read what they are told."""
+        return [caller for caller in self._callers if not (self._is_kept and caller == self._control)]
+
+    def _tell(self, tag: str, body: dict[str, Any], *, but: int = -1) -> None:
+        for caller in self._readers():
+            if caller != but:
+                self._tell_one(caller, tag, body)
+
+    def _tell_one(self, caller: int, tag: str, body: dict[str, Any]) -> None:
         try:
-            messages.send(self._control, tag, body)
+            messages.send(caller, tag, body)
         except OSError:
             pass  # the caller is gone, or does not listen: it asks for a report when it wants one
 
@@ -231,7 +271,7 @@ class GuestNetwork:
         self._is_ended = True
         for number in list(self._jails):
             self._drop(number)
-        for fd in (self._jail_link, self._control):
+        for fd in (self._jail_link, *self._callers):
             self._loop.remove_reader(fd)
             os.close(fd)
         for question in self._questions.values():
@@ -402,6 +442,9 @@ class GuestNetwork:
             question = self._questions[key] = self._loop.create_future()
             self._last_question += 1
             self._keys[self._last_question] = key
+            self._asked[self._last_question] = set(self._readers())
+            if not self._readers():  # nobody is there; who comes in later is asked when it is tried again
+                self._take_answer(-1, self._last_question, is_allowed=False, is_final=False)
             self._tell("ask", {"number": self._last_question, "host": one.host, "port": one.port})
         try:
             async with asyncio.timeout(ASK_S):
@@ -412,8 +455,15 @@ class GuestNetwork:
     def _open_questions(self) -> int:
         return sum(not asked.done() for asked in self._questions.values())
 
-    def _take_answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
-        """Take an answer; one that is not final is asked for again by the next connection."""
+    def _take_answer(self, caller: int, number: int, *, is_allowed: bool, is_final: bool) -> None:
+        """Take an answer, the first one that is final; where none is, the next connection asks again."""
+        waiting = self._asked.get(number)
+        if waiting is None:
+            return
+        waiting.discard(caller)
+        if not is_final and waiting:
+            return
+        del self._asked[number]
         key = self._keys.get(number, "")
         question = self._questions.get(key)
         if question is not None and not question.done():

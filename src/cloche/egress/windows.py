@@ -11,49 +11,30 @@ import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from .client import REPORT_S, Network, Traffic
-from .ledger import MORE_HOSTS, has_room
+from .ledger import Sum
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
-_COUNTED = ("connections", "sent", "received")
 # Decides about a host and a port that no rule names.
 Decide = Callable[[str, int], Awaitable[bool]]
 
 
-class Window:
+class Window(Sum):
     """Sum what was carried since a report, by its number."""
 
     def __init__(self, first: int):
-        self.first, self.unlisted = first, 0
-        self._rows: dict[tuple[str, int, str, bool], dict[str, Any]] = {}
-
-    def add(self, body: Mapping[str, Any]) -> None:
-        """Add one report."""
-        self.unlisted += body["unlisted"]
-        for row in body["rows"]:
-            is_allowed = row["is_allowed"]
-            key = (row["host"], row["port"], row["why"], is_allowed)
-            if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
-                if not is_allowed:
-                    self.unlisted += row["connections"]
-                    continue
-                key = (MORE_HOSTS, 0, "", True)
-            found = self._rows.get(key)
-            if found is None:
-                self._rows[key] = {**row, "host": key[0], "port": key[1], "why": key[2]}
-                continue
-            for name in _COUNTED:
-                found[name] += row[name]
+        super().__init__()
+        self.first = first
 
     def traffic(self, *, is_lost: bool) -> Traffic:
-        return Traffic(rows=tuple(self._rows.values()), unlisted=self.unlisted, is_lost=is_lost)
+        return Traffic(rows=self.rows, unlisted=self.unlisted, is_lost=is_lost)
 
 
 class SharedNetwork:
@@ -99,6 +80,8 @@ class SharedNetwork:
             task = self._loop.create_task(self._answer(body["number"], body["host"], body["port"]))
             self._deciding.add(task)
             task.add_done_callback(self._deciding.discard)
+        elif tag == "rules":  # another one who uses the sandbox has changed them
+            self.rules = type(self.rules).parse(**body)
 
     async def _answer(self, number: int, host: str, port: int) -> None:
         """Have somebody decide, and say what was decided; whatever fails there is a no."""

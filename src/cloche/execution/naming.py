@@ -56,6 +56,7 @@ class NameOperations(LiveOperations):
                 kept.enforcement,
                 lambda: attach.connect(name),
                 lambda greeting: attach.check_greeting(name, greeting),
+                lambda: attach.join_network(name),
             )
         if self._terms is not None:
             entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)

@@ -20,7 +20,7 @@ from typing import Any
 
 from cloche.core.changes import HostFolder
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
-from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, StartFailed
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.limits import Limits, parse_duration
 from cloche.core.policy import Policy
 from cloche.init import wire
@@ -79,6 +79,10 @@ class Keeping:
         except OSError as error:
             self.abandon()
             raise StartFailed(f"cannot start the keeper: {error}", step="keeper", errno=error.errno) from error
+
+    def join_network(self) -> socket.socket:
+        """Return a link to who serves its network; see `core.protocols.Keeping`."""
+        return join_network(self._terms.name)
 
     def abandon(self) -> None:
         """Give up what was begun: the keeper, which has nothing yet, ends by itself."""
@@ -231,27 +235,51 @@ def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
 # Without an event loop.
 
 
-def visit(found: registry.Found, op: str, *, timeout_s: float = VISIT_S, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+def visit(
+    found: registry.Found,
+    op: str,
+    *,
+    timeout_s: float = VISIT_S,
+    links: list[int] | None = None,
+    **arguments: Any,  # noqa: ANN401 - any JSON
+) -> dict[str, Any]:
     """Have a keeper do one operation of its own, and return its event; this does not count as a client.
 
-    Raises OutcomeUnknown where it is gone, or does not answer.
+    Descriptors that come with it are added to `links`. Raises OutcomeUnknown where it is gone, or does not answer.
     """
     until = monotonic() + timeout_s
     try:
         with found.connect() as link:
             link.settimeout(timeout_s)
             link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, is_visit=True))
-            return _ask(found.name, link, until, wire.json_frame(wire.OPEN, 1, op=op, **arguments))
+            return _ask(found.name, link, until, wire.json_frame(wire.OPEN, 1, op=op, **arguments), links)
     except (OSError, wire.WireError) as error:
         raise OutcomeUnknown(f"the keeper of sandbox {found.name!r} does not answer: {error}") from error
 
 
-def _ask(name: str, link: socket.socket, until: float, order: bytes) -> dict[str, Any]:
+def join_network(name: str) -> socket.socket:
+    """Return a link of one's own to the process that serves a sandbox's network. Blocks. Raises OutcomeUnknown."""
+    links: list[int] = []
+    try:
+        visit(registry.find(name), "network", links=links)
+        return socket.socket(fileno=links.pop())
+    except (ClocheError, IndexError) as error:
+        raise OutcomeUnknown(f"the network of sandbox {name!r} is not served any more: {error}") from error
+    finally:
+        for link in links:
+            os.close(link)
+
+
+def _ask(name: str, link: socket.socket, until: float, order: bytes, links: list[int] | None) -> dict[str, Any]:
     """Send an order once the greeting has said that this is the right keeper, and return what it answers."""
     frames, event = wire.FrameBuffer(), {}
     while True:
         link.settimeout(max(0.01, until - monotonic()))
-        data = link.recv(CHUNK)
+        if links is None:
+            data = link.recv(CHUNK)
+        else:
+            data, fds, _, _ = socket.recv_fds(link, CHUNK, 1)
+            links += fds
         if not data:
             raise ConnectionError("the connection was closed")
         for kind, channel, body in frames.feed(data):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _socket
 import array
 import errno
+import marshal
 import os
 import time
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal: Any = __import__("_signal")
-# `folder` is where the socket is and the lock, which we hold by its descriptor. The last four may be missing: of those
-# only `helper` and `egress`, the link of the egress process that serves a network, are more than held.
+# `folder` is where the socket is and the lock, which we hold by its descriptor. The last four may be missing:
+# `claim` and `egress`, the link of the process that serves a network, are only held, and `network` lets clients into it.
 DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim", "egress", "network")
 MOST_ORDER_BYTES = 1 << 16
 SCM_RIGHTS, INT_BYTES = 1, 4
@@ -145,6 +146,8 @@ class Keeper:
             self.relay.ended = "it was ended"
         elif op == "keep":
             self._keep(client, channel, body)
+        elif op == "network":
+            self._let_in(client, channel)
         else:
             self._pause(client, channel, op)
 
@@ -156,6 +159,23 @@ class Keeper:
         self.keep_s = float(keep_s)
         self._set_clock()
         self.relay.close(client, channel)
+
+    def _let_in(self, client: Client, channel: int) -> None:
+        """Give a client a link of its own to the process that serves the network; it comes with an event."""
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        event = self.relay.wire.frame(self.relay.wire.EVENT, channel, b"{}")
+        try:
+            if client.unsent:
+                raise BlockingIOError
+            _pass_on(self.fds["network"], marshal.dumps(("caller", {})), ours)
+            _pass_on(client.fd, event, theirs)
+        except (KeyError, OSError):
+            self.relay.close(client, channel, kind="unknown", message="nothing serves a network")
+        else:
+            self.relay.close(client, channel)
+        finally:
+            ours.close()
+            theirs.close()
 
     def _pause(self, client: Client, channel: int, op: str) -> None:
         def take(said: dict[str, Any]) -> None:
@@ -271,6 +291,16 @@ def _receive(link: _socket.socket, most: int) -> tuple[bytes, list[int]]:
         if (level, kind) == (relay.SOL_SOCKET, SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % INT_BYTES])
     return data, list(fds)
+
+
+def _pass_on(link: int, data: bytes, fd: _socket.socket) -> None:
+    """Send what is small in one piece, with a descriptor, and never wait. Raises OSError."""
+    end = _socket.socket(fileno=link)
+    try:
+        rights = [(relay.SOL_SOCKET, SCM_RIGHTS, array.array("i", [fd.fileno()]))]
+        end.sendmsg([data], rights, _socket.MSG_DONTWAIT)
+    finally:
+        end.detach()
 
 
 def _unlink(name: str, folder: int) -> None:

@@ -44,7 +44,7 @@ MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
 GREETING_S = 10.0  # for a client to say who it is
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
-OWN = ("info", "keep", "pause", "resume", "end")
+OWN = ("info", "keep", "pause", "resume", "end", "network")
 OP = b'{"op":"'
 
 

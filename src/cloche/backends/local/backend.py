@@ -136,6 +136,7 @@ class LocalBackend:
         enforcement: Enforcement,
         connect: Callable[[], Awaitable[socket.socket]],
         check_greeting: Callable[[Mapping[str, Any]], None],
+        join_network: Callable[[], socket.socket],
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
 
@@ -143,7 +144,7 @@ class LocalBackend:
             return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
 
         async def join(sandbox: LocalLiveSandbox) -> None:
-            await sandbox.join(await connect(), check_greeting=check_greeting)
+            await sandbox.join(await connect(), join_network, check_greeting=check_greeting)
 
         return _Entering(make, join)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import itertools
 import logging
@@ -18,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloche.core.enforcement import Control, Enforcement
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import (
     BackendUnavailable,
     InternalError,
@@ -47,7 +46,7 @@ from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
 from ..live_files import Content
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
-from ..network import network_rules, network_variables, open_own_network, open_shared_network
+from ..network import join_shared_network, network_rules, network_variables, open_own_network, open_shared_network
 from ..results import run_notes
 from ..toolchain import other_languages, python_toolchain
 from . import environment
@@ -138,18 +137,6 @@ def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-def _with_kept_network(policy: Policy, enforcement: Enforcement) -> Enforcement:
-    """Return what holds of a network that outlives who opened it. Raises BackendUnavailable."""
-    if policy.on_network == "ask":
-        raise BackendUnavailable(
-            "on_network: who is asked about hosts may be gone while a sandbox with a name goes on.",
-            remedy="Open it without a name, or without on_network.",
-        )
-    measure = enforcement[Control.NETWORK]
-    changed = dataclasses.replace(measure, mechanism=f"{measure.mechanism}; what it refuses is not told")
-    return dataclasses.replace(enforcement, controls={**enforcement.controls, Control.NETWORK: changed})
-
-
 class LocalLiveSandbox(LiveSandbox):
     """Hold one jail open, and everything in it; see core.protocols.OpenLiveSandbox."""
 
@@ -167,8 +154,6 @@ class LocalLiveSandbox(LiveSandbox):
         if policy.users and not has_range(host):
             raise _no_range()
         self._enforcement_apart = enforcement
-        if keeping is not None and network_rules(policy) is not None:
-            enforcement = _with_kept_network(policy, enforcement)
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy, self._host = policy, host
@@ -298,16 +283,20 @@ class LocalLiveSandbox(LiveSandbox):
         if self._claim is not None:
             self._claim.forget()
             self._claim = None
-        return await self.join(client, is_owner=keeping.ends_with_caller)
+        return await self.join(client, keeping.join_network, is_owner=keeping.ends_with_caller)
 
     async def join(
         self,
         client: socket.socket,
+        join_network: Callable[[], socket.socket],
         *,
         is_owner: bool = False,
         check_greeting: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> InitLink:
-        """Be a client of the sandbox, by a connection to its keeper; closing it ends it for its owner alone."""
+        """Be a client of the sandbox, by a connection to its keeper; closing it ends it for its owner alone.
+
+        `join_network` blocks, and returns a link to who serves its network.
+        """
         self.is_kept, self._is_owner = True, is_owner
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
         client.setblocking(False)
@@ -322,6 +311,9 @@ class LocalLiveSandbox(LiveSandbox):
             except BaseException:
                 self.link.close("another keeper has answered")
                 raise
+        if network_rules(self._policy) is not None:
+            self.network = await join_shared_network(self._policy, join_network)
+            self.network.decide = self._decide
         return self.link
 
     async def kill(self) -> None:
@@ -410,22 +402,6 @@ class LocalLiveSandbox(LiveSandbox):
             if self._claim is not None:
                 self._claim.forget()
                 self._claim = None
-
-    async def change_network(self, rules: NetworkRules) -> None:
-        """Decide by other rules from now on; see core.protocols.SupportsNetwork. Those of one that is kept stay."""
-        self._check_network("keeps the rules that it was opened with")
-        await super().change_network(rules)
-
-    async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused; see core.protocols.SupportsNetwork."""
-        self._check_network("does not tell what it carries")
-        return await super().network_traffic()
-
-    def _check_network(self, why: str) -> None:
-        if self._keeping is not None or self.is_kept:
-            raise BackendUnavailable(
-                f"the network of a sandbox with a name {why}, in this version.", remedy="Open one without a name."
-            )
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return network_rules(self._policy) or super()._rules_to_begin_with()
