@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 # `folder` is where the socket is and the lock, which we hold by its descriptor. The last four may be missing:
-# `claim` and `egress`, the link of the process that serves a network, are only held, and `network` lets clients into it.
+# `claim` and `egress`, the link of the process that serves a network, are only held; `network` lets clients into it.
 DESCRIPTORS = ("init", "listening", "folder", "lock", "helper", "claim", "egress", "network")
 MOST_ORDER_BYTES = 1 << 16
 SCM_RIGHTS, INT_BYTES = 1, 4
