@@ -21,10 +21,10 @@ import pytest
 
 import cloche
 from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown
+from cloche.egress import client
 from cloche.keeper import registry
 from cloche.keeper.attach import visit
 from tests.harness.leaks import Snapshot, wait_for_leftovers
-from tests.harness.processes import children
 from tests.harness.texts import NAMES_AND_A_LITERAL
 
 pytestmark = pytest.mark.both_users
@@ -332,9 +332,9 @@ def test_a_sandbox_whose_network_is_gone_can_be_entered() -> None:
     """Everything but the network goes on, and nobody is told that there was no traffic."""
     with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
         assert sandbox.exec(["true"]).ok
-        for pid in children(os.getpid()):
-            if b"cloche.egress" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+        for process in list(client._released):
+            process.process.kill()
+            process.process.wait()
         for there in (sandbox, None):
             with contextlib.ExitStack() as stack:
                 using = there or stack.enter_context(cloche.Sandbox.attach("x"))
