@@ -96,6 +96,7 @@ class Service:
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.changing = asyncio.Lock()  # settings
         self.is_draining = False
+        self.room: asyncio.Future[int | None] | None = None  # an attempt to write for `/ready`
         self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
 

@@ -15,6 +15,7 @@ from cloche.records.tables import LiveSandbox
 
 from ..auth import Reader, TheService
 from ..problems import RESPONSES, Refused
+from ..service import Service
 
 router = APIRouter(tags=["health"])
 READY_S, LEAST_BYTES = 2.0, 1 << 20
@@ -33,7 +34,7 @@ async def ready(service: TheService) -> dict[str, str]:
         raise Refused(503, "draining", "the service is being stopped", headers={"Retry-After": "5"})
     try:
         async with asyncio.timeout(READY_S):
-            left = await service.write(_room)
+            left = await asyncio.shield(_look(service))
     except TimeoutError:
         raise Refused(
             503,
@@ -44,6 +45,15 @@ async def ready(service: TheService) -> dict[str, str]:
     if left is not None and left < LEAST_BYTES:
         raise Refused(503, "records-failed", "the disk of the database is full", headers={"Retry-After": "60"})
     return {"status": "ok"}
+
+
+def _look(service: Service) -> asyncio.Future[int | None]:
+    """Return the one attempt to write that all who ask at the same time wait for, also where it takes long."""
+    look = service.room
+    if look is None or look.done():
+        look = service.room = asyncio.ensure_future(service.write(_room))
+        look.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return look
 
 
 def _room(session: Session) -> int | None:
