@@ -954,6 +954,7 @@ def test_a_stream_of_rows_takes_bounded_memory(tmp_path: Path, monkeypatch: pyte
     reader = SnapshotReader(tmp_path)
     above = "/".join(f"{n:030}" for n in range(100))
     frames = b"".join(sent({"path": f"{above}/{number}", "kind": "directory"}) for number in range(1000))
+    reader.feed(frames)
     with pytest.raises(ValueError, match="names of the changes"):
-        reader.feed(frames)
+        reader.finish({"count": 1000})
     reader.close()

@@ -37,6 +37,11 @@ class Rows(MutableMapping[bytes, T]):
         self._base.execute("CREATE TABLE rows (place BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
         self._base.execute("BEGIN")
 
+    def __del__(self) -> None:
+        base = getattr(self, "_base", None)  # there is none where it could not be opened
+        if base is not None:
+            base.close()
+
     def _do(self, command: str, *values: object) -> list[Any]:
         try:
             with self._lock:
