@@ -41,7 +41,7 @@ class Server:
 def postgres() -> Iterator[Server]:
     """Serve for the body; nothing of it is left."""
     bin_folder = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda one: int(one.parent.name))
-    folder = Path(tempfile.mkdtemp(prefix="cloche-postgres-"))
+    folder = Path(tempfile.mkdtemp(prefix="tested-postgres-"))
     user: dict[str, Any] = {"env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}}
     if os.geteuid() == 0:  # the server refuses to be root's
         found = pwd.getpwnam("postgres")

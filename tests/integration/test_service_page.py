@@ -551,7 +551,7 @@ def test_a_terminal_is_typed_into_left_by_keys_and_opened_again(page: Page, box:
     assert size is not None
     assert int(size[1]) > 10
     assert int(size[2]) > 80
-    colour = page.get_by_text("true", exact=True).evaluate("one => getComputedStyle(one).color")
+    colour = page.locator("span").get_by_text("true", exact=True).first.evaluate("one => getComputedStyle(one).color")
     assert colour == "rgb(200, 30, 40)"
     assert not said
     page.keyboard.press("Escape")
