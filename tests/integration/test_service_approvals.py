@@ -121,6 +121,20 @@ def test_a_critical_call_is_approved_and_then_confirmed(
     assert statuses(human, another, "deny") == [200]
 
 
+def test_a_second_person_confirms_where_the_operator_wants_two(tmp_path: Path) -> None:
+    """Who has approved a critical call is refused, and another key is not; a no is anybody's."""
+    with serving(tmp_path, CLOCHE_APPROVALS_TWO_PEOPLE="true") as service:
+        one, other = (service.client(service.new_key("approve", "read")) for _ in range(2))
+        agent = service.client(service.new_key("run", "read"))
+        number = asked(agent, **CRITICAL)
+        assert statuses(one, number, "approve", "confirm") == [200, 403]
+        assert statuses(other, number, "confirm") == [200]
+        number = asked(agent, **CRITICAL)
+        assert statuses(one, number, "approve", "deny") == [200, 200]
+        for client in (one, other, agent):
+            client.close()
+
+
 def test_a_gate_on_this_machine_asks_the_same_humans(service: Service, human: httpx.Client) -> None:
     """A process that holds the database's queue is approved, and confirmed in a row of its own, over HTTP."""
     decided: list[Any] = []

@@ -17,7 +17,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, StorageState, WebSocketRoute, expect
 
-from cloche.agent.approval import ApprovalRequest, Decision, Gate, Risk
+from cloche.agent.approval import ApprovalRequest, Decided, Decision, Gate, Risk
 from cloche.agent.queue import ApprovalQueue
 from cloche.agent.toolbox import Toolbox
 from cloche.backends.toolchain import languages_here
@@ -381,6 +381,36 @@ def test_a_human_approves_a_high_call_by_a_key_while_an_agent_waits(page: Page, 
     finally:
         agent.join(120)
     assert "42" in answers[0]
+
+
+def test_a_critical_call_is_not_confirmed_by_the_same_key_once_more(page: Page, queue: ApprovalQueue) -> None:
+    """The key `a` leads to Confirm, and confirms only there, two seconds after that has come."""
+    critical = ApprovalRequest(tool="os.execute", risk=Risk.CRITICAL, arguments={"command": "rm -r build"})
+    decided: list[bool] = []
+
+    def ask() -> None:
+        gate = Gate(queue, patience_s=120, on_event=lambda event: decided.append(isinstance(event, Decided)))
+        asyncio.run(gate.approve(critical))
+
+    page.clock.install()
+    page.goto("/approvals")
+    agent = threading.Thread(target=ask)
+    agent.start()
+    try:
+        confirm = page.get_by_role("button", name="Confirm")
+        expect(page.locator("[data-request]")).to_contain_text("rm -r build")
+        page.keyboard.press("j")
+        page.keyboard.press("a")
+        expect(confirm).to_be_visible()
+        page.keyboard.press("j")
+        page.keyboard.press("a")
+        expect(confirm).to_be_focused()
+        page.clock.fast_forward(2_000)
+        page.keyboard.press("a")
+        expect(page.locator("#waiting")).to_contain_text("Nothing waits")
+    finally:
+        agent.join(120)
+    assert decided.count(True) == 2
 
 
 @pytest.mark.soak

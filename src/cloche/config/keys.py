@@ -116,6 +116,7 @@ class Settings:
     audit_keep: tuple[str, ...] = ()
     audit_keep_age_s: float | None = None
     audit_keep_bytes: int | None = None
+    approvals_two_people: bool = False
     skill_path: tuple[str, ...] = ()
     toolchains: tuple[str, ...] = ()
     packages_allow: tuple[str, ...] = ()
@@ -536,6 +537,14 @@ KEYS: tuple[Key, ...] = (
     _autofix("max_rounds", readers.parse_rounds, aliases=("maxRounds",), is_looser=operator.gt),
     _autofix("token_budget", parse_count, is_looser=operator.gt),
     _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, render=_seconds),
+    Key(
+        name="approvals",
+        read=lambda value, *, name: readers.read_section(value, name=name, readers=SECTIONS["approvals"]),
+    ),
+    Key(
+        name="approvals.two_people", variable="CLOCHE_APPROVALS_TWO_PEOPLE", parse=readers.parse_switch,
+        settings_field="approvals_two_people", is_looser=lambda new, old: old and not new,
+    ),
     *_remotes(),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),

@@ -238,20 +238,26 @@ async def decide(
 ) -> Entry:
     """Decide about a request, and return it as it is then. Raises Refused, NotFound, AuditFailed."""
     decision = Decision(is_approved=is_approved, by=caller.name, reason=said.reason, is_remembered=said.remember)
-    audit = audit_for(await service.settings())
-    entry = await asyncio.to_thread(_note, service, caller, number, decision, audit, is_confirming=is_confirming)
+    settings = await service.settings()
+    entry = await asyncio.to_thread(
+        _note, service, caller, number, decision, audit_for(settings), is_confirming=is_confirming,
+        takes_two_people=settings.approvals_two_people,
+    )  # fmt: skip
     service.approvals.nudge()
     return entry
 
 
 def _note(
-    service: Service, caller: Caller, number: int, decision: Decision, audit: Audit | None, *, is_confirming: bool
-) -> Entry:
+    service: Service, caller: Caller, number: int, decision: Decision, audit: Audit | None, *, is_confirming: bool,
+    takes_two_people: bool,
+) -> Entry:  # fmt: skip
     """Decide in one transaction, with the audit's event in it. Raises Refused, NotFound, AuditFailed."""
     try:
         with service.database.writing() as session:
             entry = records.find(session, number, project=caller.project)
             _check(entry, caller, decision, is_confirming=is_confirming)
+            if is_confirming and takes_two_people:
+                _check_other_person(entry, decision)
             records.decide(session, entry, decision, is_confirming=is_confirming, address=caller.address)
             with acting(address=caller.address, approval=number, asked_by=entry.asked_by):
                 record_decision(audit, Decided(request=entry.request, decision=decision))
@@ -274,6 +280,14 @@ def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: b
         raise Refused(
             409, "not-waiting", f"approval {entry.number} {how}", remedy=f"POST /api/approvals/{entry.number}/{verb}"
         )
+
+
+def _check_other_person(entry: Entry, decision: Decision) -> None:
+    if entry.first_decision is not None and entry.first_decision.by == decision.by:
+        raise Refused(
+            403, "same-person", f"{decision.by} has approved this call, and so does not confirm it",
+            remedy="let somebody else confirm: another key with scope approve (approvals.two_people asks for it)",
+        )  # fmt: skip
 
 
 async def _stream(service: Service, project: str, after: int | None) -> AsyncGenerator[str]:

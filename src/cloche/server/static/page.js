@@ -101,7 +101,28 @@
     next?.scrollIntoView({ block: "nearest" });
   };
 
-  const press = (name) => chosen()?.querySelector(`[data-press="${name}"]`)?.click();
+  // A call that takes two acts is not confirmed by the key that has approved it, pressed once more.
+  const CONFIRM_AFTER_MS = 2000;
+  const seen = new Map();
+  const mayConfirm = (button) => {
+    const number = button.form.action;
+    if (!seen.has(number)) seen.set(number, performance.now());
+    return document.activeElement === button && performance.now() - seen.get(number) >= CONFIRM_AFTER_MS;
+  };
+  const noteConfirmations = () => {
+    for (const button of document.querySelectorAll('[data-press="approve"][value="confirm"]')) mayConfirm(button);
+  };
+
+  const press = (name) => {
+    const button = chosen()?.querySelector(`[data-press="${name}"]`);
+    if (!button) return;
+    if (button.value === "confirm" && !mayConfirm(button)) {
+      button.focus();
+      announce("This call takes a second act: read it again, then press a on Confirm, two seconds later at the earliest.");
+      return;
+    }
+    button.click();
+  };
 
   const ACTIONS = { j: () => move(1), k: () => move(-1), a: () => press("approve"), d: () => press("deny") };
   let isGoing = false;
@@ -216,6 +237,7 @@
 
   const begin = () => {
     followAll(document);
+    noteConfirmations();
     showWaits();
     const form = document.querySelector("form[data-draft]");
     if (form) bringDraft(form);
@@ -226,6 +248,7 @@
   document.addEventListener("keydown", onTab);
   document.addEventListener("htmx:load", (event) => {
     followAll(event.detail.elt);
+    noteConfirmations();
     if (event.detail.elt.id === "waits") showWaits();
   });
   document.addEventListener("DOMContentLoaded", begin);
