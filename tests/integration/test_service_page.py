@@ -385,7 +385,7 @@ def test_a_human_approves_a_high_call_by_a_key_while_an_agent_waits(page: Page, 
 
 def test_a_critical_call_is_not_confirmed_by_the_same_key_once_more(page: Page, queue: ApprovalQueue) -> None:
     """The key `a` leads to Confirm, and confirms only there, two seconds after that has come."""
-    critical = ApprovalRequest(tool="os.execute", risk=Risk.CRITICAL, arguments={"command": "rm -r build"})
+    critical = ApprovalRequest(tool="os.remove", risk=Risk.CRITICAL, arguments={"command": "rm -r build"})
     decided: list[bool] = []
 
     def ask() -> None:
