@@ -300,7 +300,7 @@ def _remotes() -> Iterator[Key]:
     seconds: dict[str, Any] = {"parse": parse_duration, "render": _seconds}
     address: dict[str, Any] = {"parse": readers.parse_line, "render": _render_address}
     for provider, variables in REMOTE_VARIABLES.items():
-        yield Key(name=provider, read=partial(_read_remote, provider=provider))
+        yield _section(provider)
         fields: dict[str, dict[str, Any]] = {
             "api_key": {"parse": readers.parse_secret, "render": lambda _key, _: "set (hidden)"},
             "url": address,
@@ -325,8 +325,10 @@ def _remotes() -> Iterator[Key]:
             )  # fmt: skip
 
 
-def _read_remote(value: object, *, name: str, provider: str) -> Values:
-    return readers.read_section(value, name=name, readers=SECTIONS[provider])
+def _section(section: str) -> Key:
+    return Key(
+        name=section, read=lambda value, *, name: readers.read_section(value, name=name, readers=SECTIONS[section])
+    )
 
 
 def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
@@ -513,10 +515,8 @@ KEYS: tuple[Key, ...] = (
         name="user", settings_field="policy.user", text_if_empty="unprivileged",
         is_looser=lambda new, old: old is not None and new != old,
     ),
-    Key(
-        name="users", variable="CLOCHE_USERS", parse=readers.parse_switch, settings_field="policy.users",
-        is_looser=lambda new, old: new and not old, has_ceiling=True,
-    ),
+    Key(name="users", variable="CLOCHE_USERS", parse=readers.parse_switch, settings_field="policy.users",
+        is_looser=lambda new, old: new and not old, has_ceiling=True),
     Key(name="seccomp", settings_field="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
     Key(
         name="level", parse=readers.parse_level, is_in_files=False,
@@ -524,27 +524,18 @@ KEYS: tuple[Key, ...] = (
         has_ceiling=True, parse_ceiling=readers.parse_level, join_ceilings=max,
     ),
     # Docker's own runtime shuts gVisor out.
-    Key(
-        name="runtime", read=readers.read_runtime,
-        settings_field="policy.runtime", text_if_empty="any", is_looser=_is_different,
-    ),
-    Key(
-        name="autofix", read=lambda value, *, name: readers.read_section(value, name=name, readers=SECTIONS["autofix"]),
-    ),
+    Key(name="runtime", read=readers.read_runtime,
+        settings_field="policy.runtime", text_if_empty="any", is_looser=_is_different),
+    _section("autofix"),
     _autofix("base_url", readers.parse_line, render=_render_address),
     _autofix("model", readers.parse_line),
     _autofix("api_key", readers.parse_secret, render=lambda _key, _: "set (hidden)"),
     _autofix("max_rounds", readers.parse_rounds, aliases=("maxRounds",), is_looser=operator.gt),
     _autofix("token_budget", parse_count, is_looser=operator.gt),
     _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, render=_seconds),
-    Key(
-        name="approvals",
-        read=lambda value, *, name: readers.read_section(value, name=name, readers=SECTIONS["approvals"]),
-    ),
-    Key(
-        name="approvals.two_people", variable="CLOCHE_APPROVALS_TWO_PEOPLE", parse=readers.parse_switch,
-        settings_field="approvals_two_people", is_looser=lambda new, old: old and not new,
-    ),
+    _section("approvals"),
+    Key(name="approvals.two_people", variable="CLOCHE_APPROVALS_TWO_PEOPLE", parse=readers.parse_switch,
+        settings_field="approvals_two_people", is_looser=lambda new, old: old and not new),
     *_remotes(),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
