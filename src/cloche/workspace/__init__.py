@@ -5,7 +5,8 @@ Goes out: `core.changes.Diff`, and files on the host. What must be kept: whateve
 so are names; the host's folder is worked on by descriptors alone, and no link in it is followed. Only what the host's
 own settings name is read by its path.
 
-- `snapshot.py`: read the stream into one unnamed file and a row for each path.
+- `snapshot.py`: keep the stream in one unnamed file, and read a row for each path; `rows.py`: such rows on disk, since
+  there may be a million.
 - `hidden.py`: what is not shown, `ignore.py`: by patterns, `tracked.py`: what git tracks of it. `allowed.py`: which
   folders may be shown at all. `archive.py`: files of the host's for a sandbox that has a copy, or gets them back.
 - `host_files.py`: the host's folder by descriptors, through no link and no mount (`mounts.py`).
