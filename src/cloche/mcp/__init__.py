@@ -4,7 +4,7 @@ In: calls of a client, which are hostile; the operator's options. Out: answers o
 `create_server` makes a server, `create_app` an HTTP application of it; `cloche mcp` runs either (`command`: standard
 streams, signals). `server` joins sandbox, approvers and bearer tokens; `tools` offers the catalog's tools and runs a
 call, with progress and cancellation; `sessions` keeps a toolbox per client; `approvals` asks the human behind the
-client; `http` has allowed hosts and origins, and limits of connections.
+client; `http` has allowed hosts and origins, and limits of bodies and connections.
 
 To be kept: a client gets no more than the operator set; what it can hold is bounded; tokens are in no log; without
 the packages every way in names the extra. All else may be changed without asking.

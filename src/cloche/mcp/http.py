@@ -1,4 +1,4 @@
-"""The HTTP application of the MCP server: allowed hosts and origins, shares of sessions, start and end."""
+"""The HTTP application of the MCP server: allowed names, counted bodies, shares of sessions, start and end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http import EventStore, StreamableHTTPServerTransport
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.core.errors import InvalidRequest
 from cloche.serving.http import Unsignalled, backlog, bounded, bracketed, is_loopback, is_wildcard, listen, serve
+from cloche.serving.json_bounds import JsonBounds, TooMuch
 
 from .server import StaticTokens
 from .sessions import IDLE_S, MOST_SESSIONS, quota
@@ -28,6 +31,27 @@ SHUTDOWN_TIMEOUT_S = 1
 HEALTH = "/healthz"
 HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + HOST.pattern)
+
+
+class CountedBodies:
+    """Let no more JSON of a request come than may be parsed: the packages below receive all of it before they do."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on. What receives its body raises HTTPException (413) at the first byte too much."""
+        bounds = JsonBounds()
+
+        async def counted() -> Message:
+            message = await receive()
+            try:
+                bounds.feed(message.get("body", b""))
+            except TooMuch as error:
+                raise HTTPException(413, str(error)) from None
+            return message
+
+        await self._app(scope, counted, send)
 
 
 def create_app(
@@ -45,9 +69,10 @@ def create_app(
     """Return an ASGI application that serves a server at `path`, and `/healthz` to whoever asks.
 
     A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
-    web page of any other origin than those and `allowed_origins`. With an `event_store` a client of 2025-11-25 whose
-    connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest
-    for a path that is none, and for names and origins that no request could have.
+    web page of any other origin than those and `allowed_origins`. A body with more JSON than may be parsed is 413. With
+    an `event_store` a client of 2025-11-25 whose connection broke gets what it missed; it comes back after
+    `retry_interval_ms` milliseconds. Raises InvalidRequest for a path that is none, and for names and origins that no
+    request could have.
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
@@ -68,6 +93,7 @@ def create_app(
         host=host, event_store=event_store, retry_interval=retry_interval_ms,
     )  # fmt: skip
     share_sessions(server, most_sessions)
+    app.add_middleware(CountedBodies)
     if allowed_origins:  # else no page of another origin gets so far
         app.add_middleware(
             CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST", "DELETE"],

@@ -1,4 +1,4 @@
-"""Tokens have equal shares of the sessions that the old revisions have."""
+"""Tokens have equal shares of the sessions that the old revisions have; no more JSON comes than may be parsed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from cloche.mcp.http import create_app
 from cloche.mcp.server import create_server
+from tests.harness.json_shapes import SHAPES
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
@@ -58,3 +59,44 @@ def test_one_token_and_none_have_all(tokens: list[str]) -> None:
     """There is nobody to share with."""
     callers = [tokens[0] if tokens else None] * 4
     assert opened(tokens, callers, most=3) == [200, 200, 200, 503]
+
+
+def answered(body: bytes, revision: str, *, piece: int) -> tuple[int, int]:
+    """Return the status of a request with this body, and how much of it was taken before."""
+
+    async def main() -> tuple[int, int]:
+        app = create_app(create_server())
+        taken, statuses = 0, list[int]()
+
+        async def receive() -> Any:
+            nonlocal taken
+            sent, taken = body[taken : taken + piece], min(len(body), taken + piece)
+            return {"type": "http.request", "body": sent, "more_body": taken < len(body)}
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        headers = {
+            "host": "localhost", "content-type": "application/json", "mcp-protocol-version": revision,
+            "accept": "application/json, text/event-stream",
+        }  # fmt: skip
+        scope = {
+            "type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "http_version": "1.1",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }  # fmt: skip
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+        return statuses[0], taken
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "too long" not in shape])
+def test_no_more_json_comes_than_may_be_parsed(shape: str, revision: str) -> None:
+    """Each shape is refused before all of it has come; so nothing of it was parsed."""
+    head = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":'
+    body = head + SHAPES[shape]()
+    status, taken = answered(body, revision, piece=1 << 10)
+    assert status == 413
+    assert taken < len(body)

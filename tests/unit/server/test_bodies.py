@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -15,12 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from cloche.core.errors import InvalidRequest
-from cloche.server import app, bodies
+from cloche.server import app
 from cloche.server.bodies import JsonBounds, JsonRoute, validated
 from cloche.server.exec_options import MOST_FAULTS, WireModel, decoded
 from cloche.server.guard import Guard
 from cloche.server.problems import Refused, response_to
 from cloche.server.wire.verbs import VERBS
+from cloche.serving.json_bounds import MOST_PARTS_AT_ALL, MOST_RICH
+from tests.harness.json_shapes import SHAPES
 
 ROUTES = [import_module(f"cloche.server.routes.{name}") for name in app.ROUTES]
 HARD_TEXTS = ("", ",:[{", '"', "\\", '\\"', '",["', '\\\\",:', "é,", "\n[", "\U0001f600:")
@@ -59,20 +61,6 @@ def test_what_is_counted_is_what_would_be_made() -> None:
         assert (bounds.parts, bounds.seen) == (_parts(value), len(text)), (text, cuts)
 
 
-SHAPES: dict[str, Callable[[], bytes]] = {
-    "keys": lambda: b"{" + b",".join(b'"k%d":0' % n for n in range(200_000)) + b"}",
-    "the same key": lambda: b'{"a":0' + b',"a":0' * 200_000 + b"}",
-    "items": lambda: b"[" + b"0," * 1_000_000 + b"0]",
-    "empty lists": lambda: b"[" + b"[]," * 400_000 + b"[]]",
-    "objects": lambda: b"[" + b"{}," * 400_000 + b"{}]",
-    "deep": lambda: b"[" * 1_000_000,
-    "strings without commas": lambda: b'""' * 500_000,
-    "escapes": lambda: b'{"code":"' + rb"\n" * 2_000_000 + b'"}',
-    "text of another plane that is too long": lambda: '{"code":"\U0001f600'.encode() + b"a" * (9 << 20),
-    "an escape in text that is too long": lambda: rb'{"code":"\n' + b"a" * (9 << 20),
-}
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("piece", [1 << 10, 1 << 18])
 def test_too_much_is_refused_while_it_comes(shape: str, piece: int) -> None:
@@ -86,8 +74,8 @@ def test_too_much_is_refused_while_it_comes(shape: str, piece: int) -> None:
     with pytest.raises(Refused) as refused:
         feed()
     assert refused.value.status_code == 413
-    assert bounds.seen <= bodies.MOST_RICH + piece
-    assert bounds.parts <= bodies.MOST_PARTS_AT_ALL + piece
+    assert bounds.seen <= MOST_RICH + piece
+    assert bounds.parts <= MOST_PARTS_AT_ALL + piece
 
 
 def test_what_is_as_large_as_it_may_be_passes() -> None:

@@ -1,0 +1,57 @@
+"""How much a client may have parsed as JSON: counted as it comes, before any of it is parsed.
+
+Theory of operation: a parser in C keeps the interpreter until it is done, in a thread, too, and a value of two bytes
+becomes an object of a hundred. So what is bounded is what the parser would make: commas, colons and openings that
+stand outside of strings, which are one for each value and key, and escapes inside. Text beyond some size must be
+ASCII without escapes, as base64 is: a string with one character of another plane takes four times its length.
+"""
+
+from __future__ import annotations
+
+MOST_PARTS, BYTES_OF_PART, MOST_PARTS_AT_ALL = 20_000, 32, 65_536  # values and names; one more for so many bytes
+MOST_RICH = 8 << 20  # bytes, of JSON that has escapes or is not ASCII
+MOST_ESCAPES = 1 << 20
+
+
+class TooMuch(Exception):
+    """Say what a JSON text has too much of."""
+
+
+class JsonBounds:
+    """Count what comes of one JSON text, in any pieces; refuse it at the first byte that is too much."""
+
+    __slots__ = ("_escapes", "_is_escaped", "_is_in_string", "_is_rich", "_quotes", "parts", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.parts = self._quotes = self._escapes = 0
+        self._is_in_string = self._is_escaped = self._is_rich = False
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece. Raises TooMuch."""
+        self.seen += len(piece)
+        self._escapes += piece.count(b"\\")
+        self._is_rich = self._is_rich or self._escapes > 0 or not piece.isascii()
+        if self._escapes > MOST_ESCAPES or (self._is_rich and self.seen > MOST_RICH):
+            raise TooMuch(
+                f"the body has more than {MOST_ESCAPES} escapes, or {MOST_RICH} bytes of which some are no ASCII"
+            )
+        piece = self._without_escapes(piece)
+        self._quotes += piece.count(b'"')
+        most = min(MOST_PARTS + self.seen // BYTES_OF_PART, MOST_PARTS_AT_ALL)
+        if self._quotes <= 2 * most + 2:
+            texts = piece.split(b'"')
+            outside = b"".join(texts[self._is_in_string :: 2])
+            self._is_in_string ^= len(texts) % 2 == 0
+            self.parts += sum(outside.count(sign) for sign in (b",", b":", b"[", b"{"))
+        if self._quotes > 2 * most + 2 or self.parts > most:
+            raise TooMuch(f"the body has more than {most} values and names")
+
+    def _without_escapes(self, piece: bytes) -> bytes:
+        """Return a piece without escaped quotes and backslashes; one may be cut by the end of the piece before."""
+        if self._is_escaped and piece:
+            piece, self._is_escaped = piece[1:], False
+        if b"\\" in piece:
+            piece = piece.replace(rb"\\", b"")
+            self._is_escaped = piece.endswith(b"\\")
+            piece = piece.replace(rb"\"", b"")
+        return piece
