@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
+from cloche.init import wire
+from cloche.keeper import registry
+from cloche.keeper.attach import visit
 from cloche.records.database import Database
 from cloche.server.identities import use_link_code
 from tests.harness.service import Service, end_sandboxes, serving, start
@@ -496,6 +501,55 @@ def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:
     finally:
         second.end()
         end_sandboxes(tmp_path)
+
+
+def test_sandboxes_end_when_no_service_comes_back(tmp_path: Path) -> None:
+    """Also after kill -9; one that comes back says how long it may be away; the list says whose sandboxes are."""
+    service, place = start(tmp_path), tmp_path / "run" / "cloche"
+    try:
+        with service.client() as client:
+            made = client.post("/api/sandboxes", json={}).json()
+        name = made["id"].replace("_", "-")
+        listed = cloche(service, "sandbox", "list", "--json")
+        assert [(one["name"], one["owner"]) for one in json.loads(listed)] == [
+            (name, f"{made['apiKey']} of {service.database}")
+        ]
+        found = registry.Found(name=name, path=str(place))
+        assert visit(found, "info")["owner_s"] == 600
+        with found.connect() as link:  # whoever is in it keeps it
+            link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
+            service.end(signal.SIGKILL)
+            service = start(tmp_path, "--keep-sandboxes", "1s", key=service.key)
+            until(lambda: visit(found, "info")["owner_s"] == 1)
+            service.end(signal.SIGKILL)
+        until(lambda: not list(place.iterdir()))
+        until(lambda: not list(place.iterdir()))
+    finally:
+        if service.process.poll() is None:
+            service.end()
+        end_sandboxes(tmp_path)
+
+
+def test_a_service_may_end_its_sandboxes_with_itself(tmp_path: Path) -> None:
+    """With --end-sandboxes SIGTERM ends those that live, and the next service says so."""
+    service = start(tmp_path, "--end-sandboxes")
+    with service.client() as client:
+        address = f"/api/sandboxes/{client.post('/api/sandboxes', json={}).json()['id']}"
+        client.post(f"{address}/processes", json={"shell": "trap '' TERM; sleep 1000"})
+    assert service.end() == 128 + signal.SIGTERM
+    assert not list((tmp_path / "run" / "cloche").iterdir())
+    with serving(tmp_path, key=service.key) as again, again.client() as client:
+        assert client.get(address).json()["state"] == "ended"
+
+
+def cloche(service: Service, *words: str) -> str:
+    """Run a command of the command line as the service's user, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cloche", *words], env=service.environ, cwd=service.log.parent, capture_output=True,
+        text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def keeper_of(place: Path, address: str) -> int:

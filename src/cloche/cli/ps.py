@@ -36,17 +36,24 @@ def list_sandboxes(*, as_json: bool) -> int:
     if not rows and not as_json:
         print("no sandbox with a name lives")
         return 0
-    show(rows, as_json=as_json)
+    show(rows, as_json=as_json, below=("owner",))
     return 0
 
 
 def _row(found: Found) -> dict[str, object]:
     said = info(found)
     return {
-        "name": found.name, "state": state(said), "backend": found.entry.get("backend"), "clients": said.get("clients"),
+        "name": found.name, "state": state(said), "owner": owner(found), "backend": found.entry.get("backend"),
+        "clients": said.get("clients"),
         "age": _seconds(said.get("age_s")), "keep": _seconds(said.get("keep_s")), "left": _seconds(said.get("left_s")),
         "unused": _seconds(said.get("without_client_s")),
     }  # fmt: skip
+
+
+def owner(found: Found) -> str | None:
+    """Return whose one is that a service has opened: by which key, of which database."""
+    about = found.entry.get("owner")
+    return f"{about.get('key')} of {about.get('service')}" if isinstance(about, Mapping) else None
 
 
 def info(found: Found) -> Mapping[str, Any]:

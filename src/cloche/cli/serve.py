@@ -108,6 +108,11 @@ def _mcp(
     help="Where workers of other machines reach this one. Default: those of this machine, by a Unix socket.",
 )  # fmt: skip
 @option("--keep-runs", metavar="TIME", default="30d", help="How long records of runs are kept; 100,000 at most.")
+@option(
+    "--keep-sandboxes", metavar="TIME", default="10m",
+    help="How long sandboxes go on while no service of the database is there and nobody is in them.",
+)  # fmt: skip
+@flag("--end-sandboxes", "end_sandboxes", help="End the sandboxes of this service when it is stopped.")
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
 def _serve(
@@ -125,6 +130,8 @@ def _serve(
     queue_deadline: str,
     drain: str,
     keep_runs: str,
+    keep_sandboxes: str,
+    end_sandboxes: bool,
     worker_address: str | None,
     sandbox_debug: bool,
     options: SandboxOptions,
@@ -145,7 +152,9 @@ def _serve(
         queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
         drain_s=parse_duration(drain, name="drain"),
-        keep_runs_s=parse_duration(keep_runs, name="keep-runs"), worker_address=worker_address,
+        keep_runs_s=parse_duration(keep_runs, name="keep-runs"),
+        keep_sandboxes_s=parse_duration(keep_sandboxes, name="keep-sandboxes"), ends_sandboxes=end_sandboxes,
+        worker_address=worker_address,
         is_debugging=sandbox_debug,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip

@@ -13,7 +13,9 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from time import monotonic
 from typing import Any
@@ -59,11 +61,35 @@ def read_terms(name: object, *, keep: object = None, lifetime: object = None, id
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Say for whom sandboxes are opened, in words for their list; without the owner they end after `absent_s`.
+
+    It says that it is there by `visit(found, "own", owner_s=...)`; while anybody is attached, that is not needed.
+    """
+
+    about: Mapping[str, str]
+    absent_s: float
+
+
+_owner: ContextVar[Owner | None] = ContextVar("owner", default=None)
+
+
+@contextmanager
+def owned_by(owner: Owner) -> Iterator[None]:
+    """Let sandboxes that the body opens under a name be an owner's."""
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
 class Keeping:
     """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`."""
 
     def __init__(self, terms: Terms, entry: Mapping[str, Any]):
-        self._terms, self._entry = terms, entry
+        self._terms, self._entry, self._owner = terms, entry, _owner.get()
         self.ends_with_caller = terms.keep_s is None
         self._claimed: registry.Claimed | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -113,14 +139,15 @@ class Keeping:
             "init": init.fileno(), "listening": claimed.listening.fileno(), "folder": claimed.folder,
             "lock": claimed.lock, **held,
         }  # fmt: skip
-        terms = self._terms
+        terms, owner = self._terms, self._owner
+        entry = self._entry if owner is None else {**self._entry, "owner": dict(owner.about)}
         order = {
             "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
             "said": {"boot": registry.boot_id()}, "descriptors": list(fds),
-            "groups": list(groups),
+            "groups": list(groups), "owner_s": None if owner is None else owner.absent_s,
         }  # fmt: skip
         try:
-            claimed.describe({**self._entry, **said, "created": time.time()})
+            claimed.describe({**entry, **said, "created": time.time()})
             await _send(link, json.dumps(order).encode(), list(fds.values()))
         except OSError as error:
             self.abandon()

@@ -16,7 +16,7 @@ import os
 import time
 
 from . import relay
-from .relay import POLLIN, Client, Relay, now
+from .relay import POLLIN, Client, Relay, awake, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class Keeper:
         self.keep_s: float | None = order["keep_s"]  # None: it ends with who has opened it
         self.lifetime_s: float | None = order["lifetime_s"]
         self.idle_s: float | None = order["idle_s"]
+        self.owner_s: float | None = order.get("owner_s")  # how long it goes on without its owner and any client
+        self.owned_at = awake()
         self.began_at = self.left_at = now()
         self.is_paused = False
         self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
@@ -113,7 +115,7 @@ class Keeper:
         """Count the time without a client from the last one's end, and have init do the same."""
         clients = self._clients()
         if self.had_clients and not clients:
-            self.left_at = now()
+            self.left_at, self.owned_at = now(), awake()
         self.had_clients = clients > 0
         if not self.opener:
             self.opener = next((one.number for one in self.relay.clients.values() if one.counts), 0)
@@ -131,10 +133,17 @@ class Keeper:
             keep_s = self.keep_s or 0.0
             ends.append(self.left_at + (keep_s if self.opener else max(keep_s, FIRST_S)))
         self.relay.deadline = min(ends, default=None)
+        self._await_owner()
         if self.relay.deadline != self.told:
             self.told = self.relay.deadline
             left = None if self.told is None else max(0.0, self.told - now())
             self.relay.ask_init(lambda _: None, "limits", ends_in_s=left, idle_s=self.idle_s)
+
+    def _await_owner(self) -> None:
+        """Set when it ends unless its owner says before that it is there; init knows nothing of that."""
+        self.relay.deserted_at = None
+        if self.owner_s is not None and not self.had_clients:
+            self.relay.deserted_at = self.owned_at + (self.owner_s if self.opener else max(self.owner_s, FIRST_S))
 
     def answer(self, client: Client, channel: int, op: str, body: bytes) -> None:
         """Answer an operation of ours."""
@@ -146,19 +155,33 @@ class Keeper:
             self.relay.ended = "it was ended"
         elif op == "keep":
             self._keep(client, channel, body)
+        elif op == "own":
+            self._own(client, channel, body)
         elif op == "network":
             self._let_in(client, channel)
         else:
             self._pause(client, channel, op)
 
     def _keep(self, client: Client, channel: int, body: bytes) -> None:
-        keep_s = self.json.read(body).get("keep_s")
-        if isinstance(keep_s, bool) or not isinstance(keep_s, int | float) or not 0 <= keep_s <= MOST_S:
-            self.relay.close(client, channel, kind="unknown", message="keep_s is no time")
-            return
-        self.keep_s = float(keep_s)
-        self._set_clock()
-        self.relay.close(client, channel)
+        if (keep_s := self._read_time(client, channel, body, "keep_s")) is not None:
+            self.keep_s = keep_s
+            self._set_clock()
+            self.relay.close(client, channel)
+
+    def _own(self, client: Client, channel: int, body: bytes) -> None:
+        """Take note that its owner is there, who says so from time to time."""
+        if (owner_s := self._read_time(client, channel, body, "owner_s")) is not None:
+            self.owner_s, self.owned_at = owner_s, awake()
+            self._await_owner()
+            self.relay.close(client, channel)
+
+    def _read_time(self, client: Client, channel: int, body: bytes, name: str) -> float | None:
+        """Return the seconds that an operation gives, or close it and return None."""
+        seconds = self.json.read(body).get(name)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_S:
+            self.relay.close(client, channel, kind="unknown", message=f"{name} is no time")
+            return None
+        return float(seconds)
 
     def _let_in(self, client: Client, channel: int) -> None:
         """Give a client a link of its own to the process that serves the network; it comes with an event."""
@@ -200,7 +223,8 @@ class Keeper:
             "name": self.name, "clients": self._clients(), "is_paused": self.is_paused, "pid": os.getpid(),
             "paused_s": paused_s,
             "age_s": moment - self.began_at, "keep_s": self.keep_s, "lifetime_s": self.lifetime_s,
-            "idle_s": self.idle_s, "without_client_s": 0.0 if self.had_clients else moment - self.left_at,
+            "idle_s": self.idle_s, "owner_s": self.owner_s,
+            "without_client_s": 0.0 if self.had_clients else moment - self.left_at,
             "left_s": None if self.lifetime_s is None else max(0.0, self.began_at + self.lifetime_s - moment),
         }  # fmt: skip
 

@@ -44,13 +44,18 @@ MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
 GREETING_S = 10.0  # for a client to say who it is
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
-OWN = ("info", "keep", "pause", "resume", "end", "network")
+OWN = ("info", "keep", "own", "pause", "resume", "end", "network")
 OP = b'{"op":"'
 
 
 def now() -> float:
     """Return the time in seconds of a clock that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def awake() -> float:
+    """Return the time in seconds of a clock that stands still while the machine sleeps."""
+    return time.monotonic()
 
 
 def peer_uid(link: _socket.socket) -> int:
@@ -164,6 +169,7 @@ class Relay:
         self.is_full = False  # init does not read
         self.init_greeting: dict[str, Any] | None = None
         self.deadline: float | None = None
+        self.deserted_at: float | None = None  # by the clock of `awake`: a machine that sleeps has no services
         self.ended = ""  # why, when it is over
         self.init = Peer(self, init)
         self.watch(init, POLLIN, self._serve_init)
@@ -195,12 +201,16 @@ class Relay:
         moments = [one.came_at + GREETING_S for one in self.clients.values() if not one.is_greeted]
         if self.deadline is not None:
             moments.append(self.deadline)
+        if self.deserted_at is not None:
+            moments.append(now() + self.deserted_at - awake())
         return min([LONGEST_WAIT_S, *(max(0.0, at - now()) for at in moments)]) * 1000 + 1
 
     def _check_time(self) -> None:
         moment = now()
         if self.deadline is not None and moment >= self.deadline:
             self.ended = "its time is up"
+        if self.deserted_at is not None and awake() >= self.deserted_at:
+            self.ended = "its service has not come back"
         for client in list(self.clients.values()):
             if not client.is_greeted and moment > client.came_at + GREETING_S:
                 self.drop(client)

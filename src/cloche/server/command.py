@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .peers import Listening
     from .service import Service, WorkspaceRoot
 
-FORCED_EXIT_S = 10.0  # after the drain
+FORCED_EXIT_S = 10.0  # after the drain, and the end of sandboxes
+END_S = 20.0  # for that
 _WORKER_ADDRESS = re.compile(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
@@ -48,6 +49,8 @@ class ServeCommand:
     queue_deadline_s: float = 30.0
     drain_s: float = 30.0
     keep_runs_s: float = 30 * 86_400.0
+    keep_sandboxes_s: float = 600.0
+    ends_sandboxes: bool = False
     worker_address: str | None = None
     is_debugging: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
@@ -59,7 +62,8 @@ def serve(command: ServeCommand) -> int:
     from .log import configure_log
 
     configure_log()
-    return until_signal(serving(command), exit_timeout_s=command.drain_s + FORCED_EXIT_S)
+    ending_s = END_S if command.ends_sandboxes else 0.0
+    return until_signal(serving(command), exit_timeout_s=command.drain_s + ending_s + FORCED_EXIT_S)
 
 
 async def serving(command: ServeCommand) -> None:
@@ -83,7 +87,8 @@ async def serving(command: ServeCommand) -> None:
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
-        keep_runs_s=command.keep_runs_s, is_debugging=command.is_debugging,
+        keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
+        ends_sandboxes=command.ends_sandboxes, is_debugging=command.is_debugging,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

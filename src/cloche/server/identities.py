@@ -28,6 +28,7 @@ from .problems import Refused
 
 HOLDS_S = 1.0  # how long an answer of the database is used again
 MOST_CACHED = 1_024
+BROWSER = "browser"  # what a human in one is called who came by a link
 COOKIE_S, LINK_S = 12 * 3_600, 600
 
 
@@ -49,7 +50,7 @@ class Caller:
     @property
     def name(self) -> str:
         """Return what records and the audit log call it."""
-        return self.key_id or "browser"
+        return self.key_id or BROWSER
 
     def has(self, scope: str) -> bool:
         """Tell whether it may do what a scope is for."""

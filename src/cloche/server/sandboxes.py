@@ -4,7 +4,8 @@ Theory of operation: each is kept by a keeper, a process of its own, under a nam
 worker, and any worker finds it by its row and the keeper's registry. A worker comes in when a request needs that
 (`held`), stays in for as long as anything of it is in use, and lets go a minute later. What a worker alone has of it,
 commands that go on and sessions, ends with the worker. Every few seconds rows are compared with the registry: what is
-not there any more has ended.
+not there any more has ended. All keepers that are there are told that a service is: one that nobody is in and that has
+not been told for `keep_s` ends its sandbox, whatever became of the service.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
-from cloche.keeper.attach import visit
+from cloche.keeper.attach import Owner, owned_by, visit
 from cloche.records import sandboxes as records
 from cloche.records.database import Database, Writer
 from cloche.records.ids import new_id
@@ -38,7 +39,7 @@ from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 
 from .attachments import Attachment
-from .identities import Caller
+from .identities import BROWSER, Caller
 from .problems import Refused
 
 MOST_LIVING = 64  # of the service, as each has processes and memory
@@ -46,6 +47,7 @@ MOST_ATTACHED = 48  # of one worker
 UNUSED_S = 60.0  # how long a worker stays in one that it does not use
 JUST_S = 1.0  # whoever came in so recently is about to use it
 LOOK_EVERY_S = 10.0
+KEEP_S = 600.0  # how long sandboxes go on while no service of their database is there
 INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, to end its sandbox; to let go
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free, when its sandbox has just ended
 log = logging.getLogger("cloche.service")
@@ -57,10 +59,17 @@ def sandbox_name(sandbox_id: str) -> str:
 
 
 class Sandboxes:
-    """Hold those that this worker is in, and find all others. `options` are the service's own."""
+    """Hold those that this worker is in, and find all others. `options` are the service's own.
 
-    def __init__(self, database: Database, writer: Writer, worker: str, options: SandboxOptions):
+    They go on for `keep_s` while no service of the database is there.
+    """
+
+    def __init__(
+        self, database: Database, writer: Writer, worker: str, options: SandboxOptions, *, keep_s: float = KEEP_S
+    ):
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
+        self._keep_s = keep_s
+        self._there: list[registry.Found] = []  # of this host, by the last look
         self._open: dict[str, asyncio.Task[Attachment]] = {}
         self._ours: dict[str, str | None] = {}  # those that this worker has, and of whom it took them over
         self._starting = asyncio.Semaphore(4)
@@ -78,15 +87,14 @@ class Sandboxes:
         name = sandbox_name(sandbox_id)
         row = {"id": sandbox_id, "project": project, "name": name, "worker": self._worker, "api_key": api_key}
         await self._writer.write(partial(_begin, row=row, document=document))
+        making = partial(
+            AsyncSandbox, name=name, keep=lifetime_s, lifetime=lifetime_s, idle=idle_s, files=files, **options
+        )  # fmt: skip
         try:
-            async with self._starting:
-                sandbox = await asyncio.to_thread(
-                    partial(
-                        AsyncSandbox, name=name, keep=lifetime_s, lifetime=lifetime_s, idle=idle_s, files=files,
-                        **options,
-                    )
-                )  # fmt: skip
-                await sandbox.__aenter__()
+            with self._owning(sandbox_id, api_key):
+                async with self._starting:
+                    sandbox = await asyncio.to_thread(making)
+                    await sandbox.__aenter__()
         except BaseException:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
@@ -113,11 +121,17 @@ class Sandboxes:
         }  # fmt: skip
         await self._writer.write(partial(_begin, row=row, document=document))
         try:
-            yield
+            with self._owning(sandbox_id, caller.key_id):
+                yield
         except BaseException:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
+
+    def _owning(self, sandbox_id: str, api_key: str | None) -> AbstractContextManager[None]:
+        """Say in the keepers' registry whose a sandbox is that the body opens."""
+        about = {"service": self._database.name, "sandbox": sandbox_id, "key": api_key or BROWSER}
+        return owned_by(Owner(about=about, absent_s=self._keep_s))
 
     async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
         """Return what its row says. Raises NotFound."""
@@ -176,7 +190,9 @@ class Sandboxes:
     async def compare(self) -> None:
         """Note which have ended, by the keepers' registry."""
         rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
-        there = await asyncio.to_thread(lambda: {one.name for one in registry.found()})
+        found = await asyncio.to_thread(registry.found)
+        there, ours = {one.name for one in found}, {one.name for one in rows}
+        self._there = [one for one in found if one.name in ours]
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
             if facts.name not in there and (facts.status != STARTING or is_abandoned):
@@ -290,16 +306,17 @@ class Sandboxes:
     async def tend(self) -> None:
         """Compare rows with the registry, forget what ended long ago, let go of what is not used: every few seconds."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
             try:
                 await self.compare()
                 await self._writer.write(records.forget_ended)
             except ClocheError as error:
                 log.warning("sandboxes that live cannot be looked at: %s", error)
+            await asyncio.to_thread(_own, self._there, self._keep_s)
             before = time.monotonic() - UNUSED_S
             for one in self._attachments():
                 if one.is_unused and one.used_at < before:
                     await self._let_go(one.id)
+            await asyncio.sleep(min(LOOK_EVERY_S, self._keep_s / 4))
 
     # The end.
 
@@ -316,6 +333,12 @@ class Sandboxes:
     async def close(self) -> None:
         """Let go of all; they go on, without what this worker alone has of them."""
         await asyncio.gather(*(self._let_go(one) for one in list(self._open)))
+
+    async def end_all(self) -> None:
+        """End those that this worker has, and those of workers of this host that are gone. Raises RecordsFailed."""
+        rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
+        ours = [one for one in rows if one.worker == self._worker or is_gone(one.worker)]
+        await asyncio.gather(*(self.end(one.id, one.project) for one in ours))
 
 
 async def _ready(attachment: Attachment) -> Attachment:
@@ -361,6 +384,13 @@ def _end(name: str) -> None:
         for pid in registry.holders(name):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _own(there: Sequence[registry.Found], keep_s: float) -> None:
+    """Tell keepers that a service of their database is there. Blocks."""
+    for one in there:
+        with contextlib.suppress(OutcomeUnknown):  # it has no time for us, or is just ending
+            visit(one, "own", timeout_s=INFO_S, owner_s=keep_s)
 
 
 def _ended(facts: SandboxFacts) -> Refused:

@@ -38,7 +38,7 @@ from .metrics import Metrics
 from .peers import Peers
 from .problems import Refused
 from .runs import RunQueue
-from .sandboxes import Sandboxes
+from .sandboxes import KEEP_S, Sandboxes
 from .wire.load import WireLoad
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class ServiceOptions:
     queue_deadline_s: float = 30.0
     drain_s: float = DRAIN_S
     keep_runs_s: float = KEEP_RUNS_S
+    keep_sandboxes_s: float = KEEP_S
+    ends_sandboxes: bool = False
     is_debugging: bool = False
 
 
@@ -89,7 +91,9 @@ class Service:
             self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
             observer=self.metrics,
         )  # fmt: skip
-        self.sandboxes = Sandboxes(database, self.writer, self.worker, options.options)
+        self.sandboxes = Sandboxes(
+            database, self.writer, self.worker, options.options, keep_s=options.keep_sandboxes_s
+        )  # fmt: skip
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
         self.wire = WireLoad()
@@ -256,6 +260,9 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         await asyncio.wait(beside)
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
+        if options.ends_sandboxes:
+            with suppress(ClocheError):  # they end without a service, if later
+                await service.sandboxes.end_all()
         await service.sandboxes.close()
         await service.peers.leave()
         service.close_files()

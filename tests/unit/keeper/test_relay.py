@@ -288,6 +288,40 @@ def test_times_count_from_the_last_client_and_are_told_to_init(tmp_path: Path, m
     scene.close()
 
 
+def test_without_its_owner_it_ends_unless_somebody_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word of the owner counts from anew; a client's presence, too; while the machine sleeps nothing counts."""
+    moment = asleep = 0.0
+    for module in (relay, process):
+        monkeypatch.setattr(module, "now", lambda: moment + asleep)
+        monkeypatch.setattr(module, "awake", lambda: moment)
+    scene = Scene(tmp_path, keep_s=36_000.0, lifetime_s=36_000.0, owner_s=60.0)
+    client = scene.client()
+
+    def is_over() -> bool:
+        scene.relay._check_time()
+        return bool(scene.relay.ended)
+
+    moment = 100.0
+    assert (scene.relay.deserted_at, is_over()) == (None, False)
+    client.link.close()
+    scene.pump()
+    moment, asleep = 159.0, 10_000.0
+    assert not is_over()
+    assert scene.relay._timeout_ms() == pytest.approx(1001)
+    visit = scene.client(is_visit=True)
+    visit.send(open_frame(1, op="own", owner_s=30))
+    scene.pump()
+    moment = 188.0
+    assert not is_over()
+    visit.send(open_frame(2, op="own", owner_s="x"))
+    scene.pump()
+    assert b"owner_s is no time" in (visit.take() or ())[-1][2]
+    moment = 189.0
+    assert is_over()
+    assert scene.relay.ended == "its service has not come back"
+    scene.close()
+
+
 def test_pausing_is_done_by_init_whose_answer_is_passed_on(scene: Scene) -> None:
     """The keeper believes that it is paused when init says so, not before."""
     client = scene.client()
