@@ -97,6 +97,9 @@ def _mcp(
     help="An address or network of a proxy, whose X-Forwarded-For and -Proto are believed. Repeatable.",
 )  # fmt: skip
 @option(
+    "--root-path", metavar="/PATH", default="", help="The path below which a proxy has the service, such as /cloche."
+)
+@option(
     "--workspace-root", "roots", metavar="DIR[:rw]", multiple=True,
     help="A host folder that the API may read, or write too. Repeatable. Default: none.",
 )  # fmt: skip
@@ -125,6 +128,7 @@ def _serve(
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
     trusted_proxy: tuple[str, ...],
+    root_path: str,
     roots: tuple[str, ...],
     queue: int,
     queue_deadline: str,
@@ -148,7 +152,8 @@ def _serve(
 
     command = ServeCommand(
         host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
-        allowed_hosts=allow_host, allowed_origins=allow_origin, trusted_proxies=trusted_proxy, roots=roots,
+        allowed_hosts=allow_host, allowed_origins=allow_origin, trusted_proxies=trusted_proxy,
+        root_path=root_path, roots=roots,
         queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
         drain_s=parse_duration(drain, name="drain"),

@@ -6,6 +6,7 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
 - `command.py`: the command line's side; `service.py`: what one worker holds; `app.py`: routes and bounds together.
 - `auth.py`: who asks, and for what; `guard.py`: hosts, sizes, headers; `bodies.py`: JSON that is counted before it is
   parsed; `problems.py`: errors.
+- `below.py`: the service below a path of its host, by a proxy.
 - `observe.py`: what each request leaves; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`: for the operator.
 - `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `places.py`: whose turn it is;
   `results.py`: results as the wire has them.

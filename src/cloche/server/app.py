@@ -9,12 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cloche import __version__
 
 from . import html, problems
 from .auth import find_caller, identify
+from .below import RootPath, read_root_path
 from .forwarding import Forwarding
 from .guard import Guard
 from .observe import Observed
@@ -35,8 +37,13 @@ _NO_TELEMETRY: Any = {
 _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the machine it runs on."
 
 
-def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool = False) -> ASGIApp:
-    """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for."""
+def create_app(
+    service: Service, *, names: Sequence[str] = (), is_any_host: bool = False, root_path: str = ""
+) -> ASGIApp:
+    """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for.
+
+    `root_path` is the path below which it is served. Raises InvalidRequest for one that cannot be.
+    """
     app = FastAPI(
         title="Cloche", version=__version__, description=_ABOUT, openapi_url="/api/openapi.json", docs_url=None,
         redoc_url=None, telemetry=_NO_TELEMETRY,
@@ -45,6 +52,8 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
     problems.install(app, html.answer)
     for name in (*ROUTES, *PAGE_ROUTES):
         app.include_router(import_module(f"{__package__}.routes.{name}").router)
+    root = read_root_path(root_path, (route.path for route in app.routes if isinstance(route, Route)))
+    app.servers = [{"url": root}] if root else []
     allowed = service.options.allowed_origins
     if allowed:
         app.add_middleware(
@@ -56,4 +65,5 @@ def create_app(service: Service, *, names: Sequence[str] = (), is_any_host: bool
         app, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=find_caller
     )
     guard = Guard(forwarding, names=known, identify=partial(identify, service), is_any_host=is_any_host)
-    return Observed(guard, service.metrics)
+    observed = Observed(guard, service.metrics)
+    return RootPath(observed, root) if root else observed

@@ -52,6 +52,7 @@ class ServeCommand:
     keep_sandboxes_s: float = 600.0
     ends_sandboxes: bool = False
     worker_address: str | None = None
+    root_path: str = ""
     is_debugging: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
@@ -98,12 +99,12 @@ async def serving(command: ServeCommand) -> None:
         async with opened(command.database, options) as service:
             _watch(service)
             names = (*command.allowed_hosts, *([] if http.is_wildcard(command.host) else [command.host]))
-            app = create_app(service, names=(*names, *address_host))
+            app = create_app(service, names=(*names, *address_host), root_path=command.root_path)
             beside = await asyncio.to_thread(Listening)
             await service.peers.join(command.worker_address or UNIX + beside.path, _read_text(command.certificate))
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
-            await _greet(service, f"{scheme}://{shown}:{port}")
+            await _greet(service, f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}")
             gc.freeze()  # to look through all that is here now takes longer than most requests, and finds nothing
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,12 +22,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
 from starlette.exceptions import HTTPException
 
 from cloche.core.errors import ClocheError, NotFound
 from cloche.records.approvals import count_open
 
-from . import problems
+from . import below, problems
 from .auth import CSRF_FIELD, service_of
 from .identities import Caller, csrf_token
 from .terminal import bounded, render_terminal
@@ -76,17 +78,27 @@ def assets() -> Mapping[str, Asset]:
 
 def static_url(path: str) -> str:
     """Return where a static file is; it has another address when it has another content, so browsers may keep it."""
-    return f"/static/{path}?v={assets()[path].version}"
+    return below.address(f"/static/{path}?v={assets()[path].version}")
+
+
+class _Addresses(Extension):
+    """Have every address of the service in a template begin with the root path, as a browser has to ask for it."""
+
+    _WRITTEN = re.compile(r'((?:href|src|action|hx-[a-z]+|data-[a-z]+)=")(/[a-z])')
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:  # noqa: ARG002 - Jinja's
+        """Return a template's source with that."""
+        return self._WRITTEN.sub(r"\1{{ address('') }}\2", source)
 
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
     found = Environment(
         loader=PackageLoader(__package__ or "", "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Addresses],
     )  # fmt: skip
     found.filters |= {"terminal": render_terminal, "pretty": pretty, "bounded": bounded, "moment": moment}
-    found.globals |= {"static_url": static_url, "parts": PARTS, "csrf_field": CSRF_FIELD}
+    found.globals |= {"static_url": static_url, "address": below.address, "parts": PARTS, "csrf_field": CSRF_FIELD}
     return found
 
 
@@ -164,8 +176,9 @@ def _ways_on(request: Request) -> list[tuple[str, str]]:
     part = part_of(path) or PARTS[0][0]
     found = [(part, f"Go to {next(name for address, name, _ in PARTS if address == part)}")]
     is_ours = before.netloc == request.headers.get("host") and not before.path.startswith("//")
+    before = before._replace(scheme="", netloc="", fragment="", path=below.inner(before.path))
     if is_ours and before.path not in (path, part):
-        found.insert(0, (before._replace(scheme="", netloc="", fragment="").geturl(), "Back to the page before"))
+        found.insert(0, (before.geturl(), "Back to the page before"))
     return [one for one in found if one[0] != path or request.method != "GET"] or [("/run", "Go to Run")]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from ..auth import Admin, TheService
+from ..below import address
 from ..identities import LINK_S, make_link_code
 from ..problems import RESPONSES
 
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/api/login-links", tags=["keys"])
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def make_link(_: Admin, service: TheService) -> dict[str, Any]:
-    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind the service's address."""
+    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind scheme and host."""
     await service.record("login", what="link")
     code = await asyncio.to_thread(make_link_code, service.database)
-    return {"path": f"/login?code={code}", "seconds": LINK_S}
+    return {"path": address(f"/login?code={code}"), "seconds": LINK_S}

@@ -18,6 +18,7 @@ from cloche.records import runs as run_records
 from cloche.records.lists import list_page
 from cloche.records.tables import Run
 
+from .. import below
 from ..auth import COOKIE, Browser, TheService
 from ..bodies import validated
 from ..exec_options import ExecRequest
@@ -71,7 +72,7 @@ async def log_in(request: Request, service: TheService) -> Response:
         return await render(request, "no_cookie.html", None, status_code=403)
     response = RedirectResponse("/run", 303)
     response.set_cookie(
-        COOKIE, cookie, max_age=COOKIE_S, path="/", httponly=True, samesite="strict",
+        COOKIE, cookie, max_age=COOKIE_S, path=below.address("/"), httponly=True, samesite="strict",
         secure=service.options.is_secure or request.url.scheme == "https",
     )  # fmt: skip
     return response
@@ -84,7 +85,7 @@ async def log_out(caller: Browser, service: TheService) -> Response:
         await asyncio.to_thread(end_cookie, service.database, caller.session_hash)
     service.identities.forget()
     response = RedirectResponse("/login", 303)
-    response.delete_cookie(COOKIE, path="/")
+    response.delete_cookie(COOKIE, path=below.address("/"))
     return response
 
 

@@ -1,0 +1,109 @@
+"""The service below a path of its host, by proxies that take the path away from requests and by some that do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+from websockets.sync.client import connect
+
+from tests.harness.browser import WAIT_MS, chromium, opened
+from tests.harness.proxy import proxying
+from tests.harness.service import Service, serving, start
+
+pytestmark = pytest.mark.xdist_group("test_service_root_path")
+ROOT = "/tools/cloche"
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Serve for all tests of this module."""
+    with serving(tmp_path_factory.mktemp("service"), "--root-path", ROOT, "--drain", "2s") as one:
+        yield one
+
+
+def new_link(service: Service, address: str) -> str:
+    """Return a login link of the service, as a browser has to open it by way of a proxy."""
+    with service.client() as client:
+        path = client.post("/api/login-links").raise_for_status().json()["path"]
+    return f"{address.removesuffix(ROOT)}{path}"
+
+
+@pytest.mark.parametrize("strips", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_browser_works_below_the_path(service: Service, strips: bool) -> None:
+    """All parts, live output, forms, an upload, a terminal, failed pages and the way out; nothing leads elsewhere."""
+    assert urlsplit(service.link).path == f"{ROOT}/login"
+    with proxying(service.address, ROOT, strips=strips) as proxy, chromium() as browser:
+        with opened(browser, None) as seen:
+            page = seen.page
+            page.goto(new_link(service, proxy.address))
+            page.get_by_role("button", name="Open the service").click()
+            page.wait_for_url(f"{proxy.address}/run")
+            assert [one["path"] for one in seen.context.cookies()] == [f"{ROOT}/"]
+
+            page.get_by_label("Code").fill("import time\nfor n in range(3):\n    print(n, flush=True)\nprint('over')")
+            page.get_by_role("button", name=re.compile("^Run")).click()
+            expect(page.get_by_label("Output", exact=True)).to_contain_text("over")
+
+            for part in page.locator("nav a").all():
+                part.click()
+                expect(part).to_have_attribute("aria-current", "page")
+            page.goto(f"{proxy.address}/runs/run_00000000000000000000", referer=f"{proxy.address}/settings")
+            page.get_by_role("link", name="Back to the page before").click()
+            page.wait_for_url(f"{proxy.address}/settings")
+
+            page.goto(f"{proxy.address}/sandboxes")
+            page.get_by_role("button", name="Open a sandbox").click()
+            page.wait_for_url(f"{proxy.address}/sandboxes/sb_*")
+            box = page.url
+            page.goto(f"{box}/files")
+            page.get_by_label("Put files here").set_input_files(
+                [{"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}]
+            )
+            page.get_by_role("button", name="Send").click()
+            expect(page.get_by_role("region", name="Files")).to_contain_text("a.txt")
+            page.goto(f"{box}/terminal")
+            expect(page.locator("#state")).to_have_text("The shell runs.")
+            page.keyboard.type("cat a.txt; echo\n")
+            expect(page.locator(".xterm-rows")).to_contain_text("text")
+            page.goto(box)
+            page.get_by_text("End the sandbox").click()
+            page.get_by_role("button", name="End it now").click()
+            page.wait_for_url(f"{proxy.address}/sandboxes")
+
+            page.get_by_role("button", name="Log out").click()
+            page.wait_for_url(f"{proxy.address}/login")
+            assert not seen.context.cookies()
+            assert not seen.errors
+        assert [path for path in proxy.lost if path != "/favicon.ico"] == []
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_programs_are_led_below_the_path(service: Service, strips: bool) -> None:
+    """What an answer redirects to, where OpenAPI says that the routes are, and web sockets."""
+    headers = {"Authorization": f"Bearer {service.key}"}
+    with proxying(service.address, ROOT, strips=strips) as proxy:
+        with httpx.Client(base_url=proxy.address, headers=headers, timeout=60, trust_env=False) as client:
+            asked = client.post("/api/code/exec", json={"code": "1"}, headers={"Prefer": "respond-async"})
+            assert asked.headers["location"] == f"{ROOT}/api/runs/{asked.json()['id']}"
+            assert client.get("/api/openapi.json").json()["servers"] == [{"url": ROOT}]
+            slash = client.get("/api/runs/")
+            assert slash.next_request is not None
+            assert str(slash.next_request.url) == f"{proxy.address}/api/runs"
+            assert client.get("", follow_redirects=False).headers["location"] == f"{ROOT}/run"
+        where = f"{proxy.address.replace('http', 'ws', 1)}/api/wire"
+        with connect(where, additional_headers=headers, proxy=None) as link:
+            assert link.recv()
+
+
+@pytest.mark.parametrize("word", ["/api", "cloche", "/../x", "/a//b", "//x"])
+def test_a_path_that_would_lead_elsewhere_is_refused(tmp_path: Path, word: str) -> None:
+    """Also one that begins as the service's own paths do, as nobody could tell then what a proxy has taken away."""
+    with pytest.raises(AssertionError, match="--root-path"):
+        start(tmp_path, "--root-path", word)
