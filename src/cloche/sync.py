@@ -470,10 +470,13 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         idle_timeout: float | str | None = None,
         checkpoints: bool = False,
+        timeout: float | str | None = None,
     ) -> Session:
         """Start an interpreter that keeps its state between runs; see `AsyncSandbox.session`."""
         session = calls.call(
-            lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout, checkpoints=checkpoints)
+            lambda: self._sandbox.session(
+                language, env=env, idle_timeout=idle_timeout, checkpoints=checkpoints, timeout=timeout
+            )
         )
         return Session(session, self if session.sandbox is self._sandbox else Sandbox.of(session.sandbox))
 

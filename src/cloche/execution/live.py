@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from cloche.audit.log import Audit
 from cloche.audit.recording import refusals
-from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.limits import Limits
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.limits import Limits, parse_duration
+from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
     OpenLiveSandbox,
@@ -37,6 +38,23 @@ MOST_AT_ONCE, PLACES_LEFT = 256, 8  # runs and commands in one sandbox; processe
 def most_at_once(pids: int) -> int:
     """Return how many runs and commands go on at once in a sandbox that lives; further ones wait for a turn."""
     return min(MOST_AT_ONCE, max(1, pids - PLACES_LEFT))
+
+
+@asynccontextmanager
+async def in_time(given: float | str | None, late: Callable[[str], ClocheError]) -> AsyncIterator[None]:
+    """Give the body so long, or all the time there is; then raise what `late` makes of `not done in 3 s`."""
+    if given is None:
+        yield
+        return
+    seconds = parse_duration(given, name="timeout")
+    await become_task()
+    try:
+        async with asyncio.timeout(seconds) as bound:
+            yield
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise late(f"not done in {seconds:g} s") from error
 
 
 class LiveOperations:

@@ -7,22 +7,29 @@ import os
 import posixpath
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from os import PathLike
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, runtime_checkable
 
-from cloche.core.errors import BackendUnavailable, InvalidRequest, SandboxFileNotFound, SandboxFileTooLarge
+from cloche.core.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    SandboxFileError,
+    SandboxFileNotFound,
+    SandboxFileTooLarge,
+)
 from cloche.core.limits import MIB, format_size
 from cloche.core.processes import FileChange, FileInfo, Transfer
 from cloche.core.protocols import OpenLiveSandbox, OpenWatch
 
 from .folders import pack_folder, read_host_file, unpack_folder, write_host_file
-from .live import LiveOperations
+from .live import LiveOperations, in_time
 
 READ_BYTES = 16 * MIB
 PIECE_BYTES = 1 << 18
 MOST_MODE = 0o7777
+Timeout = float | str | None
 MOST_LINKS = 40  # in a row, as for the kernel
 
 
@@ -74,39 +81,54 @@ class PathOperations(LiveOperations):
     In one that lives, a path may be any that its user may reach; a relative one begins in /workspace. In any other,
     only `read_file`, `write_file` and `list_files` are there, and paths lie below /workspace. All raise
     SandboxFileError.
+
+    `timeout` is what a whole call may take, in seconds, or as text such as `500ms`; then it raises SandboxFileError of
+    kind `timeout`. In a sandbox that lives none takes longer than the sandbox's own time-out, `upload` and `download`
+    no longer for a piece: processes inside may stop each other.
     """
 
     async def read_file(
-        self, path: str, *, max_bytes: int = READ_BYTES, offset: int = 0, count: int | None = None
+        self,
+        path: str,
+        *,
+        max_bytes: int = READ_BYTES,
+        offset: int = 0,
+        count: int | None = None,
+        timeout: Timeout = None,
     ) -> bytes:
         """Return a file, or, in a sandbox that lives, `count` bytes of it at most, from `offset` on.
 
         Raises SandboxFileError, also for more than `max_bytes`.
         """
-        if not offset and count is None:
-            return await self._require_open().read_file(path, max_bytes=max_bytes)
-        _check_range(offset, count)
-        live = self._require_live("read_file with offset or count")
-        return await live.read_path(path, max_bytes=max_bytes, offset=offset, count=count)
+        async with _in_time(path, timeout):
+            if not offset and count is None:
+                return await self._require_open().read_file(path, max_bytes=max_bytes)
+            _check_range(offset, count)
+            live = self._require_live("read_file with offset or count")
+            return await live.read_path(path, max_bytes=max_bytes, offset=offset, count=count)
 
-    async def write_file(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
+    async def write_file(
+        self, path: str, data: bytes | str, *, mode: int | None = None, timeout: Timeout = None
+    ) -> None:
         """Create or replace a file, with its folders; text is written as UTF-8. A `mode` needs a sandbox that lives.
 
         Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own, where
         the sandbox does not live.
         """
-        if mode is None:
-            await self._require_open().write_file(path, _content(data))
-            return
-        if not 0 <= mode <= MOST_MODE:
-            raise InvalidRequest(f"mode: {mode!r} is none; give permission bits such as 0o755")
-        await self._require_live("write_file with a mode").write_path(path, _content(data), mode=mode)
+        async with _in_time(path, timeout):
+            if mode is None:
+                await self._require_open().write_file(path, _content(data))
+                return
+            if not 0 <= mode <= MOST_MODE:
+                raise InvalidRequest(f"mode: {mode!r} is none; give permission bits such as 0o755")
+            await self._require_live("write_file with a mode").write_path(path, _content(data), mode=mode)
 
-    async def append_file(self, path: str, data: bytes | str) -> None:
+    async def append_file(self, path: str, data: bytes | str, *, timeout: Timeout = None) -> None:
         """Write at the end of a file, which is made where it is not there."""
-        await self._require_live("append_file").write_path(path, _content(data), how="append")
+        async with _in_time(path, timeout):
+            await self._require_live("append_file").write_path(path, _content(data), how="append")
 
-    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+    async def list_files(self, path: str = ".", *, timeout: Timeout = None) -> tuple[str, ...]:
         """Return the paths of the files below `path`, relative to the workspace, if the backend can.
 
         Raises SandboxFileError where there is too much to list it whole.
@@ -115,41 +137,53 @@ class PathOperations(LiveOperations):
         if not isinstance(opened, SupportsListing):
             name = self._prepared.backend.name
             raise BackendUnavailable(f"backend {name!r} cannot list files; run a command that lists them")
-        return tuple(await opened.list_files(path))
+        async with _in_time(path, timeout):
+            return tuple(await opened.list_files(path))
 
-    async def list_dir(self, path: str = ".", *, recursive: bool = False) -> tuple[FileInfo, ...]:
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None
+    ) -> tuple[FileInfo, ...]:
         """Describe the entries of a folder, by name; `recursive` those below it, too, with paths relative to it."""
-        return tuple(await self._require_live("list_dir").list_path(path, recursive=recursive))
+        async with _in_time(path, timeout):
+            return tuple(await self._require_live("list_dir").list_path(path, recursive=recursive))
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: str, *, timeout: Timeout = None) -> FileInfo:
         """Describe what is at a path, a link as a link."""
-        return await self._require_live("stat").stat_path(path)
+        async with _in_time(path, timeout):
+            return await self._require_live("stat").stat_path(path)
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: str, *, timeout: Timeout = None) -> bool:
         """Tell whether anything is at a path, a link that leads nowhere included."""
         try:
-            await self._require_live("exists").stat_path(path)
+            await self.stat(path, timeout=timeout)
         except SandboxFileNotFound:
             return False
         return True
 
-    async def make_dir(self, path: str, *, parents: bool = True) -> None:
+    async def make_dir(self, path: str, *, parents: bool = True, timeout: Timeout = None) -> None:
         """Make a folder, with those above it; one that is there is no error then. Without `parents`, it is."""
-        await self._require_live("make_dir").make_folder(path, parents=parents)
+        async with _in_time(path, timeout):
+            await self._require_live("make_dir").make_folder(path, parents=parents)
 
-    async def move(self, path: str, target: str, *, replace: bool = False) -> None:
+    async def move(self, path: str, target: str, *, replace: bool = False, timeout: Timeout = None) -> None:
         """Give a file or a folder another path. Raises SandboxFileExists where something is there, unless `replace`."""
-        await self._require_live("move").move_path(path, target, replaces=replace)
+        async with _in_time(path, timeout):
+            await self._require_live("move").move_path(path, target, replaces=replace)
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
+    async def remove(self, path: str, *, recursive: bool = False, timeout: Timeout = None) -> None:
         """Remove a file, a link, or an empty folder; `recursive` a folder with all that is below it."""
-        await self._require_live("remove").remove_path(path, recursive=recursive)
+        async with _in_time(path, timeout):
+            await self._require_live("remove").remove_path(path, recursive=recursive)
 
-    async def watch(self, path: str = ".", *, recursive: bool = False) -> AsyncWatch:
-        """Watch a folder, or a file: what changes from now on is told; `recursive` also what does further below."""
+    async def watch(self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None) -> AsyncWatch:
+        """Watch a folder, or a file: what changes from now on is told; `recursive` also what does further below.
+
+        `timeout` is until it watches.
+        """
         live = self._require_live("watch")
         async with AsyncExitStack() as on_failure:
-            changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
+            async with _in_time(path, timeout):
+                changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
             return AsyncWatch(changes, on_failure.pop_all())
 
     async def upload(
@@ -159,6 +193,7 @@ class PathOperations(LiveOperations):
         *,
         max_bytes: int | None = None,
         leave_out: Collection[str] = (),
+        timeout: Timeout = None,
     ) -> Transfer:
         """Copy a file or a whole folder of this machine to a path inside, over what is there.
 
@@ -169,38 +204,48 @@ class PathOperations(LiveOperations):
         live = self._require_live("upload")
         most = self._most_bytes(max_bytes)
         source = os.fspath(host_path)
-        if not await asyncio.to_thread(os.path.isdir, source):
-            data, mode = await asyncio.to_thread(read_host_file, source, most)
-            await live.write_path(path, data, mode=mode)
-            return Transfer(files=1, size=len(data))
-        with tempfile.TemporaryFile() as archive:
-            transfer = await asyncio.to_thread(pack_folder, source, archive, most, leave_out)
-            await live.unpack_path(path, _pieces(archive))
-        return transfer
+        async with _in_time(path, timeout):
+            if not await asyncio.to_thread(os.path.isdir, source):
+                data, mode = await asyncio.to_thread(read_host_file, source, most)
+                await live.write_path(path, data, mode=mode)
+                return Transfer(files=1, size=len(data))
+            with tempfile.TemporaryFile() as archive:
+                transfer = await asyncio.to_thread(pack_folder, source, archive, most, leave_out)
+                await live.unpack_path(path, _pieces(archive))
+            return transfer
 
-    async def download(self, path: str, host_path: str | PathLike[str], *, max_bytes: int | None = None) -> Transfer:
+    async def download(
+        self, path: str, host_path: str | PathLike[str], *, max_bytes: int | None = None, timeout: Timeout = None
+    ) -> Transfer:
         """Copy a file or a whole folder from inside to a path of this machine, over what is there.
 
         Files, folders, and links that stay inside the folder are copied; all else is left out, and counted. Nothing is
         written outside of `host_path`, or through a link below it. More than `max_bytes`, else the sandbox's disk, is
-        refused.
+        refused. `timeout` is until all has come; then it is written here.
         """
         live = self._require_live("download")
         most = self._most_bytes(max_bytes)
-        target = os.fspath(host_path)
-        found = await live.stat_path(path)
-        if not found.is_directory:
-            data = await live.read_path(path, max_bytes=most)
-            found = await _followed(live, path, found)
-            await asyncio.to_thread(write_host_file, target, data, found.mode)
-            return Transfer(files=1, size=len(data))
+        target, data, left_out = os.fspath(host_path), b"", 0
         with tempfile.TemporaryFile() as archive:
-            left_out = await _receive(live, path, archive, most)
-            transfer = await asyncio.to_thread(unpack_folder, archive, target, most)
-        return Transfer(files=transfer.files, size=transfer.size, left_out=transfer.left_out + left_out)
+            async with _in_time(path, timeout):
+                found = await live.stat_path(path)
+                if found.is_directory:
+                    left_out = await _receive(live, path, archive, most)
+                else:
+                    data = await live.read_path(path, max_bytes=most)
+                    found = await _followed(live, path, found)
+            if found.is_directory:
+                transfer = await asyncio.to_thread(unpack_folder, archive, target, most)
+                return Transfer(files=transfer.files, size=transfer.size, left_out=transfer.left_out + left_out)
+        await asyncio.to_thread(write_host_file, target, data, found.mode)
+        return Transfer(files=1, size=len(data))
 
     def _most_bytes(self, max_bytes: int | None) -> int:
         return self._prepared.limits.disk_bytes if max_bytes is None else max_bytes
+
+
+def _in_time(path: str, timeout: Timeout) -> AbstractAsyncContextManager[None]:
+    return in_time(timeout, lambda late: SandboxFileError(f"{path}: {late}", path=path, kind="timeout"))
 
 
 async def _followed(live: OpenLiveSandbox, path: str, found: FileInfo) -> FileInfo:

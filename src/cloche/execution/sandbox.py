@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
 from cloche.config.options import SandboxOptions
-from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
+from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest, StartFailed
 from cloche.core.events import Event, Sink, discard
 from cloche.core.limits import parse_duration
 from cloche.core.loops import with_sink
@@ -42,11 +42,11 @@ from .history import History, HistoryEntry
 from .host_folder import HostFolderOperations
 from .inputs import Files, gather_files, read_env
 from .installing import PackageOperations
-from .live import most_at_once
+from .live import in_time, most_at_once
 from .naming import Duration, read_terms
 from .network import NetworkOperations
 from .open_folder import OpenFolder, read_folder
-from .paths import PathOperations
+from .paths import READ_BYTES, PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
 from .processes import ProcessOperations
@@ -152,7 +152,7 @@ class AsyncSession:
         self,
         code: str,
         *,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        timeout: float | str | None = None,
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
@@ -205,7 +205,7 @@ class AsyncSession:
         self,
         autofix: Fixer,
         code: str,
-        timeout: float | str | None,  # noqa: ASYNC109 - as in `run`
+        timeout: float | str | None,
         sink: Sink | None,
         out: str | PathLike[str] | None,
         collect: Sequence[str] | None,
@@ -323,15 +323,13 @@ class AsyncSession:
         """
         await self._interpreter.close()
 
-    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+    async def read_file(self, path: str, *, max_bytes: int = READ_BYTES, timeout: Duration | None = None) -> bytes:
         """Return a file of the workspace; see `AsyncSandbox.read_file`."""
-        return await (
-            self._sandbox.read_file(path) if max_bytes is None else self._sandbox.read_file(path, max_bytes=max_bytes)
-        )
+        return await self._sandbox.read_file(path, max_bytes=max_bytes, timeout=timeout)
 
-    async def write_file(self, path: str, data: bytes | str) -> None:
+    async def write_file(self, path: str, data: bytes | str, *, timeout: Duration | None = None) -> None:
         """Create or replace a file of the workspace; see `AsyncSandbox.write_file`."""
-        await self._sandbox.write_file(path, data)
+        await self._sandbox.write_file(path, data, timeout=timeout)
 
     def _check_open(self) -> None:
         if self._interpreter.is_closed:
@@ -485,7 +483,7 @@ class AsyncSandbox(
         stdin: bytes | str = b"",
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        timeout: float | str | None = None,
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
@@ -555,6 +553,7 @@ class AsyncSandbox(
         env: Mapping[str, str] | None = None,
         idle_timeout: float | str | None = None,
         checkpoints: bool = False,
+        timeout: Duration | None = None,
     ) -> AsyncSession:
         """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
 
@@ -564,17 +563,18 @@ class AsyncSandbox(
         In a sandbox that lives, a session shares files, processes and loopback with everything else in it, and has no
         checkpoints and no forks. One with `checkpoints` has them: it has a sandbox of its own, with the same limits
         once more and a copy of the workspace, and shares nothing; its `read_file` and `write_file` reach its own files.
-        In any other sandbox `checkpoints` changes nothing.
+        In any other sandbox `checkpoints` changes nothing. In one that lives no start outlasts its own time-out.
 
-        Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
+        Raises PolicyDenied, InvalidRequest, BackendUnavailable; StartFailed, also where it takes longer than `timeout`.
         """
         with refusals(self._prepared.settings, language=language):
             name = check_language(self.policy, language)
         variables = {**self._env, **read_env(env)}
         limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
-        if checkpoints and self._is_live:
-            return await self._open_apart(name, variables, limit)
-        opened = await self.open_interpreter(name, variables)
+        async with in_time(timeout, lambda late: StartFailed(f"the start of the {name} session: {late}")):
+            if checkpoints and self._is_live:
+                return await self._open_apart(name, variables, limit)
+            opened = await self.open_interpreter(name, variables)
         session = AsyncSession(self, opened, language=name, env=variables, idle_timeout_s=limit)
         self._stack.push_async_callback(session._interpreter.close)
         return session
