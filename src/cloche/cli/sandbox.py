@@ -57,6 +57,9 @@ _force = flag(
     "--force",
     help="Also with changes to a folder that are not committed, and where it does not answer: end its keeper.",
 )
+_call_timeout = option(
+    "--timeout", metavar="TIME", help="What it may take: 30, or 5m. Default: no limit while it goes on."
+)
 _words = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
 _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox ps`.")
 
@@ -208,8 +211,9 @@ def _logs(name: str, process: str) -> int:
 @argument("path", required=False, default="/workspace", metavar="PATH", help="A file or folder. Default: /workspace.")
 @option("--upload", metavar="SRC", help="Copy a file or folder of this machine's to PATH.")
 @option("--download", metavar="DST", help="Copy PATH to a place on this machine.")
+@_call_timeout
 @json_option()
-def _files(name: str, path: str, upload: str | None, download: str | None, as_json: bool) -> int:
+def _files(name: str, path: str, upload: str | None, download: str | None, timeout: str | None, as_json: bool) -> int:
     """List a folder of its, or copy files in and out."""
     if upload and download:
         raise InvalidRequest("--upload and --download exclude each other; give one")
@@ -217,13 +221,13 @@ def _files(name: str, path: str, upload: str | None, download: str | None, as_js
 
     with Sandbox.attach(name) as sandbox:
         if upload:
-            sandbox.upload(upload, path)
+            sandbox.upload(upload, path, timeout=timeout)
         elif download:
-            sandbox.download(path, download)
+            sandbox.download(path, download, timeout=timeout)
         else:
             rows = [
                 {"name": one.name, "type": one.type, "size": one.size, "mode": f"{one.mode:o}"}
-                for one in sandbox.list_dir(path)
+                for one in sandbox.list_dir(path, timeout=timeout)
             ]
             show(rows, as_json=as_json)
     return 0
@@ -256,7 +260,8 @@ def _read_ports(text: str) -> tuple[int, int]:
 @sandboxes.command("cp")
 @argument("source", metavar="SRC", help="A file or folder of this machine, or NAME:PATH.")
 @argument("target", metavar="DST", help="Where it goes: NAME:PATH, or a place on this machine.")
-def _cp(source: str, target: str) -> int:
+@_call_timeout
+def _cp(source: str, target: str, timeout: str | None) -> int:
     """Copy a file or a folder into one, or out of one.
 
     A relative PATH begins in /workspace. What is copied into a folder that is there keeps its name.
@@ -268,12 +273,14 @@ def _cp(source: str, target: str) -> int:
 
     if inward is not None:
         with Sandbox.attach(inward[0]) as sandbox:
-            is_folder = sandbox.exists(f"{inward[1]}/.")
-            sandbox.upload(source, _in_folder(inward[1], os.path.abspath(source)) if is_folder else inward[1])
+            is_folder = sandbox.exists(f"{inward[1]}/.", timeout=timeout)
+            inside = _in_folder(inward[1], os.path.abspath(source)) if is_folder else inward[1]
+            sandbox.upload(source, inside, timeout=timeout)
     elif outward is not None:
         with Sandbox.attach(outward[0]) as sandbox:
             inside = outward[1] if outward[1] != "." else "/workspace"
-            sandbox.download(inside, _in_folder(target, inside) if os.path.isdir(target) else target)
+            outside = _in_folder(target, inside) if os.path.isdir(target) else target
+            sandbox.download(inside, outside, timeout=timeout)
     return 0
 
 

@@ -42,6 +42,11 @@ class SupportsListing(Protocol):
         ...
 
 
+def file_time(path: str, timeout: Timeout) -> AbstractAsyncContextManager[None]:
+    """Give a call on a file so long, or all the time there is. Raises SandboxFileError of kind `timeout`."""
+    return in_time(timeout, lambda late: SandboxFileError(f"{path}: {late}", path=path, kind="timeout"))
+
+
 class AsyncWatch:
     """Tell what changes in a folder, or a file, that is watched; made by `AsyncSandbox.watch`.
 
@@ -100,7 +105,7 @@ class PathOperations(LiveOperations):
 
         Raises SandboxFileError, also for more than `max_bytes`.
         """
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             if not offset and count is None:
                 return await self._require_open().read_file(path, max_bytes=max_bytes)
             _check_range(offset, count)
@@ -115,7 +120,7 @@ class PathOperations(LiveOperations):
         Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own, where
         the sandbox does not live.
         """
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             if mode is None:
                 await self._require_open().write_file(path, _content(data))
                 return
@@ -125,7 +130,7 @@ class PathOperations(LiveOperations):
 
     async def append_file(self, path: str, data: bytes | str, *, timeout: Timeout = None) -> None:
         """Write at the end of a file, which is made where it is not there."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             await self._require_live("append_file").write_path(path, _content(data), how="append")
 
     async def list_files(self, path: str = ".", *, timeout: Timeout = None) -> tuple[str, ...]:
@@ -137,19 +142,19 @@ class PathOperations(LiveOperations):
         if not isinstance(opened, SupportsListing):
             name = self._prepared.backend.name
             raise BackendUnavailable(f"backend {name!r} cannot list files; run a command that lists them")
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             return tuple(await opened.list_files(path))
 
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None
     ) -> tuple[FileInfo, ...]:
         """Describe the entries of a folder, by name; `recursive` those below it, too, with paths relative to it."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             return tuple(await self._require_live("list_dir").list_path(path, recursive=recursive))
 
     async def stat(self, path: str, *, timeout: Timeout = None) -> FileInfo:
         """Describe what is at a path, a link as a link."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             return await self._require_live("stat").stat_path(path)
 
     async def exists(self, path: str, *, timeout: Timeout = None) -> bool:
@@ -162,17 +167,17 @@ class PathOperations(LiveOperations):
 
     async def make_dir(self, path: str, *, parents: bool = True, timeout: Timeout = None) -> None:
         """Make a folder, with those above it; one that is there is no error then. Without `parents`, it is."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             await self._require_live("make_dir").make_folder(path, parents=parents)
 
     async def move(self, path: str, target: str, *, replace: bool = False, timeout: Timeout = None) -> None:
         """Give a file or a folder another path. Raises SandboxFileExists where something is there, unless `replace`."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             await self._require_live("move").move_path(path, target, replaces=replace)
 
     async def remove(self, path: str, *, recursive: bool = False, timeout: Timeout = None) -> None:
         """Remove a file, a link, or an empty folder; `recursive` a folder with all that is below it."""
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             await self._require_live("remove").remove_path(path, recursive=recursive)
 
     async def watch(self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None) -> AsyncWatch:
@@ -182,7 +187,7 @@ class PathOperations(LiveOperations):
         """
         live = self._require_live("watch")
         async with AsyncExitStack() as on_failure:
-            async with _in_time(path, timeout):
+            async with file_time(path, timeout):
                 changes = await on_failure.enter_async_context(live.watch_path(path, recursive=recursive))
             return AsyncWatch(changes, on_failure.pop_all())
 
@@ -204,7 +209,7 @@ class PathOperations(LiveOperations):
         live = self._require_live("upload")
         most = self._most_bytes(max_bytes)
         source = os.fspath(host_path)
-        async with _in_time(path, timeout):
+        async with file_time(path, timeout):
             if not await asyncio.to_thread(os.path.isdir, source):
                 data, mode = await asyncio.to_thread(read_host_file, source, most)
                 await live.write_path(path, data, mode=mode)
@@ -227,7 +232,7 @@ class PathOperations(LiveOperations):
         most = self._most_bytes(max_bytes)
         target, data, left_out = os.fspath(host_path), b"", 0
         with tempfile.TemporaryFile() as archive:
-            async with _in_time(path, timeout):
+            async with file_time(path, timeout):
                 found = await live.stat_path(path)
                 if found.is_directory:
                     left_out = await _receive(live, path, archive, most)
@@ -242,10 +247,6 @@ class PathOperations(LiveOperations):
 
     def _most_bytes(self, max_bytes: int | None) -> int:
         return self._prepared.limits.disk_bytes if max_bytes is None else max_bytes
-
-
-def _in_time(path: str, timeout: Timeout) -> AbstractAsyncContextManager[None]:
-    return in_time(timeout, lambda late: SandboxFileError(f"{path}: {late}", path=path, kind="timeout"))
 
 
 async def _followed(live: OpenLiveSandbox, path: str, found: FileInfo) -> FileInfo:

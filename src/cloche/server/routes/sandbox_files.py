@@ -21,12 +21,12 @@ from starlette.requests import ClientDisconnect
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.limits import MIB
 from cloche.core.processes import FileChange, FileInfo
-from cloche.execution.paths import AsyncWatch
+from cloche.execution.paths import AsyncWatch, file_time
 from cloche.records.ids import new_id
 
 from ..bodies import JsonRoute
 from ..events import LiveRun
-from ..exec_options import WireModel, decoded
+from ..exec_options import Amount, WireModel, decoded
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import EVENTS, Reading, Running, Use
 from ..streams import HeldStream, event_stream
@@ -65,6 +65,7 @@ def read_path(path: str | None, path_base64: str | None) -> str:
 
 
 Path = Annotated[str, Depends(_path)]
+Timeout = Annotated[Amount | None, Query(description="What the call may take: 2, or 500ms.")]
 
 
 class NewFolder(WireModel):
@@ -74,6 +75,7 @@ class NewFolder(WireModel):
 
     path: GuestPath
     parents: bool = True
+    timeout: Amount | None = None
 
 
 class Move(WireModel):
@@ -82,6 +84,7 @@ class Move(WireModel):
     path: GuestPath
     target: GuestPath
     replace: bool = False
+    timeout: Amount | None = None
 
 
 def _named(name: str, key: str = "name") -> dict[str, str]:
@@ -102,10 +105,10 @@ def as_dict(info: FileInfo) -> dict[str, Any]:
 
 
 @router.get("/files", responses=RESPONSES)
-async def entries(use: Reading, path: Path, recursive: bool = False) -> Response:
+async def entries(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
     """List a folder by name; `recursive` also what is below it. Of more than 10,000 entries the rest is left out."""
     async with use.service.sandboxes.listings:
-        found = await use.sandbox.list_dir(path, recursive=recursive)
+        found = await use.sandbox.list_dir(path, recursive=recursive, timeout=timeout)
         return Response(await asyncio.to_thread(_encode, found), media_type="application/json")
 
 
@@ -116,37 +119,47 @@ def _encode(found: Sequence[FileInfo]) -> bytes:
 
 
 @router.get("/files/stat", responses=RESPONSES)
-async def stat(use: Reading, path: Path) -> dict[str, Any]:
+async def stat(use: Reading, path: Path, timeout: Timeout = None) -> dict[str, Any]:
     """Describe what is at a path, a link as a link."""
-    return as_dict(await use.sandbox.stat(path))
+    return as_dict(await use.sandbox.stat(path, timeout=timeout))
 
 
 @router.delete("/files", responses=RESPONSES)
-async def remove(use: Running, path: Path, recursive: bool = False) -> dict[str, Any]:
+async def remove(use: Running, path: Path, recursive: bool = False, timeout: Timeout = None) -> dict[str, Any]:
     """Remove a file, a link, or an empty folder; `recursive` a folder with all that is in it."""
-    await use.sandbox.remove(path, recursive=recursive)
+    await use.sandbox.remove(path, recursive=recursive, timeout=timeout)
     return {"removed": True}
 
 
 @router.post("/files/folder", status_code=201, responses=RESPONSES)
 async def make_folder(use: Running, asked: NewFolder) -> dict[str, Any]:
     """Make a folder."""
-    await use.sandbox.make_dir(asked.path, parents=asked.parents)
-    return as_dict(await use.sandbox.stat(asked.path))
+    async with file_time(asked.path, asked.timeout):
+        await use.sandbox.make_dir(asked.path, parents=asked.parents)
+        return as_dict(await use.sandbox.stat(asked.path))
 
 
 @router.post("/files/move", responses=RESPONSES)
 async def move(use: Running, asked: Move) -> dict[str, Any]:
     """Give a file or a folder another path."""
-    await use.sandbox.move(asked.path, asked.target, replace=asked.replace)
-    return as_dict(await use.sandbox.stat(asked.target))
+    async with file_time(asked.path, asked.timeout):
+        await use.sandbox.move(asked.path, asked.target, replace=asked.replace)
+        return as_dict(await use.sandbox.stat(asked.target))
 
 
 @router.get("/files/content", responses={**RESPONSES, **_CONTENT}, response_class=Response)
 async def read(
-    use: Reading, path: Path, range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None
+    use: Reading,
+    path: Path,
+    range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None,
+    timeout: Timeout = None,
 ) -> Response:
-    """Return a file, or the one part of it that `Range` names."""
+    """Return a file, or the one part of it that `Range` names. `timeout` is until its first bytes come."""
+    async with file_time(path, timeout):
+        return await _read(use, path, range_)
+
+
+async def _read(use: Use, path: str, range_: str | None) -> Response:
     info = await use.sandbox.stat(path)
     size = info.size if info.type == "file" else 0  # files of /proc say 0, too, and are read to their end
     part = _part(range_, size) if size else None
@@ -197,20 +210,23 @@ async def write(
     path: Path,
     append: bool = False,
     mode: Annotated[str | None, Query(pattern="^0?[0-7]{3}$")] = None,
+    timeout: Timeout = None,
 ) -> dict[str, Any]:
     """Write a file, with the folders above it; what is half sent replaces nothing. The body is its content as it is."""
     bits = None if mode is None else int(mode, 8)
     how = "append" if append else "replace"
     await use.service.record("sandbox", what="upload", path=path)
-    with _uploading():
-        await use.held.live.write_path(path, _content(request), how=how, mode=bits)
-    return as_dict(await use.sandbox.stat(path))
+    async with file_time(path, timeout):
+        with _uploading():
+            await use.held.live.write_path(path, _content(request), how=how, mode=bits)
+        return as_dict(await use.sandbox.stat(path))
 
 
 @router.get("/files/archive", responses={**RESPONSES, **_ARCHIVE}, response_class=Response)
-async def pack(use: Reading, path: Path) -> Response:
-    """Return a folder, or a file, as a tar archive."""
-    return await _stream(packed(use, path), 200, "application/x-tar", {})
+async def pack(use: Reading, path: Path, timeout: Timeout = None) -> Response:
+    """Return a folder, or a file, as a tar archive. `timeout` is until its first bytes come."""
+    async with file_time(path, timeout):
+        return await _stream(packed(use, path), 200, "application/x-tar", {})
 
 
 def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
@@ -221,12 +237,13 @@ def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: 
 
 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
-async def unpack(request: Request, use: Running, path: Path) -> dict[str, Any]:
+async def unpack(request: Request, use: Running, path: Path, timeout: Timeout = None) -> dict[str, Any]:
     """Unpack a tar archive below a folder, which is made where it is not there. Nothing is written outside of it."""
     await use.service.record("sandbox", what="upload", path=path)
-    with _uploading():
-        await use.held.live.unpack_path(path, _content(request))
-    return as_dict(await use.sandbox.stat(path))
+    async with file_time(path, timeout):
+        with _uploading():
+            await use.held.live.unpack_path(path, _content(request))
+        return as_dict(await use.sandbox.stat(path))
 
 
 async def _content(request: Request) -> AsyncIterator[bytes]:
@@ -245,9 +262,12 @@ def _uploading() -> Iterator[None]:
 
 
 @router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)
-async def changes(use: Reading, path: Path, recursive: bool = False) -> Response:
-    """Tell what changes in a folder, or a file, as server-sent events, until the client goes."""
-    watch = await use.sandbox.watch(path, recursive=recursive)
+async def changes(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
+    """Tell what changes in a folder, or a file, as server-sent events, until the client goes.
+
+    `timeout` is until it watches.
+    """
+    watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
     live = LiveRun(id=new_id("call"), project=use.caller.project, size=0)
     live.task = asyncio.ensure_future(_tell(watch, live))
     use.service.sandboxes.note_stream(live.task)

@@ -33,6 +33,7 @@ class NewSession(WireModel):
     env: dict[Word, str] | None = None
     idle_timeout: Amount | None = None
     checkpoints: bool = False
+    timeout: Amount | None = None
 
 
 class Cell(WireModel):
@@ -62,8 +63,9 @@ async def open_session(use: Running, asked: NewSession) -> dict[str, Any]:
     """Open a session."""
     with use.held.room():
         session = await use.sandbox.session(
-            asked.language, env=asked.env, idle_timeout=asked.idle_timeout, checkpoints=asked.checkpoints
-        )
+            asked.language, env=asked.env, idle_timeout=asked.idle_timeout, checkpoints=asked.checkpoints,
+            timeout=asked.timeout,
+        )  # fmt: skip
         return use.held.add_session(session, has_checkpoints=asked.checkpoints).as_dict()
 
 

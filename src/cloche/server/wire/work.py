@@ -17,6 +17,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink
 from cloche.core.processes import Detached
 from cloche.core.result import Result
+from cloche.execution.paths import file_time
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import MOST_CELLS, AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox
@@ -99,7 +100,13 @@ class AtPath(WireModel):
         return files.read_path(self.path, self.path_base64)
 
 
-class AtPathBelow(AtPath):
+class AtPathInTime(AtPath):
+    """A path, and what the call may take."""
+
+    timeout: Amount | None = None
+
+
+class AtPathBelow(AtPathInTime):
     """A path, and whether what is below counts."""
 
     recursive: bool = False
@@ -112,7 +119,7 @@ class Part(AtPath):
     count: Annotated[int, Field(ge=0)] | None = None
 
 
-class NewContent(AtPath):
+class NewContent(AtPathInTime):
     """A file to write: in place of what is there, at its end, or only where nothing is."""
 
     how: Literal["replace", "append", "new"] = "replace"
@@ -431,17 +438,17 @@ async def detach(_: Call, asked: Asked) -> object:
 
 async def stat(_: Call, asked: Asked) -> object:
     """Describe what is at a path."""
-    return await files.stat(_use(asked), asked.fields.read())
+    return await files.stat(_use(asked), asked.fields.read(), asked.fields.timeout)
 
 
 async def list_folder(_: Call, asked: Asked) -> object:
     """List a folder."""
-    return await files.entries(_use(asked), asked.fields.read(), asked.fields.recursive)
+    return await files.entries(_use(asked), asked.fields.read(), asked.fields.recursive, asked.fields.timeout)
 
 
 async def remove(_: Call, asked: Asked) -> object:
     """Remove what is at a path."""
-    return await files.remove(_use(asked), asked.fields.read(), asked.fields.recursive)
+    return await files.remove(_use(asked), asked.fields.read(), asked.fields.recursive, asked.fields.timeout)
 
 
 async def read(call: Call, asked: Asked) -> object:
@@ -468,21 +475,25 @@ async def write(call: Call, asked: Asked) -> object:
     new: NewContent = asked.fields
     use, path = _use(asked), new.read()
     bits = None if new.mode is None else int(new.mode, 8)
-    await use.held.live.write_path(path, call.content(), how=new.how, mode=bits)
-    return files.as_dict(await use.sandbox.stat(path))
+    async with file_time(path, new.timeout):
+        await use.held.live.write_path(path, call.content(), how=new.how, mode=bits)
+        return files.as_dict(await use.sandbox.stat(path))
 
 
 async def unpack(call: Call, asked: Asked) -> object:
     """Unpack an archive that the client sends."""
     use, path = _use(asked), asked.fields.read()
     await use.service.record("sandbox", what="upload", path=path)
-    await use.held.live.unpack_path(path, call.content())
-    return files.as_dict(await use.sandbox.stat(path))
+    async with file_time(path, asked.fields.timeout):
+        await use.held.live.unpack_path(path, call.content())
+        return files.as_dict(await use.sandbox.stat(path))
 
 
 async def watch(call: Call, asked: Asked) -> object:
     """Tell what changes, until the call is cancelled."""
-    async with await _use(asked).sandbox.watch(asked.fields.read(), recursive=asked.fields.recursive) as changes:
+    one: AtPathBelow = asked.fields
+    watch = await _use(asked).sandbox.watch(one.read(), recursive=one.recursive, timeout=one.timeout)
+    async with watch as changes:
         await call.event("watching", {})
         while (change := await changes.next()) is not None:
             await call.event("change", files.change_as_dict(change))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import os
@@ -34,7 +35,7 @@ from cloche.core.protocols import (
 )
 
 from .files import ODD_NAMES
-from .live import PATIENCE_S, opened_live, refuses, shell
+from .live import PATIENCE_S, opened_live, refuses, shell, started, until
 from .subject import Broken, Check, Skipped, Subject, expect, expect_ok, expect_that, python
 
 NAMES = (*ODD_NAMES, os.fsdecode(b"latin-\xe4"))
@@ -42,6 +43,12 @@ TREE = """
 mkdir -p /tmp/d/e /tmp/d/empty; cd /tmp/d; printf 1 > e/f; chmod 750 e/f
 ln -s e/f link; ln -s /no/where dangling; mkfifo p
 """
+
+STOPS = """
+echo up
+while :; do for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done 2> /dev/null; done
+"""
+STOPPED_S = 2.0  # the sandbox's time-out, while that runs
 
 
 async def _content(subject: Subject) -> None:
@@ -214,6 +221,25 @@ async def _many(subject: Subject) -> None:
         expect("their sizes", [len(data) for data in read], list(range(40)))
 
 
+async def _is_stopped(subject: Subject) -> None:
+    content = bytes(8 * MIB)
+    async with opened_live(subject, timeout_s=STOPPED_S) as sandbox:
+        await sandbox.write_path("/tmp/kept", b"kept")
+        async with started(sandbox, "sh", "-c", STOPS) as stopper:
+            await until(stopper.stdout, b"up\n")
+            for _ in range(2):
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await sandbox.write_path("/tmp/large", content)
+                except SandboxFileError as error:
+                    expect("why a call of a process that stands still fails", error.kind, "timeout")
+            with contextlib.suppress(TimeoutError, SandboxFileError):
+                async with asyncio.timeout(STOPPED_S / 4):  # as `timeout=` gives one up
+                    await sandbox.write_path("/tmp/large", content)
+        expect("what is read afterwards", await sandbox.read_path("/tmp/kept", max_bytes=KIB), b"kept")
+        expect_ok(await shell(sandbox, "true"))
+
+
 async def _watch(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
         if not isinstance(sandbox, SupportsWatch):
@@ -295,6 +321,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     _check(name="live files: streams", claim="files pass piece by piece; half a file is none", attempt=_streams),
     _check(name="live files: many", claim="many operations at once are each done", attempt=_many),
+    _check(
+        name="live files: stopped",
+        claim="processes inside that stop each other hold no operation for longer than the sandbox's time-out",
+        attempt=_is_stopped,
+    ),
     _check(
         name="live files: collected",
         claim="a result has the files that it was to collect, if they changed, and keeps them",
