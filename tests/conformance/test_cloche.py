@@ -34,7 +34,8 @@ ALWAYS = (
 )  # fmt: skip
 LIVE_ALWAYS = (
     "live: background", "live: terminal", "live: ports", "live: attach", "live: fresh runs", "live: cancelled",
-    "live files: content", "live files: watch", "live files: errors", "live files: stopped", "cell shows", "session", "fork",
+    "live files: content", "live files: watch", "live files: errors", "live files: stopped", "cell shows", "session",
+    "fork",
 )  # fmt: skip
 
 

@@ -24,7 +24,10 @@ UNTELLING_ON_GVISOR = "cpu is true"
 IMAGE = "cloche-test:sessions"
 SKIPPED = frozenset({"rollback", "fork"})  # containers have neither
 # Of sandboxes that live: what is part of each test run, and what is skipped of all.
-LIVE = ("live: background", "live: time-out", "live: memory", "live: terminal", "live files: content", "live files: stopped", "session")
+LIVE = (
+    "live: background", "live: time-out", "live: memory", "live: terminal",
+    "live files: content", "live files: stopped", "session",
+)  # fmt: skip
 LIVE_SKIPPED = SKIPPED | {"session apart"}
 
 

@@ -17,7 +17,10 @@ from tests.harness.machines import pack_stand_in, programs_of, stand_in_backend
 SOME = ("exact bytes", "timeout", "stdin of 1048576", "workspace lives", "streaming", "network is true")
 
 
-LIVE = ("live: at once", "live: time-out", "live: large input", "live: terminal", "live: ports", "live files: content", "live files: stopped")
+LIVE = (
+    "live: at once", "live: time-out", "live: large input", "live: terminal", "live: ports",
+    "live files: content", "live files: stopped",
+)  # fmt: skip
 
 
 @pytest.mark.soak  # for its length

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cloche.backends.local import LocalBackend, live
 from cloche.core.errors import SandboxFileError
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.execution.paths import PathOperations
 from tests.harness.processes import descendants
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
@@ -147,3 +149,71 @@ def test_what_is_stopped_all_the_same_ends_with_the_time_of_the_sandbox() -> Non
             assert await sandbox.read_path("file", max_bytes=100) == b"content"
 
     asyncio.run(main())
+
+
+def init_of_ours() -> int:
+    """Return the pid, as this host has it, of the first process of the sandbox that this process has open."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if status.partition("\nNSpid:")[2].split("\n", 1)[0].split()[1:] == ["1"]:
+                return pid
+    raise LookupError("no sandbox is open")
+
+
+SHORT = 0.2
+CALLS: dict[str, Callable[[cloche.Sandbox, Path], object]] = {
+    "read_file": lambda sandbox, _: sandbox.read_file("file", timeout=SHORT),
+    "write_file": lambda sandbox, _: sandbox.write_file("file", "new", timeout=SHORT),
+    "append_file": lambda sandbox, _: sandbox.append_file("file", "more", timeout="200ms"),
+    "list_files": lambda sandbox, _: sandbox.list_files(timeout=SHORT),
+    "list_dir": lambda sandbox, _: sandbox.list_dir(timeout=SHORT),
+    "stat": lambda sandbox, _: sandbox.stat("file", timeout=SHORT),
+    "exists": lambda sandbox, _: sandbox.exists("file", timeout=SHORT),
+    "make_dir": lambda sandbox, _: sandbox.make_dir("folder", timeout=SHORT),
+    "move": lambda sandbox, _: sandbox.move("file", "other", timeout=SHORT),
+    "remove": lambda sandbox, _: sandbox.remove("file", timeout=SHORT),
+    "watch": lambda sandbox, _: sandbox.watch(timeout=SHORT),
+    "upload": lambda sandbox, here: sandbox.upload(here, "/tmp/here", timeout=SHORT),
+    "download": lambda sandbox, here: sandbox.download("file", here / "file", timeout=SHORT),
+}
+
+
+@pytest.mark.both_users
+def test_each_call_ends_at_its_own_timeout(sandbox: cloche.Sandbox, tmp_path: Path) -> None:
+    """While init stands still, each file call and the start of a session are given up in time, and leave nothing."""
+    methods = {name for name, one in vars(PathOperations).items() if inspect.iscoroutinefunction(one)}
+    assert methods == {*CALLS}
+    sandbox.write_file("file", "content")
+    init = init_of_ours()
+    os.kill(init, signal.SIGSTOP)
+    try:
+        for call in CALLS.values():
+            with pytest.raises(SandboxFileError, match=r"not done in 0\.2 s") as late:
+                call(sandbox, tmp_path)
+            assert late.value.kind == "timeout"
+        with pytest.raises(cloche.StartFailed, match=r"not done in 0\.2 s"):
+            sandbox.session(timeout=SHORT)
+    finally:
+        os.kill(init, signal.SIGCONT)
+    assert sandbox.read_file("file", timeout=60) == b"content"
+    assert [one.name for one in sandbox.list_dir()] == ["file"]
+    assert sandbox.session(timeout=60).run("1 + 1").value == 2
+
+
+@pytest.mark.root
+def test_what_root_inside_stops_ends_at_its_timeout() -> None:
+    """Root may stop file calls and interpreters of all others: they end in time, and all is well without that root."""
+    large = bytes(32 << 20)
+    with cloche.Sandbox(live=True, users=True, timeout=60) as sandbox:
+        sandbox.write_file("file", b"content")
+        stopper = sandbox.start(["python3", "-c", STOPS], user="root")
+        assert next(iter(stopper.stdout)) == b"up\n"
+        with pytest.raises(SandboxFileError, match="not done in 1 s"):
+            sandbox.write_file("large", large, timeout=1)
+        with pytest.raises(cloche.StartFailed, match="not done in 1 s"):
+            sandbox.session("bash", timeout=1)
+        stopper.kill()
+        assert sandbox.read_file("file", timeout=60) == b"content"
+        assert not sandbox.exists("large")
+        assert sandbox.session("bash", timeout=60).run("echo again").stdout == "again\n"

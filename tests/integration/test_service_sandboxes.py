@@ -293,6 +293,29 @@ def test_a_path_never_leads_to_this_machine(runner: httpx.Client, sandbox: str, 
     assert runner.get(f"{sandbox}/files/content", params={"path": "a\0b"}).status_code == 422
 
 
+def test_each_call_on_a_file_takes_a_timeout(runner: httpx.Client, sandbox: str) -> None:
+    """No process inside starts in a microsecond: each call is given up, and says why, as is the start of a session."""
+    short, at = "0.001ms", "/tmp/in-time"
+    calls = [
+        ("GET", "files", {}), ("DELETE", "files", {}), ("GET", "files/stat", {}), ("GET", "files/content", {}),
+        ("PUT", "files/content", {"content": b"1"}), ("GET", "files/archive", {}),
+        ("PUT", "files/archive", {"content": b""}), ("GET", "changes", {}),
+    ]  # fmt: skip
+    answers = [
+        runner.request(method, f"{sandbox}/{name}", params={"path": at, "timeout": short}, **more)
+        for method, name, more in calls
+    ]
+    bodies = [("files/folder", {"path": at}), ("files/move", {"path": at, "target": "/tmp/x"})]
+    answers += [runner.post(f"{sandbox}/{name}", json={**body, "timeout": short}) for name, body in bodies]
+    for answer in answers:
+        assert (answer.status_code, answer.json().get("kind")) == (409, "timeout"), answer.text
+    late = runner.post(f"{sandbox}/sessions", json={"timeout": short})
+    assert (late.status_code, late.json()["title"]) == (503, "Start failed"), late.text
+    wrong = runner.get(f"{sandbox}/files", params={"path": at, "timeout": "soon"})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "timeout"), wrong.text
+    assert runner.get(f"{sandbox}/files", params={"path": "/tmp", "timeout": "60s"}).status_code == 200
+
+
 def test_changes_are_told(runner: httpx.Client, sandbox: str) -> None:
     """What is made in a folder that is watched comes as an event."""
     runner.post(f"{sandbox}/files/folder", json={"path": "/tmp/watched"})

@@ -193,6 +193,8 @@ async def test_files_pass_both_ways(wire: WireClient, sandbox: str) -> None:
         await half.result
     assert (await wire.do("file.stat", sandbox=sandbox, path="d/big"))["size"] == len(data)
     assert [one["name"] for one in (await wire.do("file.list", sandbox=sandbox, path="copy"))["items"]] == ["big"]
+    for verb in ("file.stat", "file.list", "file.write", "file.unpack", "file.remove", "file.watch", "file.makeFolder"):
+        assert await failure(wire, verb, sandbox=sandbox, path="copy", timeout=1e-6) == (409, "file-error")
     await wire.do("file.remove", sandbox=sandbox, path="copy", recursive=True)
     new = await wire.begin("file.write", sandbox=sandbox, path="d/big", how="new")
     with pytest.raises(CallFailed) as there:
