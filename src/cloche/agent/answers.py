@@ -186,7 +186,7 @@ def _means(text: str, result: Result) -> bool:
         return beginnings[0] == beginnings[1]
     try:
         return bool(ast.literal_eval(text) == result.value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: of `{[]}`
         return False
 
 

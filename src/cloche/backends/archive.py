@@ -32,6 +32,7 @@ from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, co
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
 MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of them has no more bytes than that
+MOST_NAMES, MOST_NAME_BYTES = 200_000, 4 * MAX_PATH_CHARS  # in a list of paths
 # What an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
 LONGEST_NAME_BYTES = 4096 + 2  # as long as a path may be, "./" before it
@@ -74,11 +75,15 @@ class Spool:
         self.file.write(data)
 
     def take_names(self, size: object) -> list[str]:
-        """Return the paths that the last `size` bytes are, which are then no part of the archive; of no size, none."""
+        """Return the paths that the last `size` bytes are, which are then no part of the archive; of no size, none.
+
+        What is more than our first process sends is left out.
+        """
         if not isinstance(size, int) or not 0 < size <= self.size:
             return []
         self.size -= size
-        return [os.fsdecode(name) for name in _read(self, self.size, size).split(b"\0")]
+        names = _read(self, self.size, min(size, MOST_NAME_BYTES)).split(b"\0", MOST_NAMES)[:MOST_NAMES]
+        return [os.fsdecode(name) for name in names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

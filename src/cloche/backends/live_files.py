@@ -25,6 +25,7 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
     SandboxNotDirectoryError,
 )
+from cloche.core.guest_json import finite, refuse_constant
 from cloche.core.languages import is_program_file
 from cloche.core.loops import become_task
 from cloche.core.processes import FileChange, FileInfo
@@ -50,6 +51,7 @@ FILE_ERRORS: dict[str, type[SandboxFileError]] = {
     "not_directory": SandboxNotDirectoryError,
 }  # fmt: skip
 REMEDIES = {"full": "the sandbox's disk is full; remove files, or open one with a larger limit (disk=)"}
+_LINE = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)
 CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
 
 
@@ -539,7 +541,7 @@ def _object(line: bytes, path: str) -> dict[str, Any]:
     if len(line) > MOST_LINE_BYTES:
         raise _no_sense(path, f"a line of {len(line)} bytes")
     try:
-        found = json.loads(line)
+        found = _LINE.decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise _no_sense(path, error) from error
     if not isinstance(found, dict):

@@ -18,6 +18,7 @@ _PASSED = {
     "osc": re.compile(rb"(?:4|8|10|11|12|17|19|104|110|111|112|117|119|133)(?:;|$)"),
     "dcs": re.compile(rb"[0-9;]*(?:[$+]?q)"),
 }
+_AT_ONCE = 2048  # bytes: what follows a sequence is copied, so many of them take the square of that
 MOST_PREFIX = 64  # bytes, by which the kind of a sequence is known
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\(|\[[0-9;:?<=>!$ ]{0,64})?|\xc2)\Z")
 _SEQUENCE = re.compile(rb"\x1b(?:\[([?<=>]?)([0-9;:]*)([ !$]?)([@-~])|([=>c78]|\([0-9A-B])|[\]P]([^\x07\x1b]*))|\x05")
@@ -110,6 +111,9 @@ class TerminalFilter:
 
     def feed(self, data: bytes) -> bytes:
         """Return what of it is passed on now."""
+        return b"".join(self._feed(data[at : at + _AT_ONCE]) for at in range(0, len(data), _AT_ONCE))
+
+    def _feed(self, data: bytes) -> bytes:
         data, self._held = self._held + data, b""
         passed = bytearray()
         while data:

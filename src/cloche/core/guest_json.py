@@ -122,11 +122,13 @@ def _outside_of_texts(text: str, most_quotes: int) -> str:
     return "".join(outside)
 
 
-def _refuse(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
+def refuse_constant(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
+    """Raise ValueError: NaN and Infinity are no JSON."""
     raise ValueError(f"{word} is not JSON")
 
 
-def _finite(digits: str) -> float:
+def finite(digits: str) -> float:
+    """Return a number with a fraction or an exponent. Raises ValueError for one that is too long, or too large."""
     if len(digits) > MAX_FLOAT_CHARS:
         raise ValueError(f"a number with a fraction or an exponent has more than {MAX_FLOAT_CHARS} characters")
     number = float(digits)
@@ -143,8 +145,8 @@ def _short(digits: str) -> int:
 
 # `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
 _WRITER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
-_COUNTING_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_short)
+_READER: Any = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)
+_COUNTING_READER: Any = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite, parse_int=_short)
 
 
 def _scan_text(text: str, at: int) -> tuple[str, int]:

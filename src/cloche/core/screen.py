@@ -55,6 +55,7 @@ CALLS: Mapping[str, str] = {
 }
 _FAMILIES = ("os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pickle.load", "marshal.load")
 _IMPORTERS = ("__import__", "importlib.import_module")
+MOST_CHARS = 1 << 16  # of a program: a parser holds the interpreter's lock, a second for some hundred thousand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -88,7 +89,13 @@ def apply_screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, .
 
 
 def screen_code(code: str) -> tuple[Finding, ...]:
-    """Return what the tables above list, in order of appearance; code that does not parse gives nothing."""
+    """Return what the tables above list, in order of appearance; code that does not parse gives nothing.
+
+    A longer program than is looked at is one finding.
+    """
+    if len(code) > MOST_CHARS:
+        why = f"is longer than the {MOST_CHARS} that are looked at; give its data as files"
+        return (Finding(line=1, column=1, what=f"a program of {len(code)} characters", why=why),)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the code's own warnings are for whoever runs it

@@ -22,10 +22,10 @@ from cloche.core.protocols import (
     SupportsLive,
     SupportsSessionNames,
 )
-from cloche.core.screen import Finding, apply_screen
+from cloche.core.screen import Finding
 
 from .accounts import account_of
-from .prepare import Prepared
+from .prepare import Prepared, screen
 from .run import check_fixer
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ class LiveOperations:
         """Return the log in which runs are recorded, None where that is off."""
         return self._prepared.audit
 
-    def screened(self, code: str, language: str) -> Sequence[Finding]:
+    async def screened(self, code: str, language: str) -> Sequence[Finding]:
         """Return what the screen finds in a session's cell. Raises PolicyDenied."""
         if self.policy.screen == "off":
             return ()
         with refusals(self._prepared.settings, language=language, code=code):
-            return apply_screen(self.policy.screen, language, code)
+            return await screen(self.policy.screen, language, code)
 
     def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
         """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""

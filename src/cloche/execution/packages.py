@@ -201,7 +201,7 @@ async def _make_ready(
     check_backend(prepared, asked)
     check_ceiling(prepared.settings, asked)
     await become_task()
-    terms = replace(terms_of(prepared.settings, interpreter), approve=approve)
+    terms = replace(await asyncio.to_thread(terms_of, prepared.settings, interpreter), approve=approve)
     installed = await install(*installing_with(prepared), asked, terms)
     if installed.is_new:  # the store may have made room, so copies elsewhere do
         await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
@@ -298,7 +298,7 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:
-    """Return the terms on which packages are installed with these settings. Raises InvalidRequest."""
+    """Return the terms on which packages are installed with these settings; blocks. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
@@ -334,7 +334,9 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
     check_backend(prepared, asked)
     with refusals(prepared.settings):
         interpreter = await _interpreter_of(prepared, asked)
-        terms = replace(terms_of(prepared.settings, interpreter), resolves_again=upgrade)
+        await become_task()
+        found = await asyncio.to_thread(terms_of, prepared.settings, interpreter)
+        terms = replace(found, resolves_again=upgrade)
         installed = await install(*installing_with(prepared), asked, terms)
     if prepared.audit is not None:
         prepared.audit.note("packages", **installed.as_dict())

@@ -17,8 +17,10 @@ from cloche.config.settings import check_runnable, given_options, load_settings
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
-from cloche.core.policy import Policy
+from cloche.core.loops import become_task
+from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend
+from cloche.core.screen import Finding, apply_screen
 
 from .accounts import accounts_of
 from .registry import policy_for, row_of
@@ -26,6 +28,7 @@ from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_b
 
 log = logging.getLogger("cloche.runtime")
 MOST_CACHED = 64
+SHORT_CODE_CHARS = 4 << 10  # that are screened without a thread
 _cache: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
 os.register_at_fork(after_in_child=_cache.clear)  # a forked child measures for itself
 
@@ -125,6 +128,14 @@ def _screened(found: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
     if found.backend.capabilities().level > Level.PROCESS:
         return found
     return replace(found, policy=policy.with_changes(screen="block"))
+
+
+async def screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, ...]:
+    """Screen code, what is long in a thread; see core.screen.apply_screen. Raises PolicyDenied."""
+    if mode == "off" or len(code) <= SHORT_CODE_CHARS:
+        return apply_screen(mode, language, code)
+    await become_task()
+    return await asyncio.to_thread(apply_screen, mode, language, code)
 
 
 def _find_backend(resolved: ResolvedOptions) -> FoundBackend:

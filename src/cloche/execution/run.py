@@ -36,13 +36,12 @@ from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import InputFile, Request, read_patterns
 from cloche.core.result import Result
-from cloche.core.screen import apply_screen
 from cloche.hostfs import open_in_place_of
 
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
-from .prepare import Prepared, prepare_in_thread
+from .prepare import Prepared, prepare_in_thread, screen
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
@@ -177,7 +176,7 @@ async def prepare_request(
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
-        findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
+        findings = await screen(prepared.policy.screen, name, code) if code is not None else ()
     inputs = NO_INPUTS if files is None else await _gather(files, prepared.limits)
     request = Request(
         code=code,
@@ -486,7 +485,7 @@ async def run_fixing(
         nonlocal attempts
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
-        findings = apply_screen(prepared.policy.screen, request.language, code)
+        findings = await screen(prepared.policy.screen, request.language, code)
         notes = {name: value for name, value in prepared_request.notes.items() if name != "screen"}
         if findings:
             notes["screen"] = [str(finding) for finding in findings]

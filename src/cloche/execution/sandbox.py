@@ -176,7 +176,7 @@ class AsyncSession:
         if autofix is not None:
             return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out, collect)
         limit = self._sandbox.timeout_s(timeout)
-        findings = self._sandbox.screened(code, self._language)
+        findings = await self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         patterns = collected(collect, out)
         cell = await self._sandbox.install_for_cell(code) if self._language == "python" else code

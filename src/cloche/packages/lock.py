@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tomllib
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.layers import Target
+from cloche.core.toml import read_toml
 from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file
 
@@ -143,14 +144,16 @@ def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], tar
 def read_lock(path: str) -> Locked:
     """Read a lock file. Raises InvalidRequest where there is none, or it is none."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidRequest(f"packages: {path} is no regular file")
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         hint = 'write it first: "cloche packages lock"' if isinstance(error, FileNotFoundError) else "correct that"
         raise InvalidRequest(f"packages: cannot read {path}: {error.strerror}; {hint}") from None
     try:
-        said = tomllib.loads(data.decode())
-        if said.get("version") != VERSION or len(data) > MOST_BYTES:
+        said = read_toml(data.decode()) if len(data) <= MOST_BYTES else {}
+        if said.get("version") != VERSION:
             raise ValueError(f"it is of another version; {_AGAIN}")
         pins = _pins(said.get("packages", []))
         return Locked(

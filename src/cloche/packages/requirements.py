@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST_REQUIREMENTS = 200
 MOST_LINE_CHARS = 500
 MOST_FILE_BYTES = 1 << 18
+MOST_MODULES, MOST_NAMED = 1000, 50  # of a program's imports, and of those in one message
 MOST_CODE_CHARS = 1 << 18  # that are looked at for imports: a parser takes seconds for each megabyte, and all wait
 EXTRA = "pip install 'cloche[packages]'"
 _COMMENT = re.compile(r"(^|\s)#.*$")
@@ -165,11 +166,11 @@ def read_header(code: str) -> Header | None:
     if len(blocks) > 1:
         raise InvalidRequest('packages: the program has two headers "# /// script"; keep one of them')
     text = "\n".join(line[2:] for line in blocks[0])
-    import tomllib
+    from cloche.core.toml import read_toml
 
     try:
-        found = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        found = read_toml(text)
+    except ValueError as error:
         raise InvalidRequest(f'packages: the header "# /// script" is not TOML: {error}') from None
     dependencies, python = found.get("dependencies", []), found.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
@@ -204,14 +205,17 @@ def check_python(header: Header, version: str) -> None:
     """Raise InvalidRequest where a header asks for another Python than there is."""
     if not header.requires_python:
         return
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
+    wanted = header.requires_python
     try:
-        allowed = SpecifierSet(header.requires_python)
-    except InvalidSpecifier:
-        raise InvalidRequest(f"packages: requires-python {header.requires_python[:80]!r} is no range") from None
-    if not allowed.contains(version, prereleases=True):
-        raise InvalidRequest(f"packages: the program needs Python {header.requires_python}, and here is {version}")
+        if len(wanted) > MOST_LINE_CHARS:
+            raise ValueError("it is too long")
+        is_met = SpecifierSet(wanted).contains(version, prereleases=True)
+    except ValueError:
+        raise InvalidRequest(f"packages: requires-python {wanted[:80]!r} is no range") from None
+    if not is_met:
+        raise InvalidRequest(f"packages: the program needs Python {wanted}, and here is {version}")
 
 
 def read_imports(code: str) -> Imports:
@@ -286,47 +290,53 @@ def resolve_auto(
             "the packages, or give what is long as a file"
         )
     header, imports = read_header(code), read_imports(code)
+    names = _by_top(imports.needed | imports.optional)
+    if len(names) > MOST_MODULES:
+        raise InvalidRequest(
+            f'packages: the program imports {len(names)} modules, and "auto" looks at {MOST_MODULES} at most; name '
+            "the packages"
+        )
+    needed = _by_top(imports.needed)
     found = list(parse_requirements(header.dependencies)) if header is not None else []
     listed = {one.name for one in found}
     unsure = []
-    for module in sorted(_tops(imports.needed | imports.optional)):
+    same = {normalize_package(one) for one in allowed}
+    for module in sorted(names):
         if module in sys.stdlib_module_names or module in given or provides(module):
             continue
-        wanted = _names_below(module, imports.needed | imports.optional)
-        distributions = [sure for name in wanted if (sure := _sure_distribution(name, allowed))]
+        distributions = [sure for name in sorted(names[module]) if (sure := _sure_distribution(name, same))]
         for first, *others in distributions:
             if not listed & {one.partition("[")[0] for one in (first, *others)}:
                 found.append(parse_requirement(first))
-        if not distributions and header is None and module in _tops(imports.needed):
+        if not distributions and header is None and module in needed:
             unsure.append(module)
     if unsure:
         raise PolicyDenied(_say_unsure(unsure))
     return tuple(sorted(set(found)))
 
 
-def _tops(names: Iterable[str]) -> set[str]:
-    return {name.partition(".")[0] for name in names}
+def _by_top(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.partition(".")[0], []).append(name)
+    return found
 
 
-def _names_below(module: str, names: Iterable[str]) -> list[str]:
-    return sorted(name for name in names if name == module or name.startswith(f"{module}."))
-
-
-def _sure_distribution(name: str, allowed: Sequence[str]) -> tuple[str, ...]:
+def _sure_distribution(name: str, allowed: Collection[str]) -> tuple[str, ...]:
     """Return the package that brings a module, and others that do; nothing where that is not sure."""
     while name:
         found = DISTRIBUTIONS.get(name)
         if found is not None:
             return found
-        same = normalize_package(name)
-        if "." not in name and same in {normalize_package(one) for one in allowed}:
+        if "." not in name and (same := normalize_package(name)) in allowed:
             return (same,)
         name = name.rpartition(".")[0]
     return ()
 
 
 def _say_unsure(modules: Sequence[str]) -> str:
-    names = ", ".join(modules)
+    more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
+    names = ", ".join(modules[:MOST_NAMED]) + more
     return (
         f'packages: it is not sure which package brings the import "{names}"; a package that has the same name may be '
         "somebody else's. Name the packages that are meant (packages=[...], --packages, or a header "

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import re
-import tomllib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -29,6 +28,7 @@ from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
+from cloche.core.toml import read_toml
 
 from .index import Index, host_of
 from .requirements import EXTRA, Requirement
@@ -254,9 +254,9 @@ def read_pins(
     `sources` are the names of what is taken as a source; `hashes` say by name which file it has to be.
     """
     try:
-        packages = tomllib.loads(text).get("packages", [])
+        packages = read_toml(text).get("packages", [])
         pins = tuple(sorted(_read_package(one, target, sources, hashes) for one in packages))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index, sources)
     return pins
@@ -332,11 +332,11 @@ def is_version(text: str) -> bool:
 
 
 def _is_same_version(one: str, other: str) -> bool:
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
         return Version(one) == Version(other)
-    except InvalidVersion:
+    except ValueError:  # also of a number with more digits than are read
         return False
 
 

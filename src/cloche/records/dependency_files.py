@@ -1,9 +1,8 @@
 """Read lock files and manifests of packages: bytes in, names with versions out. Pure, and nothing is executed.
 
 Whoever wrote a file may be a stranger: each reader takes time and memory in proportion to the file. Lock files in TOML
-are read line by line, as the programs that write them always write them: `tomllib` takes gigabytes for a key with
-40,000 dots. Manifests, which people write, are short, and read whole. A reader raises ValueError for what is none of
-its files; what it yields is not checked yet.
+are read line by line, as the programs that write them always write them. Manifests, which people write, are short, and
+read whole. A reader raises ValueError for what is none of its files; what it yields is not checked yet.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from __future__ import annotations
 import io
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+
+from cloche.core import toml
 
 MOST_LOCK_BYTES = 16 << 20
 MOST_MANIFEST_BYTES = 256 << 10
 MOST_LINE, MOST_LINES = 4096, 1_000_000  # bytes of a line that are looked at, and lines of a file
 MOST_VALUES = 1_000_000  # of a JSON or YAML document
 MOST_DEPTH = 50
-MOST_DOTS = 200  # in a line of TOML
 
 Found = tuple[object, object]  # name, and the version where it is pinned to one: as the file has them, unchecked
 Reader = Callable[[bytes], Iterator[Found]]
@@ -64,12 +63,7 @@ class DependencyFile:
 
 def read_toml(data: bytes) -> Mapping[str, Any]:
     """Return what a TOML manifest says. Raises ValueError."""
-    if any(line.count(b".") > MOST_DOTS for line in data.split(b"\n")):
-        raise ValueError(f"a line has more than {MOST_DOTS} dots")
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return toml.read_toml(data.decode("utf-8-sig"))
 
 
 def read_json(data: bytes) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from .git_objects import Bounds, Unknown
 
 MOST_DEPTH = 100  # of folders
 MOST_FILES = 200_000
+MOST_FOLDERS = 50_000  # that take some hundred bytes each, and one or two of the file
 _MOST_PATH = 4096
 _ENTRY = struct.Struct(">10I20sH")
 _VALID, _EXTENDED, _SKIPPED, _INTENDED = 0x8000, 0x4000, 0x4000, 0x2000
@@ -71,7 +72,7 @@ class Folder:
 
 def parse_index(data: bytes, bounds: Bounds) -> Folder:
     """Return the files of an index. Raises Unknown for what is damaged, or of a kind that is not read here."""
-    root, at, path = Folder(), 12, b""
+    root, at, path, folders = Folder(), 12, b"", 0
     try:
         magic, version, count = struct.unpack_from(">4sII", data)
         if magic != b"DIRC" or version not in (2, 3, 4):
@@ -81,7 +82,9 @@ def parse_index(data: bytes, bounds: Bounds) -> Folder:
         for _ in range(count):
             bounds.count_name()
             path, entry, stage, at = _parse_entry(data, at, version, path)
-            _add(root, path, entry, stage)
+            folders += _add(root, path, entry, stage)
+            if folders > MOST_FOLDERS:
+                raise Unknown(f"the index has more than {MOST_FOLDERS} folders")
     except struct.error:
         raise Unknown("the index is damaged") from None
     _check_extensions(data, at)
@@ -120,7 +123,8 @@ def _strip_length(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _add(root: Folder, path: bytes, entry: Entry, stage: int) -> None:
+def _add(root: Folder, path: bytes, entry: Entry, stage: int) -> int:
+    """Add a file; return how many folders that took."""
     if not path:
         raise Unknown("the index is split over two files, which is not read here")
     *folders, name = path.split(b"/")
@@ -131,13 +135,16 @@ def _add(root: Folder, path: bytes, entry: Entry, stage: int) -> None:
         raise Unknown("the index has a path that git would refuse")
     if len(folders) >= MOST_DEPTH:
         raise Unknown(f"the index has folders deeper than {MOST_DEPTH}")
-    here = root
+    here, made = root, 0
     for part in folders:
-        here = here.folders.get(part) or here.folders.setdefault(part, Folder())
+        if part not in here.folders:
+            here.folders[part], made = Folder(), made + 1
+        here = here.folders[part]
     if stage:
         here.unmerged[name] = here.unmerged.get(name, 0) | 1 << stage - 1
     else:
         here.files[name] = entry
+    return made
 
 
 def _check_extensions(data: bytes, at: int) -> None:

@@ -34,7 +34,7 @@ _MOST_COMPARED = 64 << 20
 _MOST_CONVERTED = 16 << 20
 _NAME = re.compile(rb"[0-9a-f]{40}")
 _LONG_NAME = re.compile(rb"[0-9a-f]{64}")
-_ASSIGNMENT = re.compile(r"^\s*([A-Za-z][\w-]*)\s*(?:=\s*(.*?)\s*)?$")
+_ASSIGNMENT = re.compile(r"([A-Za-z][\w-]*)\s*(?:=(.*))?")
 _UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")  # by the stages that a path has
 _QUOTED = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
@@ -186,8 +186,8 @@ def _read_config(git: int) -> Mapping[str, str]:
     for line in text.splitlines():
         if line.lstrip().startswith("["):
             is_ours = line.strip().lower() in ("[core]", "[extensions]")
-        elif is_ours and (match := _ASSIGNMENT.match(line[:_MOST_HEAD])):
-            found[match[1].lower()] = "true" if match[2] is None else match[2].strip('"').lower()
+        elif is_ours and (match := _ASSIGNMENT.fullmatch(line[:_MOST_HEAD].strip())):
+            found[match[1].lower()] = "true" if match[2] is None else match[2].strip().strip('"').lower()
     return found
 
 

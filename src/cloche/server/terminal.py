@@ -1,6 +1,6 @@
 """What a program wrote for a terminal, as text for a page: colours become classes, all else that steers is removed.
 
-Everything is bounded: characters (the middle is left out), and changes of style, after which there are no more. The
+Everything is bounded: characters (the middle is left out), and sequences, after which there is no more style. The
 result is escaped HTML with `span` elements whose classes are ours.
 """
 
@@ -46,16 +46,16 @@ def render_terminal(text: object) -> Markup:
     plain = _settled(bounded(str(text)))
     pieces: list[str] = []
     style: dict[str, str] = {}
-    at = spans = 0
-    for match in _SEQUENCE.finditer(plain):
+    at = 0
+    for number, match in enumerate(_SEQUENCE.finditer(plain), 1):
         _add(pieces, plain[at : match.start()], style)
         at = match.end()
-        if match["final"] == "m" and spans < MOST_SPANS:
-            spans += 1
+        if number > MOST_SPANS:  # from here on it is plain
+            style.clear()
+            break
+        if match["final"] == "m":
             _apply(style, match["parameters"])
-            if spans == MOST_SPANS:  # from here on it is plain
-                style.clear()
-    _add(pieces, plain[at:], style)
+    _add(pieces, _SEQUENCE.sub("", plain[at:]), style)
     return Markup("".join(pieces))  # noqa: S704 - each piece was escaped
 
 

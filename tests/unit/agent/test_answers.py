@@ -25,3 +25,5 @@ def test_what_was_displayed_is_told_once() -> None:
     assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=(hostile,), value=[1])).startswith("[[[")
     many = tuple(Output(data={"text/plain": "x" * 60_000}) for _ in range(500))
     assert len(displayed_text(cloche.Result("", "", 0, 0.0, outputs=many))) < 10_000
+    unhashable = Output(data={"text/plain": "{[]: 1}"})
+    assert displayed_text(cloche.Result("", "", 0, 0.0, outputs=(unhashable,), value=[1])) == "{[]: 1}"

@@ -225,12 +225,15 @@ def test_answers_of_any_shape_are_answers_or_errors_of_ours() -> None:
 
 
 LINE = b'{"name": "x", "type": "file", "size": 1, "mode": 1, "mtime": 1, "uid": 1, "gid": 1}\n'
-LISTS = {"empty lines": b"\n" * (32 << 20), "one line": b"[" * (32 << 20), "many entries": LINE * 200_000}
+LISTS = {
+    "empty lines": b"\n" * (32 << 20), "one line": b"[" * (32 << 20), "many entries": LINE * 200_000,
+    "no time": LINE.replace(b'"mtime": 1', b'"mtime": NaN'), "no end": LINE.replace(b'"mtime": 1', b'"mtime": 1e999'),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", LISTS.values(), ids=LISTS)
 def test_a_list_of_files_is_read_within_bounds(rows: bytes) -> None:
-    """Lines by the million, and one without end, are refused before they are in memory twice."""
+    """Lines by the million, one without end, and what no JSON could say on are refused, and are not in memory twice."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(SandboxFileError):
         list(read_rows(rows, "x"))

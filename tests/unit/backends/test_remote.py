@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.cloche.wire import read_json
 from cloche.backends.remote.accounts import check_account
 from cloche.backends.remote.claims import check_claims, claimed_controls, claimed_enforcement
 from cloche.backends.remote.failures import Failure, by_status, remote_error, scrub
@@ -228,3 +230,13 @@ def test_what_ran_is_not_lost_where_it_cannot_be_counted(tmp_path: Path) -> None
     file.rmdir()
     file.with_suffix(".kept").rename(file)
     assert counter.used_today()["runs"] == 1
+
+
+@pytest.mark.parametrize("number", ["1" * 4_299, "2." + "3" * 700, "1e999", "NaN"])
+def test_a_service_keeps_nobody_by_numbers(number: str) -> None:
+    """A long number takes the square of its digits, with the interpreter's lock: many of them are no answer."""
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=r"integer|number|JSON"):
+        read_json(f"[{','.join([number] * 3_000)}]".encode())
+    assert time.process_time() - begun < 1
+    assert read_json(f"[{'1' * 4_000}, 0.1]".encode()) == [int("1" * 4_000), 0.1]

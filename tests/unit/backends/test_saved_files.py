@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cloche.backends import saved_files
+from cloche.backends.archive import MOST_NAMES, Spool
 from cloche.backends.saved_files import Until, in_thread
 
 
@@ -112,3 +113,12 @@ def test_looks_leave_descriptors_to_the_rest(monkeypatch: pytest.MonkeyPatch) ->
     assert saved_files.most_at_once() == 4
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     assert saved_files.most_at_once() == 64
+
+
+def test_a_list_of_paths_is_no_longer_than_any_of_ours() -> None:
+    """A guest that writes to a container's link can name its bytes paths: no millions of them are made."""
+    spool = Spool(64 << 20)
+    spool.add(bytes(32 << 20))
+    assert len(spool.take_names(32 << 20)) == MOST_NAMES
+    assert spool.size == 0
+    spool.file.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cloche.cli._terminal import TerminalFilter
@@ -77,3 +79,16 @@ def test_questions_are_noted(query: str) -> None:
     """What a terminal answers after the end must be known of."""
     for step in (1, 1000):
         assert passed(query.encode(), step)[1].modes.has_asked
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b]", b"\x1b]4;\x07", b"\x1bP\x1b\\"])
+def test_sixteen_times_the_sequences_take_no_square_of_the_time(sequence: bytes) -> None:
+    """Whatever comes at once, each byte is looked at a bounded number of times."""
+
+    def seconds(size: int) -> float:
+        data = sequence * (size // len(sequence))
+        begun = time.process_time()
+        TerminalFilter().feed(data)
+        return time.process_time() - begun
+
+    assert seconds(1 << 19) < 64 * min(seconds(1 << 15) for _ in range(3))

@@ -90,7 +90,7 @@ def test_findings_come_in_order_of_appearance() -> None:
     ]
 
 
-@pytest.mark.parametrize("code", ["def (", "\0", "(" * 100_000, "import os\n  x", "-" * 200_000 + "1"])
+@pytest.mark.parametrize("code", ["def (", "\0", "(" * 60_000, "import os\n  x", "-" * 60_000 + "1"])
 def test_code_that_does_not_parse_has_no_findings(code: str) -> None:
     """It will fail by itself, with the interpreter's own words."""
     assert screen_code(code) == ()
@@ -145,3 +145,12 @@ def test_the_screen_is_advice_not_a_wall(code: str) -> None:
 def test_every_row_has_a_reason() -> None:
     """A finding without a reason would help nobody."""
     assert all(why for table in (MODULES, CALLS) for why in table.values())
+
+
+def test_a_program_too_long_to_look_at_is_a_finding() -> None:
+    """Nobody waits for a parser of megabytes, and none passes the screen for its length."""
+    code = "x = 1\n" * 200_000
+    (finding,) = apply_screen("warn", "python", code)
+    assert "a program of 1200000 characters is longer than" in str(finding)
+    with pytest.raises(PolicyDenied, match="longer than"):
+        apply_screen("block", "python", code)

@@ -256,3 +256,9 @@ def test_keys_tell_sets_interpreters_and_terms_apart() -> None:
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)
     assert layer_key([two, one], target) == keys[1]
+
+
+def test_a_lock_file_that_is_no_file_is_not_read() -> None:
+    """What never ends, or waits for somebody to write, is refused: a folder that came from elsewhere may hold it."""
+    with pytest.raises(InvalidRequest, match="no regular file"):
+        read_lock("/dev/zero")

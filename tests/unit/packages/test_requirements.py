@@ -251,3 +251,34 @@ def test_the_table_is_sound() -> None:
         for one in packages:
             assert parse_requirement(one).text == one
     assert normalize_package("A__b..C") == "a-b-c"
+
+
+STRANGE = {
+    "parts": ("# /// script\n# " + ".".join(["a"] * 3_000) + " = 1\n# ///\n", "more parts"),
+    "digits": ("# /// script\n# a = " + "1" * 5_000 + "\n# ///\n", "not TOML"),
+    "version": ('# /// script\n# requires-python = "==' + "1" * 5_000 + '"\n# ///\n', "is no range"),
+    "modules": ("import " + ", ".join(f"a{n}" for n in range(1_001)), "imports 1001 modules"),
+}
+
+
+@pytest.mark.parametrize(("code", "why"), STRANGE.values(), ids=STRANGE)
+def test_a_program_that_would_keep_us_is_refused(code: str, why: str) -> None:
+    """What takes the square of a program's length, or fails in its own words, is an error that says what to do."""
+
+    def look() -> None:
+        resolve_auto(code, provides=lambda _: False)
+        check_python(read_header(code) or Header(), "3.11.4")
+
+    with pytest.raises(InvalidRequest, match=why) as caught:
+        look()
+    assert len(str(caught.value)) < 400
+
+
+def test_many_names_of_one_import_are_looked_at_once() -> None:
+    """Time grows with the names of a program, not with their square; a message names the first of many modules."""
+    code = "import " + ", ".join(f"a{n % 900}.b{n}" for n in range(18_000))
+    begun = time.process_time()
+    with pytest.raises(PolicyDenied, match="and 850 more") as caught:
+        resolve_auto(code, provides=lambda _: False)
+    assert time.process_time() - begun < 3
+    assert len(str(caught.value)) < 1_000

@@ -254,7 +254,11 @@ HOSTILE = {
     "deep YAML": ("pnpm-lock.yaml", b"packages: " + b"[" * 200_000, "nested too deeply"),
     "billion laughs": ("pnpm-lock.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\npackages: [*b, *b]\n", "anchors"),
     "deep TOML": ("pyproject.toml", b"a = " + b"[" * 200_000, "nested too deeply"),
-    "dotted key": ("pyproject.toml", b".".join([b"a"] * 100_000) + b" = 1", "more than 200 dots"),
+    "dotted key": ("pyproject.toml", b".".join([b"a"] * 100_000) + b" = 1", "more parts than are read"),
+    "keys below a long table": (
+        "pyproject.toml", b"[" + b".".join([b"a"] * 500) + b"]\n" + b"".join(b"a%d=1\n" % n for n in range(20_000)),
+        "more parts than are read",
+    ),
     "large manifest": ("pyproject.toml", b"#" * (MOST_MANIFEST_BYTES + 1), f"more than {MOST_MANIFEST_BYTES} bytes"),
     "quotes": ("bun.lock", b'"' * 8_000_000, "texts"),
     "invalid UTF-8": ("package.json", b'{"dependencies": {"\xff": "1"}}', "codec can't decode"),

@@ -255,3 +255,24 @@ def test_no_pattern_takes_for_ever() -> None:
     started = time.process_time()
     assert not is_ignored([rules], b"/".join([b"a" * 200] * 15), is_folder=False, check=lambda: None)
     assert (is_whole, time.process_time() - started < 2) == (True, True)
+
+
+def test_folders_of_an_index_are_bounded(repository: Path) -> None:
+    """A megabyte of paths that share no folder is refused before it has become a hundred times as much."""
+    rows = []
+    for number in range(4_000):
+        path = b"%x/" % number + b"a/" * 95 + b"f"
+        entry = struct.pack(">10I20sH", *[0] * 6, 0o100644, 0, 0, 0, bytes(20), len(path)) + path
+        rows.append(entry + bytes(8 - len(entry) % 8))
+    data = b"DIRC" + struct.pack(">II", 2, len(rows)) + b"".join(rows)
+    (repository / ".git/index").write_bytes(data + sha1(data, usedforsecurity=False).digest())
+    assert state_of(repository).reason == "the index has more than 50000 folders"
+
+
+def test_no_line_of_the_configuration_takes_for_ever(repository: Path) -> None:
+    """Blanks within a value are looked at once, not once from each of them."""
+    lines = "".join(f"a{number} = x{' ' * 4080}x\n" for number in range(60))
+    (repository / ".git/config").write_text(f"[core]\n{lines}fileMode = false  \n")
+    started = time.process_time()
+    assert state_of(repository).reason is None
+    assert time.process_time() - started < 2

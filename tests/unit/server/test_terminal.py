@@ -64,3 +64,9 @@ def test_however_much_there_is_it_is_bounded_and_quick() -> None:
         assert found.count("<span") <= MOST_SPANS, name
         assert found.startswith("first") or name == "returns", name
         assert found.endswith("last") or name in ("colours", "strings", "unended"), name
+
+
+def test_after_many_sequences_of_any_kind_there_is_no_style() -> None:
+    """Each sequence costs something, those that are left out too, so after a number of them all is plain."""
+    assert str(render_terminal("\x1b7" * (MOST_SPANS - 1) + "\x1b[31mred")).startswith("<span")
+    assert str(render_terminal("\x1b7" * MOST_SPANS + "\x1b[31mred\x1b7")) == "red"

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloche.core.guest_json import check_parts
+from cloche.core.guest_json import check_parts, finite, refuse_constant
 from cloche.core.remote import RemoteAccount
 
 from ..remote.failures import Failure, remote_error
@@ -30,6 +30,7 @@ MOST_FIELDS = 32 << 20
 MOST_JSON = 64 << 20  # of one result or event
 MOST_HELD = 128 << 20  # of all JSON of one connection that is not yet whole
 MOST_PARTS = 400_000  # commas, lists and objects of one result: its files alone may have a tenth of that
+LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # of an integer, and of all long ones of one text
 MOST_NUMBER = (1 << 32) - 1
 OPEN_S = 20.0
 CANCEL_S = 10.0  # for the service to say that a call has ended that was cancelled
@@ -69,13 +70,23 @@ def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
     text = data.decode()
     check_parts(text, MOST_PARTS)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, parse_float=finite, parse_int=_Integers().read)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
 
 
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+class _Integers:
+    """Read the integers of one text: a long one takes the square of its digits."""
+
+    def __init__(self) -> None:
+        self._left = MOST_LONG_DIGITS
+
+    def read(self, digits: str) -> int:
+        if len(digits) > LONG_DIGITS:
+            self._left -= len(digits)
+            if self._left < 0:
+                raise ValueError("it has too many long integers")
+        return int(digits)
 
 
 def _drop_event(_: str, __: Mapping[str, Any]) -> None:

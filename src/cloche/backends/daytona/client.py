@@ -270,7 +270,8 @@ class Client:
             found = self._found(await self._ask("get_sandbox", sandbox_id_or_name=found.id))
         if not found.toolbox:
             answer = await self._ask("get_toolbox_proxy_url", sandbox_id=found.id)
-            told = self._found({"id": found.id, "toolboxProxyUrl": answer.get("url")})
+            url = answer.get("url") if isinstance(answer, dict) else None
+            told = self._found({"id": found.id, "toolboxProxyUrl": url})
             found = replace(found, toolbox=told.toolbox)
         return found
 
