@@ -109,8 +109,8 @@ class PackageOperations(LiveOperations):
         folder, store = self._growing_folder(), shared_store()
         async with store.turn(os.path.basename(folder)):
             fixed = [pin.text for layer in self.policy.layers for pin in pins_in(layer) if not pin.at]
-            found = await asyncio.to_thread(terms_of, settings)
-            terms = replace(found, fixed=tuple(fixed), locked=None, approve=self._approve_packages)
+            terms = await asyncio.to_thread(terms_of, settings)
+            terms = replace(terms, fixed=tuple(fixed), locked=None, approve=self._approve_packages)
             if is_cells:
                 terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))
             installed = await install(*installing_with(self._prepared), asked, terms)
