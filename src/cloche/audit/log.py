@@ -36,7 +36,7 @@ KINDS: Mapping[str, str] = {
     "start": "code is about to run: its hash, the backend, the rules",
     "execution": "how that ended, what was enforced, which limits held",
     "approval": "a call of a tool was approved: by whom",
-    "denial": "a call was not approved, or the rules refused it: by whom, and why",
+    "denial": "a call was not approved, or the rules or the service refused it: by whom, and why",
     "commit": "changes of a sandbox are about to be written to a folder of the host: which diff, how many paths",
     "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",
@@ -217,6 +217,11 @@ def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
         yield
     finally:
         _acting.reset(token)
+
+
+def acting_as(name: str, otherwise: str) -> str:
+    """Return a field that is added to every event here, or what to say where it is not: a service has ids of its own."""
+    return str(_acting.get().get(name, otherwise))
 
 
 def act_for(**fields: Any) -> None:  # noqa: ANN401 - JSON

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .redaction import Redactor
 
+_TOLD = "is_in_audit_log"  # of an exception
 _EXTRA = "opentelemetry.trace"  # nobody can collect spans without having imported it
 
 
@@ -114,6 +115,7 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
         result = await run()
     except BaseException as error:
         duration_s = round(time.monotonic() - started, 6)
+        setattr(error, _TOLD, True)
         audit.note("execution", redactor=redactor, **facts, **_failure(error), duration_s=duration_s)
         raise
     _conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
@@ -180,10 +182,23 @@ class refusals:  # noqa: N801 - a block, as suppress is; a generator would take 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        audit = audit_for(self._settings) if isinstance(error, PolicyDenied) else None
-        if audit is not None:
-            sha256 = sha256_of(self._code) if isinstance(self._code, str) else None
-            audit.note("denial", by="policy", reason=str(error), language=self._language, code_sha256=sha256)
+        if isinstance(error, PolicyDenied) and (audit := audit_for(self._settings)) is not None:
+            note_denial(audit, error, by="policy", language=self._language, code=self._code)
+
+
+def note_denial(
+    audit: Audit,
+    error: BaseException,
+    *,
+    reason: str | None = None,
+    code: object = None,
+    **fields: Any,  # noqa: ANN401 - JSON
+) -> None:
+    """Record that something was refused; once, through however many hands the error passes."""
+    if not getattr(error, _TOLD, False):
+        setattr(error, _TOLD, True)
+        sha256 = sha256_of(code) if isinstance(code, str) else None
+        audit.note("denial", reason=reason or str(error), **fields, code_sha256=sha256)
 
 
 def note_fallback(audit: Audit | None, notes: Mapping[str, Any]) -> None:

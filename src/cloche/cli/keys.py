@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ._acts import audit_log
 from .app import root
 from .options import argument, json_option, option
 from .output import show
@@ -40,7 +41,9 @@ def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: s
     from cloche.records.keys import create_key
 
     lifetime_s = None if lifetime is None else parse_duration(lifetime, name="lifetime")
-    made, text = create_key(open_database(database), name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s)
+    made, text = create_key(
+        open_database(database), name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s, audit=audit_log()
+    )
     return _print_made(made, text, as_json=as_json)
 
 
@@ -72,7 +75,7 @@ def _rotate(key_id: str, database: str | None, as_json: bool) -> int:
     """Replace a key by a new one, which is printed."""
     from cloche.records.keys import rotate_key
 
-    made, text = rotate_key(open_database(database), key_id)
+    made, text = rotate_key(open_database(database), key_id, audit=audit_log())
     return _print_made(made, text, as_json=as_json)
 
 
@@ -83,5 +86,5 @@ def _revoke(key_id: str, database: str | None) -> int:
     """Let a key hold no more: within a second where a service runs."""
     from cloche.records.keys import revoke_key
 
-    print(f"revoked {revoke_key(open_database(database), key_id).id}")
+    print(f"revoked {revoke_key(open_database(database), key_id, audit=audit_log()).id}")
     return 0

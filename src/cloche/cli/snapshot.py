@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ._acts import audit_log
 from .app import root
 from .options import argument, flag, json_option, option
 from .output import say, show
@@ -152,7 +153,10 @@ def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) 
     with _opened() as database:
         document = get_snapshot(database, id_)
     script = render_script(document)
-    with _folder(workspace or str(document["workspacePath"])) as at:
+    folder = workspace or str(document["workspacePath"])
+    with _folder(folder) as at:
+        if (audit := audit_log()) is not None:
+            audit.record("replicate", snapshot=id_, path=os.path.abspath(folder))
         write_script(at, script, overwrite=overwrite)
     found = script.as_dict()
     if as_json:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ._acts import audit_log
 from .app import root
 from .options import argument, flag, json_option, option
 from .output import say, show
@@ -120,10 +121,14 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
 
     What was done is in .cloche-ws-restore.json, in the folder.
     """
-    with _opened() as records, _folder(workspace or str(records.get(id_)["workspacePath"])) as at:
-        found = records.restore(
-            id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
-        )  # fmt: skip
+    with _opened() as records:
+        folder = workspace or str(records.get(id_)["workspacePath"])
+        with _folder(folder) as at:
+            if (audit := audit_log()) is not None:
+                audit.record("restore", snapshot=id_, path=os.path.abspath(folder))
+            found = records.restore(
+                id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
+            )  # fmt: skip
     if as_json:
         return _print_json(found)
     counts = Counter(one["result"].partition(":")[0] for one in found["results"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from cloche import hostfs
-from cloche.audit.log import Audit
+from cloche.audit.log import Audit, acting_as
 from cloche.config.state import state_file
 from cloche.core.changes import Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
@@ -195,7 +195,7 @@ def write_changes(
     chosen = choice.check(diff)
     if audit is not None:
         audit.record(
-            "commit", folder=found.folder.path, sandbox=name, diff=diff.id, paths=len(chosen),
+            "commit", folder=found.folder.path, sandbox=acting_as("sandbox", name), diff=diff.id, paths=len(chosen),
             dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
         )  # fmt: skip
     kept = {path: KEPT for path in choice.theirs if not path.startswith(".git/")}

@@ -1,7 +1,8 @@
 """Keys of the service: 256 random bits, shown once; of each the SHA-256 is stored, and compared in constant time.
 
 A key has scopes. `run`: run code. `read`: read records. `approve`: decide about what waits
-for a human. `admin`: all of these, keys, and settings up to the operator's ceilings.
+for a human. `admin`: all of these, keys, and settings up to the operator's ceilings. What is changed here is in the
+audit log, or is not changed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from cloche.audit.log import Audit
 from cloche.core.errors import Conflict, InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
@@ -62,16 +64,22 @@ class KeyFacts:
 
 def create_key(
     database: Database, *, name: str, scopes: Iterable[str], lifetime_s: float | None = None,
-    project: str = DEFAULT_PROJECT,
+    project: str = DEFAULT_PROJECT, audit: Audit | None = None,
 ) -> tuple[KeyFacts, str]:  # fmt: skip
-    """Store a new key; return what it is, and its text, which nobody can read again. Raises InvalidRequest."""
+    """Store a new key; return what it is, and its text, which nobody can read again.
+
+    Raises InvalidRequest, AuditFailed.
+    """
     wanted = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
         raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:
-        return _add(session, name=name, scopes=" ".join(wanted), expires_at=expires_at, project=project)
+        made, text = _add(session, name=name, scopes=" ".join(wanted), expires_at=expires_at, project=project)
+        if audit is not None:
+            audit.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
+        return made, text
 
 
 def _add(
@@ -105,18 +113,24 @@ def list_keys(database: Database, *, project: str = DEFAULT_PROJECT) -> list[Key
         return [_facts(row) for row in session.scalars(select(ApiKey).where(ApiKey.project == project).order_by("id"))]
 
 
-def revoke_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> KeyFacts:
-    """Let a key hold no more, from the next second on. Raises NotFound."""
+def revoke_key(
+    database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None
+) -> KeyFacts:
+    """Let a key hold no more, from the next second on. Raises NotFound, AuditFailed."""
     with database.writing() as session:
         row = _row(session, key_id, project)
+        if audit is not None and row.revoked_at is None:
+            audit.record("key", what="revoked", id=row.id, name=row.name)
         row.revoked_at = row.revoked_at or now()
     return _facts(row)
 
 
-def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJECT) -> tuple[KeyFacts, str]:
+def rotate_key(
+    database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None
+) -> tuple[KeyFacts, str]:
     """Replace a key by a new one of the same name, scopes and end, and revoke it; what it asked for is the new one's.
 
-    Raises NotFound, InvalidRequest for one that holds no more: it shall not come back that way.
+    Raises NotFound, AuditFailed, Conflict for one that holds no more: it shall not come back that way.
     """
     with database.writing() as session:
         old = _row(session, key_id, project)
@@ -125,6 +139,8 @@ def rotate_key(database: Database, key_id: str, *, project: str = DEFAULT_PROJEC
         old.revoked_at = now()
         made = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
         session.execute(update(Approval).where(Approval.asked_by == old.id).values(asked_by=made[0].id))
+        if audit is not None:
+            audit.record("key", what="rotated", id=old.id, name=old.name, by_id=made[0].id)
         return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -61,12 +61,17 @@ def begin(
 def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, Any] | None = None) -> None:
     """Note how it is; one that has ended stays so."""
     values: dict[str, Any] = {"status": status}
-    if status == ENDED:
-        values["ended_at"] = now()
     if document is not None:
         values["document"] = dict(document)
     living = (LiveSandbox.id == sandbox_id, LiveSandbox.status != ENDED)
     session.execute(update(LiveSandbox).where(*living).values(**values))
+
+
+def end(session: Session, sandbox_id: str) -> bool:
+    """Note that it has ended; tell whether nobody had noted that before."""
+    living = (LiveSandbox.id == sandbox_id, LiveSandbox.status != ENDED)
+    changed = session.execute(update(LiveSandbox).where(*living).values(status=ENDED, ended_at=now()))
+    return bool(cast("Any", changed).rowcount)
 
 
 def forget(session: Session, sandbox_id: str) -> None:

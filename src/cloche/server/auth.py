@@ -23,7 +23,7 @@ from .service import Service
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "cloche_session", "X-CSRF-Token", "csrfToken"
 MOST_FORM_FILES, MOST_FORM_FIELDS, MOST_FORM_PART = 100, 100, 8 << 20
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def service_of(connection: HTTPConnection) -> Service:
@@ -77,7 +77,7 @@ async def find_browser(request: Request) -> Caller:
     if caller is None:
         raise _nobody("no cookie was sent that holds")
     _note_caller(request, caller)
-    if request.method not in _SAFE:
+    if request.method not in SAFE:
         _check_origin(request)
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
         _check_token(caller, str(form.get(CSRF_FIELD, "")))
@@ -100,7 +100,7 @@ def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
         if not _is_own_origin(connection, connection.headers.get("origin", "")):
             raise Refused(403, "csrf", "the web socket comes from a page of another site")
         return
-    if connection.scope["method"] not in _SAFE:
+    if connection.scope["method"] not in SAFE:
         _check_origin(connection)
         _check_token(caller, connection.headers.get(CSRF_HEADER, ""))
 

@@ -20,6 +20,7 @@ from cloche.serving.process import until_signal
 from . import require_extra
 
 if TYPE_CHECKING:
+    from cloche.audit.log import Audit
     from cloche.records.database import Database
 
     from .peers import Listening
@@ -137,18 +138,19 @@ async def _greet(service: Service, address: str) -> None:
     """Say where the service is, with a link for one browser; and the first key, where there is none yet."""
     from .identities import make_link_code
 
-    made = await asyncio.to_thread(_first_key, service.database)
+    made = await asyncio.to_thread(_first_key, service.database, await service.audit())
     if made is not None:
         _say(f"cloche: the first key, which is shown once: {made}")
+    await service.record("login", what="link")
     code = await asyncio.to_thread(make_link_code, service.database)
     _say(f"cloche: serving at {address}/api")
     _say(f"cloche: open within 10 minutes, once: {address}/login?code={code}")
 
 
-def _first_key(database: Database) -> str | None:
+def _first_key(database: Database, audit: Audit | None) -> str | None:
     from cloche.records.keys import SCOPES, create_key, list_keys
 
-    return None if list_keys(database) else create_key(database, name="first", scopes=SCOPES)[1]
+    return None if list_keys(database) else create_key(database, name="first", scopes=SCOPES, audit=audit)[1]
 
 
 def _say(text: str) -> None:

@@ -29,8 +29,9 @@ from cloche.core.errors import ClocheError, NotFound
 from cloche.records.approvals import count_open
 
 from . import below, problems
-from .auth import CSRF_FIELD, service_of
+from .auth import CSRF_FIELD, SAFE, service_of
 from .identities import Caller, csrf_token
+from .observe import CALLER
 from .terminal import bounded, render_terminal
 
 Call = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -159,6 +160,7 @@ class PageRoute(APIRoute):
 
 
 async def _problem_page(request: Request, error: Exception) -> Response:
+    await _note_refusal(request, error)
     is_ours = isinstance(error, problems.Refused)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and not is_ours:
         error = NotFound("there is no page at this address")
@@ -185,4 +187,14 @@ def _ways_on(request: Request) -> list[tuple[str, str]]:
 async def answer(request: Request, error: Exception) -> Response:
     """Return the response to any error: a page for a browser that asked for one, else a problem."""
     is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
-    return await _problem_page(request, error) if is_page else problems.response_to(error)
+    if is_page:
+        return await _problem_page(request, error)
+    await _note_refusal(request, error)
+    return problems.response_to(error)
+
+
+async def _note_refusal(request: Request, error: Exception) -> None:
+    """Let the audit log say what somebody who is known was refused to do."""
+    if CALLER in request.scope and request.method not in SAFE:
+        route = getattr(request.scope.get("route"), "path", request.url.path)
+        await service_of(request).note_refusal(error, what=f"{request.method} {route}")

@@ -94,6 +94,14 @@ def answer(
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
+def status_of(error: BaseException) -> int:
+    """Return the status of the answer to any error."""
+    if isinstance(error, HTTPException):
+        return error.status_code
+    found = (status for kind, status, _ in _CLASSES if isinstance(error, kind))
+    return 422 if isinstance(error, RequestValidationError) else next(found, 500)
+
+
 def answer_to(error: Exception) -> JSONResponse:
     """Return the response to an exception; of one that is not ours, nothing but that it happened."""
     for kind, status, name in _CLASSES:

@@ -57,6 +57,7 @@ _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, Policy
 log = logging.getLogger("cloche.service")
 
 Start = Callable[[Sink | None], Awaitable[Result]]
+NoteRefusal = Callable[..., Awaitable[None]]  # takes an error, and fields of its event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,10 @@ class RunQueue:
     """Run what is submitted, so many at once as the library does."""
 
     def __init__(
-        self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None
-    ):
+        self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
+        note_refusal: NoteRefusal | None = None,
+    ):  # fmt: skip
+        self._note_refusal: NoteRefusal = note_refusal or _note_nothing
         self._writer, self._worker = writer, worker
         self._observer: RunObserver = observer or Unobserved()
         self._queue_limit, self._deadline_s = queue_limit, deadline_s
@@ -135,6 +138,13 @@ class RunQueue:
 
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
+        try:
+            return await self._submit(order)
+        except (Refused, RecordsFailed) as error:
+            await self._note_refusal(error, **_described(order))
+            raise
+
+    async def _submit(self, order: RunOrder) -> LiveRun:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
         if self._is_full(order.api_key) or self._bytes + order.size > MOST_QUEUED_BYTES:
@@ -294,6 +304,8 @@ class RunQueue:
 
     async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
         """Note why a run did not come to an end; a cancelled one's row is written all the same."""
+        if not isinstance(error, asyncio.CancelledError):
+            await self._note_refusal(error, api_run=live.id, **_described(order))
         if isinstance(error, asyncio.CancelledError):
             why = "it was cancelled" if not self.stopped_by_us else SERVICE_STOPPED
         else:
@@ -404,6 +416,15 @@ def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]
     if not order.returns_files:
         return stored, stored
     return as_json({**document, "files": read_files(result)}), stored
+
+
+async def _note_nothing(error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON
+    pass
+
+
+def _described(order: RunOrder) -> dict[str, Any]:
+    """Return what the audit log says of a run that was refused."""
+    return {"what": "run", "language": order.summary.get("language"), "code": (order.asked or {}).get("code")}
 
 
 def _is_watched() -> bool:

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -50,6 +50,7 @@ LOOK_EVERY_S = 10.0
 KEEP_S = 600.0  # how long sandboxes go on while no service of their database is there
 INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, to end its sandbox; to let go
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free, when its sandbox has just ended
+Record = Callable[..., Awaitable[None]]  # takes a kind, and the fields of an event
 log = logging.getLogger("cloche.service")
 
 
@@ -61,15 +62,18 @@ def sandbox_name(sandbox_id: str) -> str:
 class Sandboxes:
     """Hold those that this worker is in, and find all others. `options` are the service's own.
 
-    They go on for `keep_s` while no service of the database is there.
+    They go on for `keep_s` while no service of the database is there. `record` writes an event to the audit log before
+    something is done, `note` one of what has happened.
     """
 
     def __init__(
-        self, database: Database, writer: Writer, worker: str, options: SandboxOptions, *, keep_s: float = KEEP_S
-    ):
+        self, database: Database, writer: Writer, worker: str, options: SandboxOptions, *, record: Record,
+        note: Record, keep_s: float = KEEP_S,
+    ):  # fmt: skip
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
-        self._keep_s = keep_s
+        self._record, self._note, self._keep_s = record, note, keep_s
         self._there: list[registry.Found] = []  # of this host, by the last look
+        self._ending: set[str] = set()  # by somebody who asked for it
         self._open: dict[str, asyncio.Task[Attachment]] = {}
         self._ours: dict[str, str | None] = {}  # those that this worker has, and of whom it took them over
         self._starting = asyncio.Semaphore(4)
@@ -82,7 +86,10 @@ class Sandboxes:
         self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
         document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
     ) -> SandboxFacts:  # fmt: skip
-        """Open one, and return it once it runs and its row says so. Raises Refused (429) for too many, ClocheError."""
+        """Open one, and return it once it runs, and its row and the audit log say so.
+
+        Raises Refused (429) for too many, ClocheError.
+        """
         sandbox_id = new_id("sb")
         name = sandbox_name(sandbox_id)
         row = {"id": sandbox_id, "project": project, "name": name, "worker": self._worker, "api_key": api_key}
@@ -102,6 +109,7 @@ class Sandboxes:
         told = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
         told["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
         try:
+            await self._record("sandbox", what="opened", sandbox=sandbox_id)
             await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=told))
         except BaseException:
             await asyncio.to_thread(_end, name)
@@ -124,6 +132,12 @@ class Sandboxes:
             with self._owning(sandbox_id, caller.key_id):
                 yield
         except BaseException:
+            await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
+            raise
+        try:
+            await self._record("sandbox", what="opened", sandbox=sandbox_id)
+        except BaseException:
+            await asyncio.to_thread(_end, name)
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
@@ -154,14 +168,20 @@ class Sandboxes:
             "clients": said.get("clients"),
         }  # fmt: skip
 
-    async def end(self, sandbox_id: str, project: str) -> SandboxFacts:
+    async def end(self, sandbox_id: str, project: str, *, why: str = "asked for") -> SandboxFacts:
         """End one with all that is in it; one that has ended stays so. Raises NotFound."""
         facts = await self.look(sandbox_id, project)
         if facts.status == ENDED:
             return facts
-        await asyncio.to_thread(_end, facts.name)
+        self._ending.add(sandbox_id)
+        try:
+            await asyncio.to_thread(_end, facts.name)
+            await self._note_ended(facts)
+            await self._note("sandbox", what="ended", sandbox=sandbox_id, reason=why, owner=facts.api_key)
+        finally:
+            self._ending.discard(sandbox_id)
         await self._let_go(sandbox_id)
-        return await self._note_ended(facts)
+        return await self.look(sandbox_id, project)
 
     async def elsewhere(self, sandbox_id: str) -> str | None:
         """Return the other worker that has one; None for this worker, which takes over from one that is gone."""
@@ -202,7 +222,13 @@ class Sandboxes:
                 await self.note(facts.id, RUNNING)
 
     async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
-        await self._writer.write(partial(records.note, sandbox_id=facts.id, status=ENDED))
+        """Note that one has ended; where nobody asked for that here, the audit log says whose it was, and no more."""
+        is_news = await self._writer.write(partial(records.end, sandbox_id=facts.id))
+        if is_news and facts.id not in self._ending:
+            nobody = {"key": None, "address": None}
+            await self._note(
+                "sandbox", what="ended", sandbox=facts.id, reason="found ended", owner=facts.api_key, **nobody
+            )
         self._ours.pop(facts.id, None)
         return await self.look(facts.id, facts.project)
 
@@ -338,7 +364,7 @@ class Sandboxes:
         """End those that this worker has, and those of workers of this host that are gone. Raises RecordsFailed."""
         rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
         ours = [one for one in rows if one.worker == self._worker or is_gone(one.worker)]
-        await asyncio.gather(*(self.end(one.id, one.project) for one in ours))
+        await asyncio.gather(*(self.end(one.id, one.project, why="the service ended") for one in ours))
 
 
 async def _ready(attachment: Attachment) -> Attachment:

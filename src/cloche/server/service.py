@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -17,12 +19,13 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
-from cloche.audit.log import audit_for
+from cloche.audit.log import Audit, audit_for
+from cloche.audit.recording import note_denial
 from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
-from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
 from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
@@ -36,17 +39,19 @@ from .debugging import Debugging
 from .identities import Identities
 from .metrics import Metrics
 from .peers import Peers
-from .problems import Refused
+from .problems import Refused, status_of
 from .runs import RunQueue
 from .sandboxes import KEEP_S, Sandboxes
 from .wire.load import WireLoad
 
 T = TypeVar("T")
 DRAIN_S = 30.0
+LOGINS_EVERY_S = 10.0  # between two events of logins that were refused
 NOTE_USE_EVERY_S, FORGET_EVERY_S = 30.0, 3_600.0
 KEEP_RUNS_S = 30 * 86_400.0
 THREADS = 48  # for reading the database and other short work
 FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
+REFUSALS = frozenset({403, 429, 503})  # what is recorded when somebody is answered so
 MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
 
@@ -89,10 +94,11 @@ class Service:
         self.worker = own_worker()
         self.runs = RunQueue(
             self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
-            observer=self.metrics,
+            observer=self.metrics, note_refusal=self.note_refusal,
         )  # fmt: skip
         self.sandboxes = Sandboxes(
-            database, self.writer, self.worker, options.options, keep_s=options.keep_sandboxes_s
+            database, self.writer, self.worker, options.options, record=self.record, note=self.note,
+            keep_s=options.keep_sandboxes_s,
         )  # fmt: skip
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
@@ -103,6 +109,7 @@ class Service:
         self.room: asyncio.Future[int | None] | None = None  # an attempt to write for `/ready`
         self._background: set[asyncio.Task[None]] = set()
         self._stored_version = -1
+        self._refused_logins, self._refused_at = 0, -LOGINS_EVERY_S
 
     async def read(self, work: Callable[[Session], T]) -> T:
         """Do some reading in a thread. Raises RecordsFailed."""
@@ -117,7 +124,7 @@ class Service:
             raise Refused(503, "busy", "others walk through folders already", headers={"Retry-After": "5"})
         self._files_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._files, work)
+            return await asyncio.get_running_loop().run_in_executor(self._files, copy_context().run, work)
         finally:
             self._files_waiting -= 1
 
@@ -158,10 +165,39 @@ class Service:
             raise
         return await self.settings()
 
+    async def audit(self) -> Audit | None:
+        """Return the audit log, None where it is off."""
+        return audit_for(await self.settings())
+
     async def record(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Write an event to the audit log, where it is on; it says who asks. Raises AuditFailed."""
-        if (audit := audit_for(await self.settings())) is not None:
+        if (audit := await self.audit()) is not None:
             await asyncio.to_thread(audit.record, kind, **fields)
+
+    async def note(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Write an event of what has happened; where that fails, the service's log says so."""
+        if (audit := await self.audit()) is not None:
+            await asyncio.to_thread(audit.note, kind, **fields)
+
+    async def note_refused_login(self, address: str) -> None:
+        """Record from time to time that somebody had no link, and how often since: anybody can try without end."""
+        self._refused_logins += 1
+        if time.monotonic() - self._refused_at >= LOGINS_EVERY_S:
+            count, self._refused_logins, self._refused_at = self._refused_logins, 0, time.monotonic()
+            await self.note("login", what="refused", address=address, count=count)
+
+    async def note_refusal(self, error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Record, once, that somebody was refused what they asked for; what else went wrong is not recorded.
+
+        What was stored last holds, as the database may be the reason. Nothing is raised.
+        """
+        status = status_of(error)
+        if status in REFUSALS and not isinstance(error, AuditFailed):
+            with suppress(ClocheError):
+                if (audit := audit_for(load_settings(dict(self.options.options)))) is not None:
+                    reason = error.detail if isinstance(error, Refused) else str(error)
+                    work = partial(note_denial, audit, error, reason=reason, by="service", http=status, **fields)
+                    await asyncio.to_thread(work)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do some work that nobody waits for; it is cancelled when the service is stopped."""

@@ -58,6 +58,32 @@ async def _until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+def test_a_refused_run_is_told_of(tmp_path: Path) -> None:
+    """Where there is no room for it, and where it was taken and no place came: then nobody may wait for the answer."""
+    go, told = asyncio.Event(), list[tuple[str, str, bool]]()
+
+    async def hold(_: Sink | None) -> Result:
+        await go.wait()
+        return OK
+
+    async def note_refusal(error: BaseException, **fields: Any) -> None:
+        told.append((str(error), fields["code"], "api_run" in fields))
+
+    async def attempt(queue: RunQueue) -> None:
+        queue._places, queue._note_refusal = Places(1), note_refusal
+        holding = await queue.submit(_order(hold))
+        await _until(lambda: queue.running == 1)
+        waiting = await queue.submit(_order(hold, asked={"code": "late"}))
+        with pytest.raises(Refused, match="1 runs wait already"):
+            await queue.submit(_order(hold, asked={"code": "full"}))
+        await asyncio.wait({waiting.task})
+        go.set()
+        await holding.wait()
+
+    _try(tmp_path, attempt, queue_limit=1, deadline_s=0.1)
+    assert [(code, has_id) for _, code, has_id in told] == [("full", False), ("late", True)]
+
+
 def test_what_never_ran_gives_its_idempotency_key_back(tmp_path: Path) -> None:
     """Where no place came, or no sandbox started, the same key runs; where code began, it stays that run's."""
     go = asyncio.Event()

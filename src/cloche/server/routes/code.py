@@ -17,7 +17,7 @@ from starlette.datastructures import UploadFile
 
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level
-from cloche.core.errors import NotFound
+from cloche.core.errors import NotFound, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.result import Result
 from cloche.execution.prepare import level_kept, prepare_in_thread
@@ -124,7 +124,11 @@ async def make_order(
 
     Raises PolicyDenied, InvalidRequest.
     """
-    options = await allowed_options(service, caller, asked.options())
+    try:
+        options = await allowed_options(service, caller, asked.options())
+    except PolicyDenied as error:
+        await service.note_refusal(error, what="run", language=asked.language, code=asked.code)
+        raise
     arguments = await asked.run_arguments()
     if files:
         arguments["files"] = {**(arguments["files"] or {}), **files}

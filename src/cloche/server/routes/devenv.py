@@ -118,7 +118,6 @@ async def provisioned(asked: Provision, caller: Runner, service: TheService) -> 
             found = await service.with_files(partial(read_manifest, folder))
         about["manifest"] = found.name
         done = (await provision(found, folder=folder, **options)).as_dict()
-    await service.record("sandbox", what="opened", sandbox=sandbox_id)
     return {**done, "sandbox": sandbox_id}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -38,25 +39,24 @@ async def make_key(asked: NewKey, caller: Admin, service: TheService) -> dict[st
     """Make a key; `key` in the answer is its text, which nobody can read again."""
     made, text = await asyncio.to_thread(
         create_key, service.database, name=asked.name, scopes=asked.scopes, lifetime_s=asked.lifetime_seconds,
-        project=caller.project,
+        project=caller.project, audit=await service.audit(),
     )  # fmt: skip
-    await service.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
     return {**made.as_dict(), "key": text}
 
 
 @router.post("/{key_id}/rotate", status_code=201, responses=RESPONSES)
 async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
     """Replace a key by a new one of the same name and scopes; the old one holds no more."""
-    made, text = await asyncio.to_thread(rotate_key, service.database, key_id, project=caller.project)
+    rotate_it = partial(rotate_key, service.database, key_id, project=caller.project, audit=await service.audit())
+    made, text = await asyncio.to_thread(rotate_it)
     service.identities.forget()
-    await service.record("key", what="rotated", id=key_id, by_id=made.id)
     return {**made.as_dict(), "key": text}
 
 
 @router.delete("/{key_id}", responses=RESPONSES)
 async def revoke(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
     """Revoke a key: at once here, within a second in other workers."""
-    revoked = await asyncio.to_thread(revoke_key, service.database, key_id, project=caller.project)
+    revoke_it = partial(revoke_key, service.database, key_id, project=caller.project, audit=await service.audit())
+    revoked = await asyncio.to_thread(revoke_it)
     service.identities.forget()
-    await service.record("key", what="revoked", id=key_id)
     return revoked.as_dict()

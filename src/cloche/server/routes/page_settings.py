@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -137,25 +138,24 @@ async def make_key(request: Request, caller: Browser, service: TheService) -> HT
     scopes = [str(one) for one in form.getlist("scope")]
     made, text = await asyncio.to_thread(
         create_key, service.database, name=str(form.get("name", "")), scopes=scopes,
-        lifetime_s=LIFETIMES[lifetime], project=caller.project,
+        lifetime_s=LIFETIMES[lifetime], project=caller.project, audit=await service.audit(),
     )  # fmt: skip
-    await service.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
     return await _settings(request, caller, service, made={"name": made.name, "text": text})
 
 
 @router.post("/settings/keys/{key_id}/rotate")
 async def rotate(request: Request, key_id: str, caller: Browser, service: TheService) -> HTMLResponse:
     """Replace a key by a new one, and show its text this once."""
-    made, text = await asyncio.to_thread(rotate_key, service.database, key_id, project=caller.project)
+    rotate_it = partial(rotate_key, service.database, key_id, project=caller.project, audit=await service.audit())
+    made, text = await asyncio.to_thread(rotate_it)
     service.identities.forget()
-    await service.record("key", what="rotated", id=key_id, by_id=made.id)
     return await _settings(request, caller, service, made={"name": made.name, "text": text})
 
 
 @router.post("/settings/keys/{key_id}/revoke")
 async def revoke(key_id: str, caller: Browser, service: TheService) -> Response:
     """Let a key hold no more."""
-    await asyncio.to_thread(revoke_key, service.database, key_id, project=caller.project)
+    revoke_it = partial(revoke_key, service.database, key_id, project=caller.project, audit=await service.audit())
+    await asyncio.to_thread(revoke_it)
     service.identities.forget()
-    await service.record("key", what="revoked", id=key_id)
     return RedirectResponse("/settings", 303)

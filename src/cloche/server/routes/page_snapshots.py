@@ -129,8 +129,14 @@ async def replicate(request: Request, snapshot_id: str, caller: Browser, service
     found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
     script = await asyncio.to_thread(render_script, found)
     path, is_over = str(form.get("workspacePath", "")), form.get("overwrite") == "1"
-    await service.record("replicate", snapshot=snapshot_id, path=path)
-    await _in_folder(service, path, lambda at, _: write_script(at, script, overwrite=is_over), writes=True)
+    audit = await service.audit()
+
+    def work(at: int, named: str) -> None:
+        if audit is not None:
+            audit.record("replicate", snapshot=snapshot_id, path=named)
+        write_script(at, script, overwrite=is_over)
+
+    await _in_folder(service, path, work, writes=True)
     left = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
     said = f"{SCRIPT} is written, with {script.variables} variables{left}"
     return await _one(request, snapshot_id, caller, service, said=said)
@@ -142,14 +148,17 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
     form = await request.form()
     records = _workspaces(service, caller)
 
-    def work(at: int, _: str) -> Mapping[str, Any]:
+    audit = await service.audit()
+
+    def work(at: int, named: str) -> Mapping[str, Any]:
+        if audit is not None:
+            audit.record("restore", snapshot=snapshot_id, path=named)
         return records.restore(
             snapshot_id, at, prune=form.get("prune") == "1", manifest_only=form.get("manifestOnly") == "1",
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
     path = str(form.get("workspacePath", ""))
-    await service.record("restore", snapshot=snapshot_id, path=path)
     done = await _in_folder(service, path, work, writes=True)
     results = await asyncio.to_thread(show_files, {"files": done["results"]})
     said = f"{len(done['results'])} files were looked at; {done['manifest']} says what was done"

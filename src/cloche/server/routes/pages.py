@@ -67,9 +67,10 @@ async def log_in(request: Request, service: TheService) -> Response:
     code = str((await request.form(max_files=0, max_fields=4)).get("code", ""))[:128]
     cookie = await asyncio.to_thread(use_link_code, service.database, code)
     address = request.client.host if request.client else ""
-    await service.record("login", what="used" if cookie else "refused", address=address)
     if cookie is None:
+        await service.note_refused_login(address)
         return await render(request, "no_cookie.html", None, status_code=403)
+    await service.record("login", what="used", address=address)
     response = RedirectResponse("/run", 303)
     response.set_cookie(
         COOKIE, cookie, max_age=COOKIE_S, path=below.address("/"), httponly=True, samesite="strict",

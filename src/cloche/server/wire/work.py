@@ -254,7 +254,9 @@ async def read_in_workspace(call: Call, asked: Asked) -> object:
 
 async def write_in_workspace(call: Call, asked: Asked) -> object:
     """Write a file of a workspace."""
-    return await _take_whole(call, asked, _workspace(asked).write_file)
+    write_file = _workspace(asked).write_file
+    await asked.service.record("sandbox", what="upload", workspace=asked.ids["workspace"], path=asked.fields.read())
+    return await _take_whole(call, asked, write_file)
 
 
 async def read_of_session(call: Call, asked: Asked) -> object:
@@ -264,7 +266,9 @@ async def read_of_session(call: Call, asked: Asked) -> object:
 
 async def write_of_session(call: Call, asked: Asked) -> object:
     """Write a file there."""
-    return await _take_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.write_file)
+    write_file = _use(asked).held.session(asked.ids["session"]).session.write_file
+    await asked.service.record("sandbox", what="upload", session=asked.ids["session"], path=asked.fields.read())
+    return await _take_whole(call, asked, write_file)
 
 
 async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
@@ -475,6 +479,7 @@ async def write(call: Call, asked: Asked) -> object:
     new: NewContent = asked.fields
     use, path = _use(asked), new.read()
     bits = None if new.mode is None else int(new.mode, 8)
+    await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, new.timeout):
         await use.held.live.write_path(path, call.content(), how=new.how, mode=bits)
         return files.as_dict(await use.sandbox.stat(path))
