@@ -220,7 +220,7 @@ def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
 
 
 def acting_as(name: str, otherwise: str) -> str:
-    """Return a field that is added to every event here, or what to say where it is not: a service has ids of its own."""
+    """Return a field that is added to every event here, or `otherwise`: a service has ids of its own."""
     return str(_acting.get().get(name, otherwise))
 
 

@@ -24,6 +24,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from cloche.core.errors import ClocheError, NotFound
 from cloche.records.approvals import count_open
@@ -193,8 +194,9 @@ async def answer(request: Request, error: Exception) -> Response:
     return problems.response_to(error)
 
 
-async def _note_refusal(request: Request, error: Exception) -> None:
+async def _note_refusal(connection: HTTPConnection, error: Exception) -> None:
     """Let the audit log say what somebody who is known was refused to do."""
-    if CALLER in request.scope and request.method not in SAFE:
-        route = getattr(request.scope.get("route"), "path", request.url.path)
-        await service_of(request).note_refusal(error, what=f"{request.method} {route}")
+    method = connection.scope.get("method", "WEBSOCKET")
+    if CALLER in connection.scope and method not in SAFE:
+        route = getattr(connection.scope.get("route"), "path", connection.url.path)
+        await service_of(connection).note_refusal(error, what=f"{method} {route}")
