@@ -31,7 +31,7 @@ from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
 log = logging.getLogger("cloche.records")
-NEWEST = "0001"  # of migrations/versions
+NEWEST = "0002"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
 MOST_TOGETHER = 64  # writes in one transaction
 _WRITING = 0xC10C4E  # of PostgreSQL's advisory locks in one database

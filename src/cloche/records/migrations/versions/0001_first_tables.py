@@ -13,9 +13,9 @@ def _owned(name: str, *columns: sa.Column[Any] | sa.UniqueConstraint, has_sessio
     session = [sa.Column("session_id", sa.String(64)), sa.Column("document", sa.JSON, nullable=False)]
     owned = [sa.Column(column, kind, nullable=False, primary_key=column == "id") for column, kind in OWNED]
     op.create_table(name, *owned, *(session if has_session else ()), *columns)
-    op.create_index(f"ix_{name}_project", name, ["project", "id"])
+    op.create_index(f"ix_{name}_project", name, ["project"])
     if has_session:
-        op.create_index(f"ix_{name}_session_id", name, ["project", "session_id", "id"])
+        op.create_index(f"ix_{name}_session_id", name, ["session_id"])
 
 
 def upgrade() -> None:
@@ -44,18 +44,6 @@ def upgrade() -> None:
         sa.Column("changed_by", sa.String(64), nullable=False),
     )
     op.create_table(
-        "workers",
-        sa.Column("name", sa.String(64), primary_key=True),
-        sa.Column("address", sa.Text, nullable=False),
-        sa.Column("certificate", sa.Text),
-        sa.Column("beat", sa.Integer, nullable=False),
-    )
-    op.create_table(
-        "shared_secrets",
-        sa.Column("name", sa.String(64), primary_key=True),
-        sa.Column("value", sa.String(64), nullable=False),
-    )
-    op.create_table(
         "debug_namespaces",
         sa.Column("name", sa.String(64), primary_key=True),
         sa.Column("is_on", sa.Boolean, nullable=False),
@@ -70,7 +58,6 @@ def upgrade() -> None:
         sa.Column("request_sha256", sa.LargeBinary(32)),
         sa.Column("worker", sa.String(64), nullable=False, index=True),
         sa.Column("ended_at", sa.String(32)),
-        sa.Column("asked", sa.JSON),
         sa.UniqueConstraint("project", "api_key", "idempotency_key"),
         has_session=True,
     )
@@ -145,6 +132,6 @@ def downgrade() -> None:
     op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
         "approvals", "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",
-        "debug_namespaces", "shared_secrets", "workers", "settings", "browser_sessions", "api_keys",
+        "debug_namespaces", "settings", "browser_sessions", "api_keys",
     ):  # fmt: skip
         op.drop_table(name)
