@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cloche.config.keys import Settings
@@ -21,6 +20,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.policy import DEFAULT_LANGUAGES, TIERS, parse_tier, tier_numbered
 from cloche.core.protocols import Backend
 
+from ..core.record import dataclass, replace
 from .approval import Risk
 
 HOST_SHELLS = ("bash", "sh", "cmd", "powershell")

@@ -17,13 +17,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 
+from ..core.record import dataclass
 from .answers import KEPT, LOST, NEW, CallResult, clip
 
 MOST_INTERPRETERS = 16

@@ -19,11 +19,11 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
+from ..core.record import dataclass, replace
 from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
 from .queue_file import check_owner, default_path, make_folder, make_table, opened, take_over_older
 

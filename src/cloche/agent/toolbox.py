@@ -11,7 +11,6 @@ tool's table and can only ask for less (a shorter time-out). Decisions go to the
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import secrets
@@ -42,6 +41,7 @@ from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
 
+from ..core.record import asdict, replace
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (
@@ -369,7 +369,7 @@ class Toolbox:
         except Exception as error:
             log.exception("a tool failed")  # the message may name what is the host's, so the model gets the kind alone
             answer = Answer(text=f"InternalError: the tool failed with {type(error).__name__}.", is_error=True)
-        return dataclasses.replace(answer, text=utf8_safe(answer.text))
+        return replace(answer, text=utf8_safe(answer.text))
 
     async def _approve_and_run(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         tool, read = self._read(name, arguments)
@@ -398,7 +398,7 @@ class Toolbox:
                         raise
                     await self._end_leftovers()
                     answer = await act()
-                    return dataclasses.replace(answer, text=f"{_ENDED}\n{answer.text}")
+                    return replace(answer, text=f"{_ENDED}\n{answer.text}")
         except TimeoutError:
             if limit_s is None:  # it is none of ours
                 raise
@@ -456,7 +456,7 @@ class Toolbox:
             return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
         if self._is_on_host:  # a network that is off, say, would be no more than a word there
             return {"runs_on": ON_HOST, "backend": self._sandbox.backend, "limits": limits}
-        policy = dataclasses.asdict(self._sandbox.policy)
+        policy = asdict(self._sandbox.policy)
         del policy["layers"]  # where packages lie; which ones they may be is another rule
         del policy["host_folder"]  # what is said of that is in `workspace`
         return {

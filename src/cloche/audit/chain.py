@@ -13,11 +13,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
+
+from ..core.record import dataclass
 
 VERSION = 1
 NOTHING = "0" * 64  # what the first line of all names as the one before

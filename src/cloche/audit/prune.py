@@ -24,12 +24,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
 from cloche.core.errors import AuditFailed
 
+from ..core.record import dataclass, field
 from .chain import MOST_ITEMS, REMOVAL
 from .writer import FOLDER, LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
 

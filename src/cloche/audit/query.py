@@ -10,10 +10,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
+
+from ..core.record import dataclass
 
 LogEvent = Mapping[str, Any]
 MOST_VALUES = 1_000

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from cloche.core.processes import Detached
 from cloche.core.remote import RemoteAccount
 from cloche.core.result import Result
 
+from ..core.record import dataclass, field
 from .log import Audit, audit_for, log, sha256_of
 
 if TYPE_CHECKING:

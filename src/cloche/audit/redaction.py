@@ -18,9 +18,10 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
+
+from ..core.record import dataclass, field
 
 LEAST_CHARS = 4  # a shorter value would be found everywhere
 LEAST_ANY_CASE = 8  # and a short one in any case, too

@@ -19,12 +19,12 @@ import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.config.settings import load_settings
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
 
+from ..core.record import dataclass, field
 from . import writer
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
 from .log import default_folder

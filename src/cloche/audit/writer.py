@@ -23,7 +23,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +30,7 @@ from cloche import hostfs
 from cloche.core.errors import AuditFailed
 from cloche.core.limits import MIB
 
+from ..core.record import dataclass
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
 
 NAME = "audit.jsonl"

@@ -15,13 +15,13 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 
+from ..core.record import dataclass, replace
 from .extract import MOST_REPLY_CHARS
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import language_named
+
+from ..core.record import dataclass
 
 MOST_HUNKS = 200
 MOST_OLD_LINES = 5_000  # of all hunks

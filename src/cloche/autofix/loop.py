@@ -18,7 +18,6 @@ import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Protocol, runtime_checkable
 
@@ -45,6 +44,7 @@ from cloche.core.fixing import (
 from cloche.core.limits import MIB, parse_count, parse_duration
 from cloche.core.result import FixReport, FixRound, FixStop, Result, Status, code_diff
 
+from ..core.record import dataclass, field, replace
 from .endpoint import CHARS_PER_TOKEN, Endpoint, ModelFailed, OnProgress, OverBudget, Reply, tokens_of
 from .extract import MOST_REPLY_CHARS, Extracted, extract_code
 

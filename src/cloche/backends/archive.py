@@ -18,7 +18,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from cloche.core.errors import InvalidRequest
@@ -27,6 +26,7 @@ from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 from cloche.init.patterns import matches
 
+from ..core.record import dataclass
 from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, copy_out
 
 SMALL_BYTES = 1 << 20

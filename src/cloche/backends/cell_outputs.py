@@ -5,14 +5,14 @@ All of it is the guest's word; what was replaced or removed counts against the b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.core.events import Cleared, Displayed, Sink, discard
 from cloche.core.frames import MAX_OUTPUTS, read_output
 from cloche.core.result import Output, as_on_screen
+
+from ..core.record import dataclass, field, replace
 
 MAX_SHOWN_BYTES = 32 << 20  # of one cell
 MAX_CLEARS = 10_000  # by one cell
@@ -102,7 +102,7 @@ class CellOutputs:
             text if printed.is_truncated else text[max(0, min(cleared, len(text) - (size - cleared))) :]
             for text, cleared, size in zip(streams, self.cleared, counted, strict=True)
         ]
-        return dataclasses.replace(printed, stdout=_on_screen(kept[0]), stderr=_on_screen(kept[1]))
+        return replace(printed, stdout=_on_screen(kept[0]), stderr=_on_screen(kept[1]))
 
 
 def _on_screen(data: bytes) -> bytes:

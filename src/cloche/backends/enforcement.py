@@ -7,13 +7,13 @@ machine is handed in, and so are the words of a refusal. A control that a backen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Literal, Protocol
 
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 
+from ..core.record import replace
 from .host import Host
 
 Controls = Mapping[Control, Measure]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from cloche.egress.client import Traffic
 from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
+from ..core.record import replace
 from .init_link import Channel, InitLink, OperationFailed
 from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream
@@ -242,7 +242,7 @@ class LiveProcess:
 
     def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
         """Return what came of it."""
-        seen = dataclasses.replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
+        seen = replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
         return decide(seen.with_refusal(refused))
 
     async def close(self) -> None:

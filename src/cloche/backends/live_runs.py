@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.events import Sink
@@ -15,6 +14,7 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.init import wire
 
+from ..core.record import dataclass
 from .live import LiveProcess, usage_of
 from .results import make_result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
@@ -21,6 +20,7 @@ from cloche.core.result import KillCause, Observed, Result
 from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
+from ..core.record import dataclass
 from .cell_outputs import Printed
 from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_files import LiveFiles

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from cloche.core.languages import Engine, limits_note
 from cloche.core.limits import Limits
 from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verdict
 
+from ..core.record import replace
 from .saved_files import Changes
 
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of what a program says
@@ -55,7 +55,7 @@ def make_result(
         outputs=outputs,
         files=found.records,
         usage=usage,
-        enforcement=dataclasses.replace(enforcement, hits=verdict.hits) if verdict.hits else enforcement,
+        enforcement=replace(enforcement, hits=verdict.hits) if verdict.hits else enforcement,
         stdout_bytes=stdout,
         stderr_bytes=stderr,
         save_files=found.save,

@@ -20,7 +20,6 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -29,6 +28,8 @@ from cloche import hostfs
 from cloche.core.errors import SandboxFileError, SandboxFileRefused
 from cloche.core.loops import finish
 from cloche.core.result import FileRecord, SaveFiles
+
+from ..core.record import dataclass
 
 CHUNK_BYTES = 1 << 20
 

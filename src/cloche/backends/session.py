@@ -11,11 +11,9 @@ the session; one that does not let itself be interrupted is killed with the whol
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloche.core.enforcement import Enforcement
@@ -39,6 +37,7 @@ from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 from cloche.egress.windows import SharedNetwork, Window
 
+from ..core.record import dataclass, replace
 from .cell_outputs import CellOutputs, Printed
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes
@@ -546,7 +545,7 @@ class Session:
         What was blocked is known of the whole session, not of its last cell.
         """
         refused = self._traffic.refused
-        verdict = decide(dataclasses.replace(seen, cause=seen.cause or self._cause, denied=0, network_refused=refused))
+        verdict = decide(replace(seen, cause=seen.cause or self._cause, denied=0, network_refused=refused))
         if verdict.status is Status.OK:
             return Verdict(status=Status.ERROR, exit_code=verdict.exit_code, hits=verdict.hits)
         return verdict
@@ -555,7 +554,7 @@ class Session:
         """Return the result of a cell that ended its session."""
         end = await self._transport.observe_end(self._cause)
         self._verdict = self._last_verdict(end.observed)
-        usage = dataclasses.replace(end.usage or Usage(), wall_s=duration)
+        usage = replace(end.usage or Usage(), wall_s=duration)
         found = {"lost": end.lost, "refused": self._transport.link.refused[:2000]}
         notes = {name: text for name, text in found.items() if text}
         return await self._result(None, self._verdict, usage, outputs, self._collect(), notes, timeout_s)

@@ -18,12 +18,13 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named
+
+from ..core.record import dataclass, field
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -26,6 +25,7 @@ from cloche.execution.registry import backend_named
 from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from cloche.testing.conformance.subject import leaks, status_of
 
+from ..core.record import dataclass, field
 from .peer_process import burst
 
 THREADS = 4

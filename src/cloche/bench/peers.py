@@ -17,13 +17,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from cloche.config.options import SandboxOptions
 
+from ..core.record import dataclass, replace
 from .harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
 from .scenarios import (
     CODE,

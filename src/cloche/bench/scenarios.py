@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from cloche.config.options import SandboxOptions
 from cloche.core.errors import ClocheError
 from cloche.core.result import Result, Status
 
+from ..core.record import dataclass, field
 from .harness import (
     THREADS,
     BenchmarkFailed,

@@ -26,7 +26,6 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
@@ -35,6 +34,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from cloche.core.errors import InternalError
 from cloche.core.loops import mark_single_call_loop
 
+from ..core.record import dataclass
 from .loops import EagerLoop, SharedLoop, StartedCoroutine
 
 P = ParamSpec("P")

@@ -287,9 +287,10 @@ def watch(queue: str | None) -> int:
 
 async def _ask_about_each(queue: ApprovalQueue) -> None:
     import asyncio
-    from dataclasses import replace
 
     from cloche.agent.terminal import AskTerminal
+
+    from ..core.record import replace
 
     asked: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more

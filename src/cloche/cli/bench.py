@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
 
+from ..core.record import dataclass
 from .app import root
 from .options import flag, option
 

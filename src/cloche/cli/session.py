@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -25,6 +24,7 @@ import click
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 
+from ..core.record import dataclass, field
 from ._named import refuse_options
 from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root

@@ -217,25 +217,25 @@ def _print_card(skill: Skill) -> None:
 
 
 def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:
-    import dataclasses
+    from ..core.record import asdict
 
     skill = examined.skill
     row: dict[str, Any] = {
         "ok": not faults,
         "folder": examined.folder,
-        "faults": [dataclasses.asdict(fault) for fault in faults],
+        "faults": [asdict(fault) for fault in faults],
     }
     if skill is None or terms is None:
         return row
-    card = dataclasses.asdict(skill.card)
+    card = asdict(skill.card)
     del card["instructions"]
     return {
         **card,
         **row,
-        "scripts": [dataclasses.asdict(script) for script in skill.scripts],
+        "scripts": [asdict(script) for script in skill.scripts],
         "entry": skill.manifest.entry,
         "files": {file.path: len(file.data) for file in skill.files},
         "left_out": list(skill.left_out),
         "notes": list(skill.notes),
-        "policy": [dataclasses.asdict(term) for term in terms.table],
+        "policy": [asdict(term) for term in terms.table],
     }

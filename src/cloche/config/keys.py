@@ -14,7 +14,6 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
@@ -34,6 +33,7 @@ from cloche.core.limits import (
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.remote import Secret
 
+from ..core.record import dataclass, field
 from . import readers
 from .options import Prefer, SandboxOptions
 from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Self
+
+from ..core.record import dataclass
 
 OriginKind = Literal["default", "tier", "preset", "file", "stored", "environment", "argument", "ceiling", "several"]
 

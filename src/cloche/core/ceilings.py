@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
@@ -17,6 +16,7 @@ from .errors import InvalidRequest
 from .escape import escape_name
 from .hosts import Network, has_only
 from .network import NetworkRules, Rule, parse_network_range, parse_rule
+from .record import dataclass
 
 NPM_PREFIX = "npm:"
 PackageList = tuple[str, ...] | Literal["auto"]

@@ -7,8 +7,9 @@ by `core.escape`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from .record import asdict, dataclass, field, replace
 
 if TYPE_CHECKING:
     from .enforcement import Level

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InvalidRequest
 from .escape import escape_name
+from .record import dataclass, field
 
 VARIABLE, EVERYTHING = "CLOCHE_DEBUG", "*"
 # Name -> what its lines are about.

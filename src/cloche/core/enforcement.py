@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from .errors import InvalidRequest
+from .record import dataclass, field
 
 # From the least to the most; `network` has the rules. `bridge` is docker's own, which no rules hold for.
 NetworkMode = Literal["off", "allowlist", "open", "bridge"]

@@ -8,9 +8,9 @@ the head and the tail of a stream, and counts all of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
+from .record import dataclass, field
 from .result import Output, Result
 
 Stream = Literal["stdout", "stderr"]

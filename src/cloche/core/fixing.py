@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import ClocheError
 from .limits import Limits
+from .record import dataclass, field
 from .result import FixReport, FixRound, Result
 
 

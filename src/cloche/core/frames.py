@@ -16,11 +16,11 @@ import binascii
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .guest_json import MAX_BYTES, MAX_PARTS, TooLarge, as_text, decode, json_writer
 from .limits import KIB, MIB
+from .record import dataclass
 from .result import Output
 
 MAX_FRAME_BYTES = MAX_BYTES

@@ -13,11 +13,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .errors import InvalidRequest
 from .limits import MIB, Limits, format_size
+from .record import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

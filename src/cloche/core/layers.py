@@ -5,10 +5,10 @@ An interpreter is what a layer's key and the choice of wheels depend on.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Protocol, runtime_checkable
 
 from .policy import Policy
+from .record import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

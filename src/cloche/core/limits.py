@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import InvalidRequest
+from .record import dataclass, fields, replace
 
 KIB = 1024
 MIB = 1024 * KIB

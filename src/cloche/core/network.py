@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Address, ip_network
 from itertools import islice
 from typing import Any, get_args
@@ -36,6 +35,7 @@ from .hosts import (
     registry_row,
     shown,
 )
+from .record import dataclass, field, replace
 
 __all__ = [
     "DEFAULT_PORTS",

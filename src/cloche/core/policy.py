@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .enforcement import Control, Level, NetworkMode
 from .errors import InvalidRequest
 from .limits import MIB
+from .record import dataclass, field, replace
 
 if TYPE_CHECKING:
     from .changes import HostFolder

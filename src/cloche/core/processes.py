@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import InvalidRequest
+from .record import dataclass, field
 from .request import check_argv, check_env
 from .result import Status
 

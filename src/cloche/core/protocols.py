@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from .enforcement import Control, Enforcement, Level, LevelSource, Measure, NetworkMode
@@ -17,6 +16,7 @@ from .events import Sink
 from .limits import Limits
 from .policy import Policy
 from .processes import FileChange, FileInfo, ListeningPort, ProcessInfo, ProcessRequest
+from .record import dataclass, field
 from .request import InputFile, Request, WorkspaceContainer
 from .result import KillCause, Result
 

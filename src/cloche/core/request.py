@@ -6,11 +6,11 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from .errors import InvalidRequest
 from .languages import PROGRAM_FILES
 from .limits import KIB, MIB, parse_duration
+from .record import dataclass, field
 
 MAX_STDIN_BYTES = 50 * MIB
 MAX_ARGV_BYTES = MIB + 4 * KIB  # 1 MiB of content, with a program and its options

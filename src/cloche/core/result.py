@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .enforcement import Enforcement
 from .errors import InvalidRequest
 from .escape import utf8_safe, utf8_safe_data
+from .record import asdict, dataclass, field, replace
 
 EXIT_TIMEOUT = -1
 SIGKILL, SIGXFSZ = 9, 25
@@ -178,7 +178,7 @@ class Result:
             "value_is_repr": self.value_is_repr,
             "outputs": [output_as_dict(one) for one in self.outputs],
             "files": [{"path": utf8_safe(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
-            "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
+            "usage": asdict(self.usage),
             "enforcement": self.enforcement.as_dict(),
             "meta": utf8_safe_data(self.meta),
             **({"fix": utf8_safe_data(self.fix.as_dict())} if self.fix is not None else {}),

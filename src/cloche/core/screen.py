@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from .errors import PolicyDenied
 from .languages import language_named
 from .policy import ScreenMode
+from .record import dataclass
 
 # Importing one of these, or anything below it, is a finding. Writing a file is none; the workspace is for it.
 MODULES: Mapping[str, str] = {

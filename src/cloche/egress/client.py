@@ -22,12 +22,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.loops import until_readable
 from cloche.jail import messages
 from cloche.jail.setup.seccomp import egress_filter
+
+from ..core.record import dataclass
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules

@@ -16,7 +16,8 @@ import ipaddress
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ..core.record import dataclass
 
 MOST_BYTES = 512  # of a message from a guest: a name has at most 255
 TTL_S = 5

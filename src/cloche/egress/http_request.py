@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import h11
+
+from ..core.record import dataclass
 
 MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 128

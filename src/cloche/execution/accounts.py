@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import fields
 from typing import cast
 
 from cloche.audit.log import default_folder
@@ -18,6 +17,7 @@ from cloche.core.protocols import Backend, SupportsAccount
 from cloche.core.remote import Quota, RemoteAccount
 from cloche.core.result import Result
 
+from ..core.record import fields
 from .registry import counter_of, has_power
 
 QUOTA_FILE = "quota.db"  # of this user, wherever the audit log of a call is

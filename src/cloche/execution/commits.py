@@ -9,7 +9,6 @@ import os
 import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from cloche import hostfs
@@ -19,6 +18,7 @@ from cloche.core.changes import Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass, replace
 from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import asyncio
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
 from types import TracebackType
 
 from cloche.blocking.calls import blocks_a_loop
+
+from ..core.record import dataclass
 
 RUNS_PER_CORE = 4
 

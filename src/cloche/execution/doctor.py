@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from cloche.blocking import calls
@@ -31,6 +30,7 @@ from cloche.core.protocols import Backend, Capabilities
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
 
+from ..core.record import asdict, dataclass, field
 from .registry import backend_named, gvisor_without_docker
 
 SURVEY_TIMEOUT_S = 20

@@ -15,13 +15,14 @@ import stat
 import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
 from cloche.core.limits import format_size
 from cloche.core.processes import Transfer
+
+from ..core.record import dataclass, replace
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
 MOST_NAME_BYTES = 4096 + 2

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cloche.core.changes import CHANGES, Change, Committed, Diff, SupportsChanges, SupportsHostFolder
@@ -21,6 +20,7 @@ from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.keeper.attach import Kept
 
+from ..core.record import replace
 from .commits import BranchOptions, Choice, above_of, compare, is_of_git, name_for, read_known, selected, write_changes
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations

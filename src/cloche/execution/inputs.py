@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 from cloche.core.request import InputFile
+
+from ..core.record import dataclass
 
 Content = bytes | bytearray | memoryview | str | os.PathLike[str] | InputFile  # the last with a mode of its own
 Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]

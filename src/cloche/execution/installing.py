@@ -16,7 +16,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from cloche.core.layers import SupportsAddedLayers
 from cloche.core.loops import finish
 from cloche.packages.folders import Growing, default_folder
 
+from ..core.record import replace
 from .live import LiveOperations
 from .prepare import Prepared
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from cloche.audit.log import Audit
@@ -24,6 +23,7 @@ from cloche.core.protocols import (
 )
 from cloche.core.screen import Finding
 
+from ..core.record import replace
 from .accounts import account_of
 from .prepare import Prepared, screen
 from .run import check_fixer

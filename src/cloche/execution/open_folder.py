@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from cloche.core.changes import HostFolder
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.limits import parse_size
+
+from ..core.record import dataclass, replace
 
 if TYPE_CHECKING:
     from cloche.workspace.allowed import AllowedFolder

@@ -11,7 +11,6 @@ import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from typing import Unpack, cast
@@ -44,6 +43,7 @@ from cloche.packages.rules import Rules
 from cloche.packages.store import Layer, Store
 from cloche.packages.target import own_target
 
+from ..core.record import dataclass, replace
 from .inputs import Files
 from .prepare import Prepared, prepare_in_thread
 from .registry import backend_named, npm_programs, prune_copies

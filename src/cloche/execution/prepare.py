@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from cloche.audit.log import Audit, audit_for
@@ -22,6 +21,7 @@ from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend
 from cloche.core.screen import Finding, apply_screen
 
+from ..core.record import dataclass, field, replace
 from .accounts import accounts_of
 from .registry import policy_for, row_of
 from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_back, find

@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
@@ -36,6 +35,8 @@ from cloche.core.request import WorkspaceContainer
 from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
+
+from ..core.record import dataclass, replace
 
 if TYPE_CHECKING:
     from cloche.backends.remote.quota import Counter

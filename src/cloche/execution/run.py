@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
@@ -38,6 +37,7 @@ from cloche.core.request import InputFile, Request, read_patterns
 from cloche.core.result import Result
 from cloche.hostfs import open_in_place_of
 
+from ..core.record import dataclass, replace
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -35,6 +34,7 @@ from cloche.core.protocols import (
 from cloche.core.result import Result
 from cloche.keeper.attach import Kept, find_kept
 
+from ..core.record import replace
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .held import ALREADY_OPEN, HeldOperations, Interpreter

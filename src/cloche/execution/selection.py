@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from cloche.config.keys import AUTO, Settings
@@ -29,6 +28,7 @@ from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend, Capabilities
 from cloche.core.remote import RemoteAccount
 
+from ..core.record import dataclass, field, replace
 from .registry import OPTIONS, Option, backend_named, capabilities_of, policy_for, row_of, why_not_ready
 
 log = logging.getLogger("cloche.runtime")

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from cloche.config.origins import DEFAULT
 from cloche.core.enforcement import Level
@@ -22,6 +21,7 @@ from cloche.core.escape import escape_name
 from cloche.core.loops import finish
 from cloche.core.result import Result
 
+from ..core.record import replace
 from .open_folder import FolderOptions
 from .prepare import Prepared
 from .registry import is_shown_anyway, prefixes_for

@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloche.core.limits import MIB
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 
+from ..core.record import dataclass
 from .slot import Slot, Template
 
 SLOT_BYTES = 8 * MIB  # what a finished jail that waits may add, with some room …

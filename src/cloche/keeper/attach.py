@@ -28,6 +28,7 @@ from cloche.core.policy import Policy
 from cloche.init import wire
 from cloche.jail.setup.launch import start_keeper
 
+from ..core.record import dataclass, fields
 from . import registry
 
 log = logging.getLogger("cloche.live")

@@ -19,11 +19,12 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from cloche import hostfs
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+from ..core.record import dataclass, field
 
 SYSTEM = "/run/cloche"  # where root makes a folder for each user
 SOCKET, ENTRY, LOCK = ".sock", ".json", ".lock"

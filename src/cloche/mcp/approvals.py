@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, Resolve
@@ -37,6 +36,8 @@ from cloche.agent.terminal import (
     where_it_runs,
 )
 from cloche.core.escape import escape
+
+from ..core.record import dataclass, field
 
 MOST_NAME_CHARS = 80
 

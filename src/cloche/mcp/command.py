@@ -18,7 +18,6 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from cloche.agent.approval import Approver, auto, deny
@@ -28,6 +27,7 @@ from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.serving.process import log_plainly, until_signal
 
+from ..core.record import dataclass, field
 from . import require_extra
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +22,8 @@ import anyio
 
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
+
+from ..core.record import dataclass, field
 
 MOST_SESSIONS = 64
 IDLE_S = 1800.0

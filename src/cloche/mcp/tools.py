@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -34,6 +33,7 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import utf8_safe
 from cloche.core.result import Result
 
+from ..core.record import dataclass, field
 from . import approvals
 from .approvals import Asking, Spent
 from .sessions import Sessions

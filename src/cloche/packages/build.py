@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from cloche.core.ceilings import normalize_package
@@ -23,6 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.result import Result
 
+from ..core.record import dataclass, field, replace
 from .fetch import fetch
 from .folders import make_shown
 from .frames import Bounds, Reader, WrongFrame

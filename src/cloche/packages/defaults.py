@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, StartFailed
@@ -21,6 +20,7 @@ from cloche.core.network import parse_address
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from ..core.record import replace
 from .index import Index, find_index
 from .npm import Npm
 from .registry import Registry, find_registry

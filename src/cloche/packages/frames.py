@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from ..core.record import dataclass
 
 FRAME = struct.Struct(">BHQ")
 SITE, SCRIPT, DATA, FILES_END, MODULE = 1, 2, 3, 4, 5

@@ -19,12 +19,13 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_address
+
+from ..core.record import dataclass, field, replace
 
 PORTS = {"https": 443, "http": 80}
 # The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from cloche.core.layers import Target
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from ..core.record import dataclass, field, replace
 from .build import Workshop
 from .defaults import with_default_index, with_default_registry
 from .fetch import fetch

@@ -11,7 +11,6 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
@@ -20,6 +19,7 @@ from cloche.core.toml import read_toml
 from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file
 
+from ..core.record import dataclass, field, replace
 from .requirements import Requirement, parse_requirements
 from .resolve import NAME, Pin, is_version
 

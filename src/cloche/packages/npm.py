@@ -14,7 +14,6 @@ import os
 import re
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 
+from ..core.record import dataclass, replace
 from .lock import Locked
 from .npm_names import MOST_NAME_CHARS, PREFIX, parse_npm
 from .registry import Registry

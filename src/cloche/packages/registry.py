@@ -12,11 +12,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
 
+from ..core.record import dataclass
 from .index import CA_VARIABLES, PORTS, Credentials, Index, host_of, read_own_file, split_address
 
 SYSTEM_FOLDERS = ("/usr/local/etc", "/usr/etc", "/etc")

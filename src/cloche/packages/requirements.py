@@ -14,12 +14,12 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloche.core.ceilings import normalize_package
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 
+from ..core.record import dataclass
 from .known_imports import DISTRIBUTIONS
 from .npm_names import PREFIX, is_npm, parse_npm
 

@@ -16,7 +16,6 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,6 +29,7 @@ from cloche.core.protocols import Backend
 from cloche.core.request import InputFile
 from cloche.core.toml import read_toml
 
+from ..core.record import asdict, dataclass, replace
 from .index import Index, host_of
 from .requirements import EXTRA, Requirement
 from .rules import Rules

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cloche.core.ceilings import matches_package
 from cloche.core.errors import PolicyDenied
 
+from ..core.record import dataclass
 from .requirements import Requirement
 
 

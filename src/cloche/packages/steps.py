@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -24,6 +23,8 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
+
+from ..core.record import dataclass, field, replace
 
 CA_FILE = "ca.pem"
 MOST_LAST_CHARS, MOST_REFUSALS = 2000, 4

@@ -21,13 +21,13 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import StartFailed
 from cloche.core.layers import Target
 from cloche.core.loops import finish
 
+from ..core.record import dataclass
 from .folders import (
     PARTS,
     default_folder,

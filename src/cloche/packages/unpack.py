@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from cloche.core.errors import StartFailed
@@ -20,6 +19,7 @@ from cloche.core.limits import GIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
+from ..core.record import dataclass, field
 from .folders import MODULES, PARTS
 from .frames import DATA, EXECUTABLE, FILES_END, MODULE, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
 from .steps import Step, failed, on_stdout, run_step

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from cloche.agent.terminal import describe_rules
 from cloche.config.state import records_file
 from cloche.core.errors import InvalidRequest, NotFound
 
+from ..core.record import dataclass
 from .database import Database
 from .lists import FEW_ITEMS, MOST_ITEMS
 from .tables import Approval

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from cloche import hostfs
@@ -20,6 +19,7 @@ from cloche.config.readers import hint_for, parse_hosts
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass, field
 from .dependency_files import read_json
 from .devenv_detection import Language, detect_languages, detect_setup, sources_of
 from .ids import now

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from ..core.record import dataclass
 from .dependencies import ManagedBy, find_managers, read_file
 from .dependency_files import MOST_MANIFEST_BYTES, mapping, read_json, read_toml
 

@@ -12,13 +12,14 @@ import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 
 from cloche.audit.redaction import Redactor, is_secret
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import utf8_safe
 from cloche.hostfs import new_file, open_folder, open_regular
+
+from ..core.record import dataclass
 
 MASK = "***"
 MOST_VALUE_CHARS = 1_024

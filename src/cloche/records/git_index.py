@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..core.record import dataclass, field
 from .git_objects import Bounds, Unknown
 
 MOST_DEPTH = 100  # of folders

@@ -12,10 +12,11 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cloche.hostfs import descended, open_regular
+
+from ..core.record import dataclass, field
 
 MOST_OBJECT_BYTES = 8 << 20
 MOST_PACKS = 64

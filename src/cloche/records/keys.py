@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,6 +21,7 @@ from cloche.audit.log import Audit
 from cloche.core.errors import Conflict, InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .database import Database
 from .ids import check_id, new_id, now
 from .tables import DEFAULT_PROJECT, ApiKey, Approval

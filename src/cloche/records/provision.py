@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -29,6 +28,7 @@ from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.packages.requirements import read_requirements_file
 
+from ..core.record import dataclass, field
 from .dependencies import read_file
 from .dependency_files import MOST_LOCK_BYTES, MOST_MANIFEST_BYTES, mapping, read_json, read_toml
 from .devenv import INDEX, LIMITS, DevEnvManifest, Setup

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, Table, bindparam, delete, insert, select, update
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .database import Database, Encoded
 from .ids import check_id, moment, now
 from .tables import Run

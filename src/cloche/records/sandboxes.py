@@ -6,7 +6,6 @@ A row is there before the sandbox is, so that none is nobody's. What has ended i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session
 from cloche.core.errors import NotFound
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .ids import check_id, now
 from .tables import LiveSandbox
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
@@ -19,6 +18,7 @@ from cloche.config.keys import ARGUMENT_READERS, BY_NAME
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .database import Database
 from .ids import now
 from .tables import Setting

@@ -14,11 +14,11 @@ import re
 import secrets
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
+from ..core.record import dataclass
 from .tables import SharedSecret, Worker
 
 _SHAPE = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9]{1,10})-([0-9]{1,20})")

@@ -11,12 +11,12 @@ import binascii
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .blobs import IS_SHA256
 
 EXCLUDED_NAMES = frozenset({b".git", b"node_modules", b"__pycache__", b".DS_Store"})

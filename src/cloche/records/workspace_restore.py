@@ -14,7 +14,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -22,6 +21,7 @@ from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.execution.folders import stays_inside
 
+from ..core.record import dataclass
 from .blobs import BlobFolder, Damaged
 from .ids import now
 from .workspace_entries import PERMISSIONS, RESTORE_MANIFEST, Entry, is_excluded, named

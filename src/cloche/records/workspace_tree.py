@@ -14,11 +14,11 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from time import monotonic
 
 from cloche import hostfs
 
+from ..core.record import dataclass, field
 from .workspace_entries import MOST_PATH_BYTES, Entry, is_excluded
 
 MIB = 1 << 20

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -24,6 +23,7 @@ from cloche.agent.queue import Entry
 from cloche.core.errors import ClocheError
 from cloche.records import approvals as records
 
+from ..core.record import dataclass
 from .problems import Refused
 
 POLL_S, POLL_AFTER_FAILURE_S = 0.2, 2.0

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from cloche.core.errors import ClocheError, NotFound
@@ -22,6 +21,7 @@ from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 from cloche.records.ids import new_id, now
 from cloche.records.results import result_as_wire
 
+from ..core.record import dataclass, field
 from .events import LiveRun
 from .problems import Refused
 from .results import event_as_wire

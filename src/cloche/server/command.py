@@ -9,7 +9,6 @@ import re
 import ssl
 import stat
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cloche.config.options import SandboxOptions
@@ -17,6 +16,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.serving.process import until_signal
 
+from ..core.record import dataclass, field
 from . import require_extra
 
 if TYPE_CHECKING:

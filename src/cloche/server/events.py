@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.requests import Request
 
 from cloche.records.results import as_json
 
+from ..core.record import dataclass, field
 from .problems import Refused
 
 MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from http import HTTPStatus
 from importlib import resources

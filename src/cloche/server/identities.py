@@ -13,7 +13,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from cloche.records.ids import new_id, now
 from cloche.records.keys import KeyFacts, find_key
 from cloche.records.tables import DEFAULT_PROJECT, BrowserSession
 
+from ..core.record import dataclass
 from .problems import Refused
 
 HOLDS_S = 1.0  # how long an answer of the database is used again

@@ -10,7 +10,6 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -24,6 +23,8 @@ from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 from cloche.records.runs import UNFINISHED, RunFacts
+
+from ..core.record import dataclass
 
 MOST_OUTPUTS = 50
 MOST_PICTURE_CHARS = 8 << 20

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,6 +40,7 @@ from cloche.records.database import Encoded, Writer
 from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
 
+from ..core.record import dataclass
 from .events import LiveRun
 from .places import Places
 from .problems import Refused

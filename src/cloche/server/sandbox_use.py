@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -16,6 +15,7 @@ from cloche.core.events import Sink
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
 
+from ..core.record import dataclass
 from .attachments import Attachment
 from .auth import find_caller, service_of
 from .events import wait_or_cancel

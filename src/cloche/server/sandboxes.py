@@ -38,6 +38,7 @@ from cloche.records.results import camel
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 
+from ..core.record import replace
 from .attachments import Attachment
 from .identities import BROWSER, Caller
 from .problems import Refused

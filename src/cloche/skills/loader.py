@@ -16,7 +16,6 @@ import posixpath
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from cloche import hostfs
 from cloche.config.keys import Settings
@@ -26,6 +25,7 @@ from cloche.core.languages import LANGUAGES, detect_language, language_named
 from cloche.core.limits import MIB, format_size
 from cloche.core.request import InputFile
 
+from ..core.record import dataclass, field
 from .manifest import MOST_CARD_BYTES, read_card, read_manifest
 from .skill import CARD, MANIFEST, Card, Fault, InvalidSkill, Manifest, Script, Skill
 

@@ -71,7 +71,7 @@ def read_manifest(data: bytes) -> tuple[Manifest, list[Fault]]:
             faults.append(Fault(file=MANIFEST, key=key[:80], problem=_unknown(key, _MANIFEST_READERS)))
         elif value is not None:
             words |= _tried(reader, value, key, faults)
-    asked = {name: words[name] for name in Asked.__dataclass_fields__ if name in words}
+    asked = {one.name: words[one.name] for one in fields(Asked) if one.name in words}
     return Manifest(
         asked=Asked(**asked),
         runtime=words.get("runtime"),

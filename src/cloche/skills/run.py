@@ -10,10 +10,8 @@ then runs the script with the skill's files in the workspace.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -40,6 +38,7 @@ from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_r
 from cloche.packages.requirements import parse_requirements
 from cloche.sync import blocking
 
+from ..core.record import dataclass, replace
 from .manifest import LIMIT_KEYS
 from .skill import MANIFEST, Asked, Fault, Script, Skill
 
@@ -209,7 +208,7 @@ def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings
         granted = (own.mode != "bridge" and covers(own, rule)) or (ceiling is not None and ceiling.grants(rule))
         if not granted:
             return f"{rule.text} is in neither the operator's network_allow nor what ceilings.network grants"
-        denied = dataclasses.replace(own, mode="allowlist", allow=(rule,))
+        denied = replace(own, mode="allowlist", allow=(rule,))
         refused = [found for port in rule.ports if not (found := denied.decide(rule.host, port)).is_allowed]
         if refused and not rule.is_wildcard:
             return refused[0].why
@@ -342,7 +341,7 @@ def _settings_for(options: SandboxOptions) -> Settings:
         del asked["backend"]
     settings = load_settings(asked)
     if "backend" not in asked and chosen is not None:
-        settings = dataclasses.replace(settings, backend=str(getattr(chosen, "name", "")))
+        settings = replace(settings, backend=str(getattr(chosen, "name", "")))
     return settings
 
 
@@ -434,7 +433,5 @@ async def _prepare_run(
     doubled = [file.path for file in job.request.files if file.path in theirs]
     if doubled:
         raise InvalidRequest(f"file {doubled[0]!r} is one of the skill's own; give yours another name")
-    request: Request = dataclasses.replace(
-        job.request, files=(*skill.files, *job.request.files), source_path=script.path
-    )
+    request: Request = replace(job.request, files=(*skill.files, *job.request.files), source_path=script.path)
     return PreparedRequest(request=request, notes={**job.notes, "skill": {"name": skill.name, "script": script.name}})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 from cloche.core.enforcement import Control, Level, NetworkMode
 from cloche.core.errors import InvalidRequest
 from cloche.core.request import InputFile
+
+from ..core.record import dataclass, field
 
 CARD = "SKILL.md"
 MANIFEST = "cloche-skill.yaml"

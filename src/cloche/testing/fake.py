@@ -12,7 +12,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 
 from cloche.core.enforcement import Control, Level, Measure, State, shortfalls
 from cloche.core.errors import BackendUnavailable, InternalError, SandboxFileNotFound, SandboxFileTooLarge
@@ -23,6 +22,8 @@ from cloche.core.protocols import Capabilities
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
 from cloche.execution.run import report_output
+
+from ..core.record import dataclass, field, replace
 
 Answer = Result | Exception | Callable[[Request], Result]
 

@@ -11,13 +11,13 @@ import os
 import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cloche import hostfs
 from cloche.config.state import DATABASE
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass
 from .hidden import BELOW, CREDENTIAL_FOLDERS
 
 WORKSPACE, SAME = "/workspace", "same"

@@ -23,7 +23,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -32,6 +31,7 @@ from cloche.core.changes import Change, Committed
 from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass, field, replace
 from . import journal as journals
 from .host_files import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step

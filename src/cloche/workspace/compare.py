@@ -20,11 +20,11 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut, Question
 from ..core.languages import is_program_file
+from ..core.record import dataclass, field, replace
 from .danger_table import GIT as GIT_READS
 from .danger_table import RANKED, UNKNOWN, Row
 from .danger_table import TWIN as TWIN_ELSEWHERE

@@ -7,8 +7,9 @@ configuration in the working folder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ..core.record import dataclass
 
 Form = Literal["name", "folder", "prefix", "suffix", "glob", "path"]
 

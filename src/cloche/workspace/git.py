@@ -22,7 +22,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from time import monotonic
 
 from cloche import hostfs
@@ -30,6 +29,7 @@ from cloche.core.changes import Change
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
 from cloche.core.escape import escape_line, escape_name
 
+from ..core.record import dataclass
 from .git_folder import GitFolder, git_folder
 from .snapshot import Entry, Snapshot
 

@@ -16,13 +16,13 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
+from ..core.record import dataclass, field
 from .ignore import MOST_BYTES, IgnorePatterns
 from .mounts import mount_of, mounts_below
 from .tracked import find_tracked

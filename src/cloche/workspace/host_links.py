@@ -14,9 +14,10 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from cloche import hostfs
+
+from ..core.record import dataclass, field
 
 MOST_TIME_S, MOST_LINKS, MOST_DEPTH = 60.0, 200_000, 200
 MOST_HOPS, MOST_WAYS = 40, 64  # of one link: as the kernel, and of ways that it may go

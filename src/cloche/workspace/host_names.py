@@ -13,10 +13,10 @@ import os
 import pwd
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from ..core.changes import Change
+from ..core.record import dataclass
 from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, Row
 from .dangers import matches, rows_near, sequence
 from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold

@@ -11,8 +11,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
+from ..core.record import dataclass, field
 from .host_links import Found, Resolver
 
 MOST_FILES, MOST_BYTES, MOST_WORDS, MOST_PATH = 1_000, 1 << 20, 100_000, 4096

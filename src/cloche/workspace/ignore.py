@@ -17,11 +17,12 @@ import os
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+
+from ..core.record import dataclass
 
 MOST_BYTES, MOST_PATTERNS, MOST_CHARACTERS = 1 << 16, 500, 500
 MOST_KEPT = 50_000  # names whose answer is kept: most names of a project are there many times

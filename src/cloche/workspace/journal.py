@@ -22,11 +22,12 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from cloche import hostfs
 from cloche.core.errors import WorkspaceFailed
+
+from ..core.record import dataclass, fields, replace
 
 FOLDER = "workspaces"
 PATIENCE_S = 30.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ..core.changes import Change
+from ..core.record import dataclass, field
 from .host_files import Tree
 from .lines import Work, changed_regions, hunks
 from .snapshot import LOOKED_AT_BYTES, Snapshot

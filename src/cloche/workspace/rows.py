@@ -10,9 +10,10 @@ import marshal
 import sqlite3
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence
-from dataclasses import fields
 from operator import attrgetter, eq
 from typing import Any, TypeVar, cast, overload
+
+from ..core.record import fields
 
 T = TypeVar("T")
 CACHE_KIB = 8192  # of a database; more is in its file

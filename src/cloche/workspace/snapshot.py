@@ -12,9 +12,9 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Literal, cast
 
+from ..core.record import dataclass, field, replace
 from .rows import Rows
 
 EntryKind = Literal["file", "directory", "link", "removed", "unchanged", "other"]

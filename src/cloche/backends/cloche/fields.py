@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,8 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
+
+from ...core.record import fields
 
 MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64; more is written as files before
 MOST_FILES = 2_500
@@ -138,7 +139,7 @@ def encoded_path(path: str) -> dict[str, str]:
 
 def limits_of(said: Mapping[str, Any], asked: Limits) -> Limits:
     """Return the limits that a service says to hold, as far as it says so."""
-    names = {field.name: _camel(field.name) for field in dataclasses.fields(Limits)}
+    names = {field.name: _camel(field.name) for field in fields(Limits)}
     found = {name: said[wire] for name, wire in names.items() if type(said.get(wire)) in (int, float)}
     return asked.with_changes(**found)
 

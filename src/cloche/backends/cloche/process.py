@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from cloche.core.limits import Limits
 from cloche.core.processes import Detached
 from cloche.core.result import KillCause, Result, Status
 
+from ...core.record import replace
 from ..live_streams import ByteStream
 from .calls import SandboxCalls
 from .connections import begin, outcome
@@ -212,7 +212,7 @@ class RemoteProcess:
         out, err = kept[OUT] + said.stdout_bytes, kept[ERR]
         if said.stderr_bytes:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + said.stderr_bytes
-        result = dataclasses.replace(
+        result = replace(
             said, stdout=out.decode("utf-8", "replace"), stderr=err.decode("utf-8", "replace"), stdout_bytes=out,
             stderr_bytes=err, truncated=said.truncated or any(one.is_truncated for one in self._kept.values()),
         )  # fmt: skip
@@ -220,7 +220,7 @@ class RemoteProcess:
         if self._cause is KillCause.OUTPUT_LIMIT and result.status in (Status.SIGNALED, Status.ERROR):
             result.status, result.exit_code = Status.OUTPUT_LIMIT, 137
             hits = {**result.enforcement.hits, str(Status.OUTPUT_LIMIT): 1}
-            result.enforcement = dataclasses.replace(result.enforcement, hits=hits)
+            result.enforcement = replace(result.enforcement, hits=hits)
         return result
 
     async def close(self) -> None:

@@ -13,13 +13,13 @@ import json
 import logging
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import RemoteAccount
 
+from ...core.record import dataclass
 from ..remote.failures import Failure, by_status, remote_error
 
 if TYPE_CHECKING:

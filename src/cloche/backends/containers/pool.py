@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.record import dataclass, field
 from .container import Container
 
 QUIET_S = 0.03  # after a run: who asks for another one at once, asks by then

@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, State
@@ -29,6 +28,7 @@ from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, d
 from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 
+from ...core.record import dataclass, replace
 from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from ..results import make_result, run_notes
 from ..saved_files import REASONS, Changes, Until, in_thread

@@ -23,7 +23,6 @@ import ssl
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,6 +30,7 @@ from urllib.parse import quote
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.remote import DOMAINS, RemoteAccount
 
+from ...core.record import dataclass, replace
 from ..remote.accounts import check_account, why_no_address
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 
 from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, ClocheError
@@ -18,6 +17,7 @@ from cloche.core.protocols import Capabilities
 from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import operator_proxies, rest
 
+from ...core.record import dataclass, replace
 from ..containers.pool import close_pool
 from ..enforcement import (
     check_policy,

@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
@@ -15,6 +14,7 @@ from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.layers import Interpreter, Target
 
+from ...core.record import dataclass
 from ..containers.container import LEAST_PYTHON
 from ..containers.program import LOOK, PROGRAMS, engine_of
 from ..garbage_collection import owner

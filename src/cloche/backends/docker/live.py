@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
+from ...core.record import replace
 from ..containers.container import Wire, boot_message
 from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
 from ..containers.program import (
@@ -104,7 +104,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
-        plan = dataclasses.replace(plan, has_users=self._policy.users, layers=volumes_of(self._policy.layers))
+        plan = replace(plan, has_users=self._policy.users, layers=volumes_of(self._policy.layers))
         return with_homes(plan, self._homes())
 
     def _homes(self) -> tuple[str, ...]:

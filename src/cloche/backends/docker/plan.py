@@ -9,7 +9,6 @@ import errno
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import process_id
 from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
+from ...core.record import dataclass, field, replace
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 from ..network import NAME_SERVER_ADDRESS, network_rules
 

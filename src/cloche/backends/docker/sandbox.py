@@ -7,7 +7,6 @@ the next one is up, and nothing can follow when none is left.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
+from ...core.record import replace
 from ..containers.container import ARGUMENTS
 from ..containers.program import (
     IMAGE_PATH,
@@ -127,8 +127,8 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
-        plan = dataclasses.replace(plan, layers=volumes_of(self._policy.layers))
-        return dataclasses.replace(plan, volume=self._volume) if after is not None else plan
+        plan = replace(plan, layers=volumes_of(self._policy.layers))
+        return replace(plan, volume=self._volume) if after is not None else plan
 
     def _kind(self, rootfs: Image) -> tuple[object, ...]:
         return id(self._daemon), self._policy.preload, self._plan(rootfs, None).kind()
@@ -147,7 +147,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         if container.rootfs.has_reaper:
             return self._enforcement
         controls = {**self._enforcement.controls, Control.MEMORY: UNWATCHED}
-        return dataclasses.replace(self._enforcement, controls=controls)
+        return replace(self._enforcement, controls=controls)
 
     async def _hold_workspace(self, holder: DockerContainer | None) -> None:
         if holder is None:

@@ -19,7 +19,6 @@ import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from cloche.core.policy import Policy
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.seccomp import first_process_filter
 
+from ...core.record import dataclass
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
 from ..garbage_collection import Background

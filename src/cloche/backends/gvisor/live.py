@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -13,6 +12,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
+from ...core.record import replace
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, Program, SessionProgram, program_with_layers, session_with_layers

@@ -15,7 +15,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.languages import Engine as LanguageEngine
@@ -28,6 +27,7 @@ from cloche.jail.setup.seccomp import profile
 from cloche.jail.steps import EEXIST, make
 from cloche.jail.syscalls import AT_FDCWD, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
+from ...core.record import dataclass
 from .. import layout
 from ..certificates import files_and_variables
 from ..containers.container import ARGUMENTS

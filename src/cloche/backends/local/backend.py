@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +17,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities, Keeping
 from cloche.egress.client import operator_proxies, rest
 
+from ...core.record import replace
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
@@ -182,7 +182,7 @@ class LocalBackend:
         if self._plain is None or self._plain[0] is not host:
             self._plain = (
                 host,
-                dataclasses.replace(host, ids=None, ids_reason="the files of a workspace are the user's"),
+                replace(host, ids=None, ids_reason="the files of a workspace are the user's"),
             )
         return self._plain[1]
 

@@ -17,10 +17,11 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from cloche.core.limits import MIB, Limits
 from cloche.jail.setup.cache import own_cache, read_cache, write_cache
+
+from ...core.record import dataclass
 
 FILE = "fonts"
 # First the name by which matplotlib looks for its list, then the list.

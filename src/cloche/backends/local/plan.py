@@ -10,7 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.core.changes import CHANGES, HostFolder
@@ -29,6 +28,7 @@ from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
 from cloche.jail.work_folder import STARTUP
 
+from ...core.record import dataclass, field
 from .. import layout
 from ..certificates import files_and_variables
 from ..garbage_collection import group_name, new_folder

@@ -6,7 +6,6 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +18,7 @@ from cloche.forkserver.slot import Slot
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
+from ...core.record import dataclass
 from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
@@ -24,6 +23,7 @@ from cloche.egress.client import Network, Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
+from ...core.record import replace
 from ..host import Host, forget_host
 from ..network import authority_variables, network_rules, new_network, open_shared_network
 from ..results import make_result, run_notes
@@ -372,7 +372,7 @@ class LocalOpenSandbox:
 
     async def _make_fonts(self) -> bytes:
         """Have matplotlib make its list, in a sandbox in which nothing else runs."""
-        policy = dataclasses.replace(self._policy, warm=False)
+        policy = replace(self._policy, warm=False)
         other = LocalOpenSandbox(
             policy=policy, limits=font_cache.LIMITS, enforcement=self._enforcement, host=self._host
         )

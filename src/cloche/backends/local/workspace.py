@@ -19,7 +19,6 @@ import stat
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from cloche import hostfs
@@ -30,6 +29,7 @@ from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 from cloche.jail.messages import Run
 
+from ...core.record import dataclass
 from ..saved_files import (
     CHUNK_BYTES,
     MOST_S,

@@ -19,7 +19,6 @@ import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, StartFailed
@@ -28,6 +27,7 @@ from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.suppressed import suppress_logged
 
+from ...core.record import dataclass
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS, engine_of
 from ..toolchain import find_version

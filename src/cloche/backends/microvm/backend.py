@@ -11,7 +11,6 @@ import os
 import platform
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
@@ -19,6 +18,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 
+from ...core.record import replace
 from ..enforcement import Controls, check_policy, microvm_controls
 from ..host import NEEDS_KVM, KeptAnswers, changed_ns, why_no_kvm
 from ..session_languages import DRIVERS

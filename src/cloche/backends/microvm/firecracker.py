@@ -20,13 +20,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import MIB
 
+from ...core.record import dataclass, field
 from .plan import (
     CONTAINERS,
     DISK,

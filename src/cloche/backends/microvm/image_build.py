@@ -23,7 +23,6 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import MIB
 
+from ...core.record import dataclass
 from .plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, Image, find_image, place_of_images, point_to
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,6 +27,7 @@ from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.jail.setup.seccomp import first_process_filter
 
+from ...core.record import dataclass
 from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS, engine_of
 from ..host import KVM
 

@@ -8,11 +8,11 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import MIB
 
+from ...core.record import dataclass
 from .plan import (
     CONTAINERS,
     DISK,

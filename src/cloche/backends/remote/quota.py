@@ -15,12 +15,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import RemoteAccount
 from cloche.core.suppressed import suppress_logged
+
+from ...core.record import dataclass
 
 log = logging.getLogger("cloche.remote")
 BUSY_S = 10.0

@@ -20,7 +20,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .. import messages
@@ -187,15 +186,14 @@ def _compile(path: str) -> types.CodeType:
     return code
 
 
-@dataclass(frozen=True, slots=True)
 class _ArchiveFile:
-    """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code."""
+    """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code.
 
-    fd: int
-    inode: int
-    head: int  # bytes
-    boot: int  # bytes, at the end
-    size: int  # bytes
+    `head`, `boot` (at the end) and `size` are bytes.
+    """
+
+    def __init__(self, *, fd: int, inode: int, head: int, boot: int, size: int) -> None:
+        self.fd, self.inode, self.head, self.boot, self.size = fd, inode, head, boot, size
 
     def is_open(self) -> bool:
         """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
@@ -254,7 +252,7 @@ def _write_archive(codes: Mapping[str, bytes]) -> _ArchiveFile:
         if os.write(fd, content) != len(content):
             raise OSError(errno.ENOSPC, "no room for the modules of a helper")
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
-        return _ArchiveFile(fd, os.fstat(fd).st_ino, head, len(boot), len(content))
+        return _ArchiveFile(fd=fd, inode=os.fstat(fd).st_ino, head=head, boot=len(boot), size=len(content))
     except BaseException:
         os.close(fd)
         raise

@@ -10,7 +10,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.records import approvals as records
 
+from ...core.record import replace
 from ..approvals import Change, change_of
 from ..auth import Approver, Runner, TheService, needs
 from ..bodies import JsonRoute, validated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Protocol
 
@@ -27,6 +26,7 @@ from cloche.records.lists import list_page
 from cloche.records.results import as_json
 from cloche.records.tables import Run
 
+from ...core.record import replace
 from ..auth import Reader, Runner, TheService
 from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
 from ..events import server_sent, wait_or_cancel

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.records.results import as_json
 
+from ...core.record import dataclass, field
 from ..bodies import JsonBounds, parse_apart
 from ..exec_options import WireModel
 from ..guard import MOST_UPLOAD

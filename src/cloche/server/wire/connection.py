@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,6 +18,7 @@ from cloche import __version__
 from cloche.core.escape import escape_name
 from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
 
+from ...core.record import replace
 from ..auth import find_caller
 from ..bodies import validated
 from ..log import ACCESS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from cloche.core.errors import NotFound
 from cloche.core.escape import escape_name
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.ids import new_id
 
+from ...core.record import dataclass, field
 from ..problems import Refused
 
 MOST_CONNECTIONS = 32  # each with a window for every channel of its calls

@@ -6,9 +6,9 @@ What a route does with the same fields is done by that route's own function. A f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ...core.record import dataclass
 from ..exec_options import OptionFields, WireModel
 from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -24,6 +23,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
+from ...core.record import replace
 from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S, LiveRun
 from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word

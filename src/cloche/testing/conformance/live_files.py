@@ -10,7 +10,6 @@ import os
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from cloche.core.protocols import (
     SupportsWatch,
 )
 
+from ...core.record import replace
 from .files import ODD_NAMES
 from .live import PATIENCE_S, opened_live, refuses, shell, started, until
 from .subject import Broken, Check, Skipped, Subject, expect, expect_ok, expect_that, python

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, Level, State
@@ -31,6 +30,8 @@ from cloche.core.protocols import (
 )
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
+
+from ...core.record import dataclass, field, replace
 
 # Wide enough for a machine that does other things too; a check that waits for a limit sets its own.
 GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)

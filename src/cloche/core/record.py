@@ -1,0 +1,261 @@
+"""Records: data classes that cost next to nothing to define, in the words of `dataclasses`, and with their types.
+
+`dataclasses` writes and compiles source for each class, a millisecond of it, and a first run needs a hundred classes.
+Here all classes have the same methods; an `__init__` is the code of `_template` with the parameters of the class, so
+that arguments, errors and `inspect.signature` are the interpreter's own. What `dataclasses` and others look for in a
+data class is made when they look. A class is made anew, with slots: `super()` without arguments does not work in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter, ge, gt, le, lt
+from reprlib import recursive_repr
+from types import FunctionType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import asdict, dataclass, field, fields, replace
+    from typing import Any
+
+__all__ = ["asdict", "dataclass", "field", "fields", "replace"]
+
+_MISSING = object()
+_set = object.__setattr__
+
+
+class _Factory:
+    """Stand for a default that is made for each instance, in signatures too."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY: Any = _Factory()
+
+
+class _Field:
+    """Hold what is known of one field. One that is no parameter may have a default too."""
+
+    __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
+    name: str
+    type: str
+
+    def __init__(
+        self, *, default: Any = _MISSING, default_factory: Any = _MISSING, init: bool = True, repr: bool = True,  # noqa: A002
+        compare: bool = True, kw_only: bool | None = None,
+    ) -> None:  # fmt: skip
+        if default.__class__.__hash__ is None:
+            raise ValueError(f"mutable default {default.__class__} is not allowed: use default_factory")
+        self.default, self.default_factory, self.init = default, default_factory, init
+        self.repr, self.compare, self.kw_only = repr, compare, kw_only
+
+    @property
+    def parameter(self) -> Any:
+        """Return the default of the parameter, or `_MISSING`."""
+        return self.default if self.default_factory is _MISSING else _FACTORY
+
+    def told(self) -> dict[str, Any]:
+        """Return the arguments that it was made with."""
+        said = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "type")}
+        return {name: value for name, value in said.items() if value is not _MISSING}
+
+
+def _record(cls: Any = None, /, **options: bool) -> Any:
+    """Make a record of a class, as `dataclasses.dataclass` does. Options: frozen, slots, kw_only, eq, order, repr."""
+    if cls is None:
+        return lambda cls: _record(cls, **options)
+    found = {one.name: one for base in cls.__mro__[:0:-1] for one in base.__dict__.get("__record__", ())}
+    own, slots = dict(cls.__dict__), []
+    for name, kind in cls.__annotations__.items():
+        if not kind.startswith("ClassVar"):
+            slots += [name] if name not in found else []
+            found[name] = _field_of(name, kind, own, **options)
+    own = {**_methods(cls, tuple(found.values()), **options), **own, "__qualname__": cls.__qualname__}
+    for name in ("__dict__", "__weakref__"):
+        own.pop(name, None)
+    if options.get("slots"):
+        own = {name: value for name, value in own.items() if name not in found} | {"__slots__": tuple(slots)}
+    return type(cls)(cls.__name__, cls.__bases__, own)
+
+
+def _field_of(name: str, kind: str, own: dict[str, Any], *, kw_only: bool = False, **_: bool) -> _Field:
+    """Return the field of an annotation; where a class attribute was its description, its default takes that place."""
+    said = own.get(name, _MISSING)
+    made: _Field = said if isinstance(said, _Field) else _Field(default=said)
+    made.name, made.type, made.kw_only = name, kind, kw_only if made.kw_only is None else made.kw_only
+    if said is made:
+        del own[name]
+        own.update({name: made.default} if made.default is not _MISSING else {})
+    return made
+
+
+def _methods(cls: Any, found: tuple[_Field, ...], **options: bool) -> dict[str, Any]:
+    """Return what a record of these fields has beside what its class says itself."""
+    positional = [one for one in found if one.init and not one.kw_only]
+    made: dict[str, Any] = {
+        "__record__": found,
+        "__record_options__": options,
+        "__dataclass_fields__": _fields_asked_for,
+        "__dataclass_params__": _params_asked_for,
+        "__match_args__": tuple(one.name for one in positional),
+        "__init__": _init_of(cls, positional, [one for one in found if one.init and one.kw_only]),
+        "_set_fields": _setter_of(found, hasattr(cls, "__post_init__")),
+        "__replace__": _replace,
+    }
+    if options.get("repr", True):
+        made["__repr__"] = _repr
+    if options.get("eq", True):
+        key = attrgetter("__class__", *(one.name for one in found if one.compare))
+        made |= {"__record_key__": key, "__eq__": _equals}
+        made |= {"__hash__": _hash} if options.get("frozen") else {}
+    if options.get("order"):
+        made |= _COMPARISONS
+    if options.get("frozen"):
+        made |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
+        made |= {"__getstate__": _getstate, "__setstate__": _setstate}
+    return made
+
+
+def _template(self: Any) -> None:
+    self._set_fields(locals())
+
+
+_CODE = _template.__code__
+
+
+def _init_of(cls: Any, positional: list[_Field], by_keyword: list[_Field]) -> FunctionType:
+    names = ("self", *(one.name for one in (*positional, *by_keyword)))
+    code = _CODE.replace(
+        co_name="__init__", co_varnames=names, co_nlocals=len(names), co_argcount=1 + len(positional),
+        co_kwonlyargcount=len(by_keyword),
+    )  # fmt: skip
+    defaults = tuple(one.parameter for one in positional if one.parameter is not _MISSING)
+    init = FunctionType(code, vars(sys.modules[cls.__module__]), "__init__", defaults)
+    init.__kwdefaults__ = {one.name: one.parameter for one in by_keyword if one.parameter is not _MISSING}
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {one.name: one.type for one in (*positional, *by_keyword)} | {"return": None}
+    return init
+
+
+def _setter_of(found: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any, dict[str, Any]], None]:
+    factories = [(one.name, one.default_factory) for one in found if one.default_factory is not _MISSING]
+    others = [(one.name, one.default) for one in found if not one.init and one.default is not _MISSING]
+
+    def set_fields(self: Any, values: dict[str, Any]) -> None:
+        del values["self"]
+        for name, make in factories:
+            if values.get(name, _FACTORY) is _FACTORY:
+                values[name] = make()
+        for name, value in values.items():
+            _set(self, name, value)
+        for name, value in others:
+            _set(self, name, value)
+        if has_post_init:
+            self.__post_init__()
+
+    return set_fields
+
+
+@recursive_repr("...")
+def _repr(self: Any) -> str:
+    shown = ", ".join(f"{one.name}={getattr(self, one.name)!r}" for one in self.__record__ if one.repr)
+    return f"{self.__class__.__qualname__}({shown})"
+
+
+def _equals(self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return self is other or self.__record_key__(self) == self.__record_key__(other)
+
+
+def _hash(self: Any) -> int:
+    return hash(self.__record_key__(self))
+
+
+def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, object], Any]:
+    def method(self: Any, other: object) -> Any:
+        same = other.__class__ is self.__class__
+        return compare(self.__record_key__(self), self.__record_key__(other)) if same else NotImplemented
+
+    return method
+
+
+_COMPARISONS = {f"__{compare.__name__}__": _comparison(compare) for compare in (lt, le, gt, ge)}
+
+
+def _refuse_to_set(self: Any, name: str, value: object) -> None:
+    _refuse(self, "assign to", name)
+    _set(self, name, value)
+
+
+def _refuse_to_delete(self: Any, name: str) -> None:
+    _refuse(self, "delete", name)
+    object.__delattr__(self, name)
+
+
+def _refuse(self: Any, action: str, name: str) -> None:
+    """Raise FrozenInstanceError, but for an attribute that a further class has beside the fields."""
+    if "__record__" in type(self).__dict__ or any(name == one.name for one in self.__record__):
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot {action} field {name!r}")
+
+
+def _getstate(self: Any) -> list[Any]:
+    return [getattr(self, one.name) for one in self.__record__]
+
+
+def _setstate(self: Any, state: list[Any]) -> None:
+    for one, value in zip(self.__record__, state, strict=True):
+        _set(self, one.name, value)
+
+
+class _AskedFor:
+    """Make what `dataclasses` keeps in a class when somebody asks for it, by making a data class of the same fields."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, _: object, owner: Any) -> Any:
+        import dataclasses
+
+        cls = next(one for one in owner.__mro__ if one.__dict__.get(self.name) is self)
+        body: dict[str, Any] = {one.name: dataclasses.field(**one.told()) for one in cls.__record__}
+        body["__annotations__"] = {one.name: one.type for one in cls.__record__}
+        body["__module__"] = cls.__module__
+        made: Any = dataclasses.dataclass(**cls.__record_options__)(type(cls.__name__, (), body))
+        cls.__dataclass_fields__, cls.__dataclass_params__ = made.__dataclass_fields__, made.__dataclass_params__
+        return getattr(made, self.name)
+
+
+_fields_asked_for, _params_asked_for = _AskedFor("__dataclass_fields__"), _AskedFor("__dataclass_params__")
+
+
+def _replace(self: Any, /, **changes: object) -> Any:
+    """Return a record with these changes."""
+    return self.__class__(**{one.name: getattr(self, one.name) for one in self.__record__ if one.init} | changes)
+
+
+def _fields(record: Any) -> tuple[_Field, ...]:
+    """Return the fields of a record or its class; they have `name`, `type`, and what `field` was told."""
+    found: tuple[_Field, ...] = record.__record__
+    return found
+
+
+def _asdict(record: Any) -> dict[str, Any]:
+    """Return the fields as plain data; records, dictionaries and sequences in them are made anew, other values kept."""
+    return {one.name: _plain(getattr(record, one.name)) for one in record.__record__}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(type(value), "__record__"):
+        return _asdict(value)
+    if isinstance(value, dict):
+        return type(value)((key, _plain(one)) for key, one in value.items())
+    return type(value)(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+if not TYPE_CHECKING:
+    dataclass, field, fields, replace, asdict = _record, _Field, _fields, _replace, _asdict
