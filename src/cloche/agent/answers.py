@@ -9,9 +9,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 
 from cloche.core.limits import MIB, Limits, format_size
+from cloche.core.record import dataclass
 from cloche.core.result import Output, Result, Status, as_on_screen
-
-from ..core.record import dataclass
 
 MOST_CHARS = 8_000  # of a stream; a model reads the rest with read_file, if it must
 # How each kind begins: a provider refuses a whole conversation for one figure that is none.

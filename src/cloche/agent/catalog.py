@@ -19,8 +19,8 @@ from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
 from cloche.core.policy import DEFAULT_LANGUAGES, TIERS, parse_tier, tier_numbered
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, replace
 
-from ..core.record import dataclass, replace
 from .approval import Risk
 
 HOST_SHELLS = ("bash", "sh", "cmd", "powershell")

@@ -20,10 +20,10 @@ from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 
-from ..core.record import dataclass
 from .answers import KEPT, LOST, NEW, CallResult, clip
 
 MOST_INTERPRETERS = 16

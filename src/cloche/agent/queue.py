@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass, replace
 
-from ..core.record import dataclass, replace
 from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
 from .queue_file import check_owner, default_path, make_folder, make_table, opened, take_over_older
 

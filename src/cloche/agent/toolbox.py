@@ -38,10 +38,10 @@ from cloche.core.errors import (
 from cloche.core.escape import utf8_safe
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
+from cloche.core.record import asdict, replace
 from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
 
-from ..core.record import asdict, replace
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (

@@ -17,8 +17,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
-
-from ..core.record import dataclass
+from cloche.core.record import dataclass
 
 VERSION = 1
 NOTHING = "0" * 64  # what the first line of all names as the one before

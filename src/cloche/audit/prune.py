@@ -28,8 +28,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from cloche.core.errors import AuditFailed
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from .chain import MOST_ITEMS, REMOVAL
 from .writer import FOLDER, LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
 

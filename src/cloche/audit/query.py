@@ -13,8 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
-
-from ..core.record import dataclass
+from cloche.core.record import dataclass
 
 LogEvent = Mapping[str, Any]
 MOST_VALUES = 1_000

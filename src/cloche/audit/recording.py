@@ -20,10 +20,10 @@ from cloche.core.errors import AuditFailed, ClocheError, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import Detached
+from cloche.core.record import dataclass, field
 from cloche.core.remote import RemoteAccount
 from cloche.core.result import Result
 
-from ..core.record import dataclass, field
 from .log import Audit, audit_for, log, sha256_of
 
 if TYPE_CHECKING:

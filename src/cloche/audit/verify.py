@@ -23,8 +23,8 @@ from typing import Any
 
 from cloche.config.settings import load_settings
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from . import writer
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
 from .log import default_folder

@@ -29,8 +29,8 @@ from typing import Any
 from cloche import hostfs
 from cloche.core.errors import AuditFailed
 from cloche.core.limits import MIB
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
 
 NAME = "audit.jsonl"

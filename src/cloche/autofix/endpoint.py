@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.record import dataclass, replace
 
-from ..core.record import dataclass, replace
 from .extract import MOST_REPLY_CHARS
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from itertools import accumulate, islice
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import language_named
-
-from ..core.record import dataclass
+from cloche.core.record import dataclass
 
 MOST_HUNKS = 200
 MOST_OLD_LINES = 5_000  # of all hunks

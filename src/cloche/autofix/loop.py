@@ -42,9 +42,9 @@ from cloche.core.fixing import (
     StateLost,
 )
 from cloche.core.limits import MIB, parse_count, parse_duration
+from cloche.core.record import dataclass, field, replace
 from cloche.core.result import FixReport, FixRound, FixStop, Result, Status, code_diff
 
-from ..core.record import dataclass, field, replace
 from .endpoint import CHARS_PER_TOKEN, Endpoint, ModelFailed, OnProgress, OverBudget, Reply, tokens_of
 from .extract import MOST_REPLY_CHARS, Extracted, extract_code
 

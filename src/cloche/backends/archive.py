@@ -22,11 +22,11 @@ from typing import Any, BinaryIO
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import is_program_file
+from cloche.core.record import dataclass
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 from cloche.init.patterns import matches
 
-from ..core.record import dataclass
 from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, copy_out
 
 SMALL_BYTES = 1 << 20

@@ -10,9 +10,8 @@ from typing import Any
 
 from cloche.core.events import Cleared, Displayed, Sink, discard
 from cloche.core.frames import MAX_OUTPUTS, read_output
+from cloche.core.record import dataclass, field, replace
 from cloche.core.result import Output, as_on_screen
-
-from ..core.record import dataclass, field, replace
 
 MAX_SHOWN_BYTES = 32 << 20  # of one cell
 MAX_CLEARS = 10_000  # by one cell

@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
+from cloche.core.record import replace
 
-from ..core.record import replace
 from .host import Host
 
 Controls = Mapping[Control, Measure]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cloche.core.enforcement import Level
+from cloche.core.record import dataclass, field, replace
 from cloche.jail.setup.cache import own_cache, read_cache, remove_cache, write_cache
 from cloche.jail.setup.probe import look, run_probe
 
-from ..core.record import dataclass, field, replace
 from .layout import is_readable_by_others
 
 if TYPE_CHECKING:

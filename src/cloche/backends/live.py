@@ -27,12 +27,12 @@ from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, dis
 from cloche.core.limits import Limits
 from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessRequest
 from cloche.core.protocols import OpenConnection
+from cloche.core.record import replace
 from cloche.core.result import KillCause, Observed, Result, Usage, Verdict, decide
 from cloche.egress.client import Traffic
 from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
-from ..core.record import replace
 from .init_link import Channel, InitLink, OperationFailed
 from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.events import Sink
 from cloche.core.frames import GuestReportReader
 from cloche.core.loops import finish
+from cloche.core.record import dataclass
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Result
 from cloche.init import wire
 
-from ..core.record import dataclass
 from .live import LiveProcess, usage_of
 from .results import make_result
 

@@ -16,11 +16,11 @@ from cloche.core.errors import BackendUnavailable, OutcomeUnknown
 from cloche.core.events import HeadTail, OutputChunk, Sink, discard, kept_between
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
+from cloche.core.record import dataclass
 from cloche.core.result import KillCause, Observed, Result
 from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
-from ..core.record import dataclass
 from .cell_outputs import Printed
 from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_files import LiveFiles

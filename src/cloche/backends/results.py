@@ -9,9 +9,9 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.frames import MAX_VALUE_BYTES, is_small
 from cloche.core.languages import Engine, limits_note
 from cloche.core.limits import Limits
+from cloche.core.record import replace
 from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verdict
 
-from ..core.record import replace
 from .saved_files import Changes
 
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of what a program says

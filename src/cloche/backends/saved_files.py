@@ -27,9 +27,8 @@ from typing import Any, Protocol, TypeVar
 from cloche import hostfs
 from cloche.core.errors import SandboxFileError, SandboxFileRefused
 from cloche.core.loops import finish
+from cloche.core.record import dataclass
 from cloche.core.result import FileRecord, SaveFiles
-
-from ..core.record import dataclass
 
 CHUNK_BYTES = 1 << 20
 

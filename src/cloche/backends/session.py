@@ -23,6 +23,7 @@ from cloche.core.frames import encode, read_output
 from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
+from cloche.core.record import dataclass, replace
 from cloche.core.result import (
     EXIT_TIMEOUT,
     KillCause,
@@ -37,7 +38,6 @@ from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 from cloche.egress.windows import SharedNetwork, Window
 
-from ..core.record import dataclass, replace
 from .cell_outputs import CellOutputs, Printed
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes

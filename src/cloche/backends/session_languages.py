@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec, FrameReader, encode
 from cloche.core.languages import Language, language_named
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .toolchain import Toolchain, sets_interpreter_variables
 
 ControlMessage = tuple[str, Mapping[str, int]]  # for whoever supervises the session: a tag, and what it carries

@@ -23,8 +23,7 @@ from types import MappingProxyType
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named
-
-from ..core.record import dataclass, field
+from cloche.core.record import dataclass, field
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.

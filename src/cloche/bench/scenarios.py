@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import cloche
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import ClocheError
+from cloche.core.record import dataclass, field
 from cloche.core.result import Result, Status
 
-from ..core.record import dataclass, field
 from .harness import (
     THREADS,
     BenchmarkFailed,

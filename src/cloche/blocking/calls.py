@@ -33,8 +33,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from cloche.core.errors import InternalError
 from cloche.core.loops import mark_single_call_loop
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .loops import EagerLoop, SharedLoop, StartedCoroutine
 
 P = ParamSpec("P")

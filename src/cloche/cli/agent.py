@@ -289,8 +289,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     import asyncio
 
     from cloche.agent.terminal import AskTerminal
-
-    from ..core.record import replace
+    from cloche.core.record import replace
 
     asked: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more

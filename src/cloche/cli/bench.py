@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .app import root
 from .options import flag, option
 

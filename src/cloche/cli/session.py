@@ -23,8 +23,8 @@ import click
 
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from ._named import refuse_options
 from ._review import check_review, settle_changes, tell_folder, without_folder
 from .app import root

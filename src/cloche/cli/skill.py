@@ -217,7 +217,7 @@ def _print_card(skill: Skill) -> None:
 
 
 def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:
-    from ..core.record import asdict
+    from cloche.core.record import asdict
 
     skill = examined.skill
     row: dict[str, Any] = {

@@ -31,9 +31,9 @@ from cloche.core.limits import (
     parse_size,
 )
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
+from cloche.core.record import dataclass, field
 from cloche.core.remote import Secret
 
-from ..core.record import dataclass, field
 from . import readers
 from .options import Prefer, SandboxOptions
 from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value

@@ -17,9 +17,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass
 from cloche.hostfs import own_folder
 
-from ..core.record import dataclass
 from .keys import ARGUMENT_READERS, JSON_READERS, VARIABLE_READERS, YAML_READERS, read_layer, with_auto_backend
 from .origins import ARGUMENT, ConfiguredValue, Layer, Origin, with_value
 from .readers import Reader, hint_for, nearest

@@ -25,10 +25,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.loops import until_readable
+from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.setup.seccomp import egress_filter
-
-from ..core.record import dataclass
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules

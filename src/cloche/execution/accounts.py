@@ -14,10 +14,10 @@ from cloche.core.errors import ClocheError, OutcomeUnknown
 from cloche.core.loops import finish
 from cloche.core.processes import Detached
 from cloche.core.protocols import Backend, SupportsAccount
+from cloche.core.record import fields
 from cloche.core.remote import Quota, RemoteAccount
 from cloche.core.result import Result
 
-from ..core.record import fields
 from .registry import counter_of, has_power
 
 QUOTA_FILE = "quota.db"  # of this user, wherever the audit log of a call is

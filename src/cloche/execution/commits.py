@@ -17,8 +17,8 @@ from cloche.config.state import state_file
 from cloche.core.changes import Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, replace
 
-from ..core.record import dataclass, replace
 from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
 
 if TYPE_CHECKING:

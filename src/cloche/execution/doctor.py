@@ -27,10 +27,10 @@ from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, Capabilities
+from cloche.core.record import asdict, dataclass, field
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
 
-from ..core.record import asdict, dataclass, field
 from .registry import backend_named, gvisor_without_docker
 
 SURVEY_TIMEOUT_S = 20

@@ -21,8 +21,7 @@ from cloche import hostfs
 from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
 from cloche.core.limits import format_size
 from cloche.core.processes import Transfer
-
-from ..core.record import dataclass, replace
+from cloche.core.record import dataclass, replace
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
 MOST_NAME_BYTES = 4096 + 2

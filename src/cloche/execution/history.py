@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from cloche.core.record import dataclass
 from cloche.core.result import Result
-
-from ..core.record import dataclass
 
 MOST_ENTRIES = 1000
 MOST_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is

@@ -18,9 +18,9 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Progress, report_progress
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
+from cloche.core.record import replace
 from cloche.keeper.attach import Kept
 
-from ..core.record import replace
 from .commits import BranchOptions, Choice, above_of, compare, is_of_git, name_for, read_known, selected, write_changes
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations

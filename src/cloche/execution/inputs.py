@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
+from cloche.core.record import dataclass
 from cloche.core.request import InputFile
-
-from ..core.record import dataclass
 
 Content = bytes | bytearray | memoryview | str | os.PathLike[str] | InputFile  # the last with a mode of its own
 Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]

@@ -23,9 +23,9 @@ from cloche.audit.recording import refusals
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.layers import SupportsAddedLayers
 from cloche.core.loops import finish
+from cloche.core.record import replace
 from cloche.packages.folders import Growing, default_folder
 
-from ..core.record import replace
 from .live import LiveOperations
 from .prepare import Prepared
 

@@ -23,7 +23,6 @@ from cloche.core.protocols import (
 )
 from cloche.core.screen import Finding
 
-from ..core.record import replace
 from .accounts import account_of
 from .prepare import Prepared, screen
 from .run import check_fixer

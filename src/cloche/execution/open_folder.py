@@ -16,8 +16,7 @@ from cloche.core.changes import HostFolder
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.limits import parse_size
-
-from ..core.record import dataclass, replace
+from cloche.core.record import dataclass, replace
 
 if TYPE_CHECKING:
     from cloche.workspace.allowed import AllowedFolder

@@ -32,6 +32,7 @@ from cloche.core.layers import (
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, replace
 from cloche.core.suppressed import suppress_logged
 from cloche.packages.index import find_index
 from cloche.packages.install import Approve, Installed, Terms, install
@@ -43,7 +44,6 @@ from cloche.packages.rules import Rules
 from cloche.packages.store import Layer, Store
 from cloche.packages.target import own_target
 
-from ..core.record import dataclass, replace
 from .inputs import Files
 from .prepare import Prepared, prepare_in_thread
 from .registry import backend_named, npm_programs, prune_copies

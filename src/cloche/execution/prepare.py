@@ -21,7 +21,6 @@ from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend
 from cloche.core.screen import Finding, apply_screen
 
-from ..core.record import dataclass, field, replace
 from .accounts import accounts_of
 from .registry import policy_for, row_of
 from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_back, find

@@ -30,13 +30,12 @@ from cloche.core.protocols import (
     SupportsReadiness,
     SupportsWorkspaceContainers,
 )
+from cloche.core.record import dataclass, replace
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import WorkspaceContainer
 from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
-
-from ..core.record import dataclass, replace
 
 if TYPE_CHECKING:
     from cloche.backends.remote.quota import Counter

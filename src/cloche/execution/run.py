@@ -33,11 +33,11 @@ from cloche.core.limits import Limits
 from cloche.core.loops import become_task, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
+from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile, Request, read_patterns
 from cloche.core.result import Result
 from cloche.hostfs import open_in_place_of
 
-from ..core.record import dataclass, replace
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin

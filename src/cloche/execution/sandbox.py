@@ -31,10 +31,10 @@ from cloche.core.protocols import (
     SupportsSessions,
     SupportsSessionsApart,
 )
+from cloche.core.record import replace
 from cloche.core.result import Result
 from cloche.keeper.attach import Kept, find_kept
 
-from ..core.record import replace
 from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .held import ALREADY_OPEN, HeldOperations, Interpreter

@@ -26,9 +26,9 @@ from cloche.core.enforcement import Control, Level, shortfalls
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend, Capabilities
+from cloche.core.record import dataclass, field, replace
 from cloche.core.remote import RemoteAccount
 
-from ..core.record import dataclass, field, replace
 from .registry import OPTIONS, Option, backend_named, capabilities_of, policy_for, row_of, why_not_ready
 
 log = logging.getLogger("cloche.runtime")

@@ -19,9 +19,9 @@ from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.loops import finish
+from cloche.core.record import replace
 from cloche.core.result import Result
 
-from ..core.record import replace
 from .open_folder import FolderOptions
 from .prepare import Prepared
 from .registry import is_shown_anyway, prefixes_for

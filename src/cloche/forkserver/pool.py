@@ -20,10 +20,10 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 from cloche.core.limits import MIB
+from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 
-from ..core.record import dataclass
 from .slot import Slot, Template
 
 SLOT_BYTES = 8 * MIB  # what a finished jail that waits may add, with some room …

@@ -25,10 +25,10 @@ from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.limits import Limits, parse_duration
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass, fields
 from cloche.init import wire
 from cloche.jail.setup.launch import start_keeper
 
-from ..core.record import dataclass, fields
 from . import registry
 
 log = logging.getLogger("cloche.live")

@@ -23,8 +23,7 @@ from typing import Any
 
 from cloche import hostfs
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-
-from ..core.record import dataclass, field
+from cloche.core.record import dataclass, field
 
 SYSTEM = "/run/cloche"  # where root makes a folder for each user
 SOCKET, ENTRY, LOCK = ".sock", ".json", ".lock"

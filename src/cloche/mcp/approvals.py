@@ -36,8 +36,7 @@ from cloche.agent.terminal import (
     where_it_runs,
 )
 from cloche.core.escape import escape
-
-from ..core.record import dataclass, field
+from cloche.core.record import dataclass, field
 
 MOST_NAME_CHARS = 80
 

@@ -25,9 +25,9 @@ from cloche.agent.interpreters import MOST_INTERPRETERS
 from cloche.agent.queue import ApprovalQueue
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass, field
 from cloche.serving.process import log_plainly, until_signal
 
-from ..core.record import dataclass, field
 from . import require_extra
 
 if TYPE_CHECKING:

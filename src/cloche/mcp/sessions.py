@@ -22,8 +22,7 @@ import anyio
 
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
-
-from ..core.record import dataclass, field
+from cloche.core.record import dataclass, field
 
 MOST_SESSIONS = 64
 IDLE_S = 1800.0

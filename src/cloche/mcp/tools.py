@@ -31,9 +31,9 @@ from cloche.agent.catalog import ToolAction
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import utf8_safe
+from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 
-from ..core.record import dataclass, field
 from . import approvals
 from .approvals import Asking, Spent
 from .sessions import Sessions

@@ -20,9 +20,9 @@ from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, field, replace
 from cloche.core.result import Result
 
-from ..core.record import dataclass, field, replace
 from .fetch import fetch
 from .folders import make_shown
 from .frames import Bounds, Reader, WrongFrame

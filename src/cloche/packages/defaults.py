@@ -19,8 +19,8 @@ from cloche.core.limits import MIB
 from cloche.core.network import parse_address
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import replace
 
-from ..core.record import replace
 from .index import Index, find_index
 from .npm import Npm
 from .registry import Registry, find_registry

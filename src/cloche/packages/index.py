@@ -24,8 +24,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.network import parse_address
-
-from ..core.record import dataclass, field, replace
+from cloche.core.record import dataclass, field, replace
 
 PORTS = {"https": 443, "http": 80}
 # The operator named this host as an index, so by their own resolver it is what they mean: whatever address it has, but

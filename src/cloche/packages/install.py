@@ -15,8 +15,8 @@ from cloche.core.errors import BackendUnavailable, PolicyDenied
 from cloche.core.layers import Target
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, field, replace
 
-from ..core.record import dataclass, field, replace
 from .build import Workshop
 from .defaults import with_default_index, with_default_registry
 from .fetch import fetch

@@ -19,7 +19,6 @@ from cloche.core.toml import read_toml
 from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file
 
-from ..core.record import dataclass, field, replace
 from .requirements import Requirement, parse_requirements
 from .resolve import NAME, Pin, is_version
 

@@ -22,9 +22,9 @@ from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 
-from ..core.record import dataclass, replace
 from .lock import Locked
 from .npm_names import MOST_NAME_CHARS, PREFIX, parse_npm
 from .registry import Registry

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .index import CA_VARIABLES, PORTS, Credentials, Index, host_of, read_own_file, split_address
 
 SYSTEM_FOLDERS = ("/usr/local/etc", "/usr/etc", "/etc")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from cloche.core.ceilings import normalize_package
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .known_imports import DISTRIBUTIONS
 from .npm_names import PREFIX, is_npm, parse_npm
 

@@ -26,10 +26,10 @@ from cloche.core.layers import Target
 from cloche.core.limits import GIB, MIB, format_size
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import asdict, dataclass, replace
 from cloche.core.request import InputFile
 from cloche.core.toml import read_toml
 
-from ..core.record import asdict, dataclass, replace
 from .index import Index, host_of
 from .requirements import EXTRA, Requirement
 from .rules import Rules

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from cloche.core.ceilings import matches_package
 from cloche.core.errors import PolicyDenied
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .requirements import Requirement
 
 

@@ -21,10 +21,9 @@ from cloche.core.loops import with_sink
 from cloche.core.network import NO_RULE_OPENS
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
+from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
-
-from ..core.record import dataclass, field, replace
 
 CA_FILE = "ca.pem"
 MOST_LAST_CHARS, MOST_REFUSALS = 2000, 4

@@ -26,8 +26,8 @@ from typing import Any
 from cloche.core.errors import StartFailed
 from cloche.core.layers import Target
 from cloche.core.loops import finish
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .folders import (
     PARTS,
     default_folder,

@@ -18,8 +18,8 @@ from cloche.core.layers import Target
 from cloche.core.limits import GIB
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from .folders import MODULES, PARTS
 from .frames import DATA, EXECUTABLE, FILES_END, MODULE, SCRIPT, SITE, Bounds, Reader, WrongFrame, check_path
 from .steps import Step, failed, on_stdout, run_step

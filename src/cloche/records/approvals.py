@@ -20,8 +20,8 @@ from cloche.agent.queue import DECIDE, FIELDS, FORGET, Entry, as_text, entry_of,
 from cloche.agent.terminal import describe_rules
 from cloche.config.state import records_file
 from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .database import Database
 from .lists import FEW_ITEMS, MOST_ITEMS
 from .tables import Approval

@@ -13,9 +13,9 @@ from typing import Any
 
 from cloche.core.ceilings import normalize_package
 from cloche.core.escape import escape_line
+from cloche.core.record import dataclass
 from cloche.hostfs import open_regular
 
-from ..core.record import dataclass
 from .dependency_files import FILES, DependencyFile, mapping, read_json, read_toml
 
 MOST_DEPENDENCIES = 10_000

@@ -18,8 +18,8 @@ from cloche.config.keys import YAML_READERS
 from cloche.config.readers import hint_for, parse_hosts
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from .dependency_files import read_json
 from .devenv_detection import Language, detect_languages, detect_setup, sources_of
 from .ids import now

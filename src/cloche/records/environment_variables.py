@@ -17,9 +17,8 @@ from hashlib import sha256
 from cloche.audit.redaction import Redactor, is_secret
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import utf8_safe
+from cloche.core.record import dataclass
 from cloche.hostfs import new_file, open_folder, open_regular
-
-from ..core.record import dataclass
 
 MASK = "***"
 MOST_VALUE_CHARS = 1_024

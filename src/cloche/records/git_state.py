@@ -18,9 +18,9 @@ from itertools import accumulate
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass
 from cloche.hostfs import look, open_folder, open_regular
 
-from ..core.record import dataclass
 from .git_ignore import Rules, is_ignored, parse_rules
 from .git_index import LINK, MOST_DEPTH, SUBMODULE, Entry, Folder, parse_index
 from .git_objects import Bounds, Objects, Unknown, is_folder_mode, read_small

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from cloche.audit.log import Audit
 from cloche.core.errors import Conflict, InvalidRequest, NotFound
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .database import Database
 from .ids import check_id, new_id, now
 from .tables import DEFAULT_PROJECT, ApiKey, Approval

@@ -24,11 +24,11 @@ from cloche.core.ceilings import covers, mode_rank
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape
 from cloche.core.network import parse_rule
+from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.packages.requirements import read_requirements_file
 
-from ..core.record import dataclass, field
 from .dependencies import read_file
 from .dependency_files import MOST_LOCK_BYTES, MOST_MANIFEST_BYTES, mapping, read_json, read_toml
 from .devenv import INDEX, LIMITS, DevEnvManifest, Setup

@@ -13,9 +13,9 @@ from typing import Any
 
 from cloche.core.errors import Conflict, InvalidRequest
 from cloche.core.escape import escape_name, is_visible
+from cloche.core.record import dataclass
 from cloche.hostfs import new_file, replace
 
-from ..core.record import dataclass
 from .environment_variables import KEY
 
 SCRIPT = ".cloche-env-replication.sh"

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .database import Database, Encoded
 from .ids import check_id, moment, now
 from .tables import Run

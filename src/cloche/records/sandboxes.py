@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from cloche.core.errors import NotFound
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .ids import check_id, now
 from .tables import LiveSandbox
 

@@ -17,8 +17,8 @@ from cloche.config import readers
 from cloche.config.keys import ARGUMENT_READERS, BY_NAME
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .database import Database
 from .ids import now
 from .tables import Setting

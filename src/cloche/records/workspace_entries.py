@@ -15,8 +15,8 @@ from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .blobs import IS_SHA256
 
 EXCLUDED_NAMES = frozenset({b".git", b"node_modules", b"__pycache__", b".DS_Store"})

@@ -19,9 +19,9 @@ from typing import Any
 
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass
 from cloche.execution.folders import stays_inside
 
-from ..core.record import dataclass
 from .blobs import BlobFolder, Damaged
 from .ids import now
 from .workspace_entries import PERMISSIONS, RESTORE_MANIFEST, Entry, is_excluded, named

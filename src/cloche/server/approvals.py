@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 
 from cloche.agent.queue import Entry
 from cloche.core.errors import ClocheError
+from cloche.core.record import dataclass
 from cloche.records import approvals as records
 
-from ..core.record import dataclass
 from .problems import Refused
 
 POLL_S, POLL_AFTER_FAILURE_S = 0.2, 2.0

@@ -15,13 +15,13 @@ from cloche.core.errors import ClocheError, NotFound
 from cloche.core.escape import escape_name
 from cloche.core.events import Event, Sink
 from cloche.core.protocols import OpenLiveSandbox, SupportsFileStreams
+from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.processes import AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 from cloche.records.ids import new_id, now
 from cloche.records.results import result_as_wire
 
-from ..core.record import dataclass, field
 from .events import LiveRun
 from .problems import Refused
 from .results import event_as_wire

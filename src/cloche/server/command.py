@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, field
 from cloche.serving.process import until_signal
 
-from ..core.record import dataclass, field
 from . import require_extra
 
 if TYPE_CHECKING:

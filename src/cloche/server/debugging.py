@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from cloche.core.debugging import NAMESPACES, VARIABLE, DebugState, read_namespaces, switch
 from cloche.core.errors import RecordsFailed
-
-from ..core.record import replace
+from cloche.core.record import replace
 
 POLL_S = 0.5  # half of what is promised
 log = logging.getLogger("cloche.service")

@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from cloche.core.errors import ClocheError, NotFound
+from cloche.core.record import dataclass
 from cloche.records.approvals import count_open
 
 from . import below, problems

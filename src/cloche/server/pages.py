@@ -22,9 +22,8 @@ from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
+from cloche.core.record import dataclass
 from cloche.records.runs import UNFINISHED, RunFacts
-
-from ..core.record import dataclass
 
 MOST_OUTPUTS = 50
 MOST_PICTURE_CHARS = 8 << 20

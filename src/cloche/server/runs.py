@@ -33,6 +33,7 @@ from cloche.core.errors import (
     StartFailed,
 )  # fmt: skip
 from cloche.core.events import Event, Sink
+from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
@@ -40,7 +41,6 @@ from cloche.records.database import Encoded, Writer
 from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
 
-from ..core.record import dataclass
 from .events import LiveRun
 from .places import Places
 from .problems import Refused

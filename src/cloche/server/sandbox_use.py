@@ -12,10 +12,10 @@ from starlette.requests import HTTPConnection
 
 from cloche.audit.log import act_for
 from cloche.core.events import Sink
+from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
 
-from ..core.record import dataclass
 from .attachments import Attachment
 from .auth import find_caller, service_of
 from .events import wait_or_cancel

@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
+from cloche.core.record import replace
 from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
@@ -38,7 +39,6 @@ from cloche.records.results import camel
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 
-from ..core.record import replace
 from .attachments import Attachment
 from .identities import BROWSER, Caller
 from .problems import Refused

@@ -34,7 +34,6 @@ from cloche.records.keys import note_use
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 from cloche.records.workers import own_worker
 
-from ..core.record import dataclass, field
 from .approvals import ApprovalWatch
 from .debugging import Debugging
 from .identities import Identities

@@ -23,9 +23,9 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.languages import LANGUAGES, detect_language, language_named
 from cloche.core.limits import MIB, format_size
+from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile
 
-from ..core.record import dataclass, field
 from .manifest import MOST_CARD_BYTES, read_card, read_manifest
 from .skill import CARD, MANIFEST, Card, Fault, InvalidSkill, Manifest, Script, Skill
 

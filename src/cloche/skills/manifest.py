@@ -17,6 +17,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.limits import KIB
 from cloche.core.policy import preset_named
+from cloche.core.record import fields
 
 from .skill import CARD, MANIFEST, Asked, Card, Fault, Manifest
 

@@ -29,6 +29,7 @@ from cloche.core.events import Sink
 from cloche.core.limits import format_size
 from cloche.core.network import parse_rule
 from cloche.core.policy import HOST_BACKENDS, PRESETS, TIERS
+from cloche.core.record import dataclass, replace
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.execution.inputs import Files
@@ -38,7 +39,6 @@ from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_r
 from cloche.packages.requirements import parse_requirements
 from cloche.sync import blocking
 
-from ..core.record import dataclass, replace
 from .manifest import LIMIT_KEYS
 from .skill import MANIFEST, Asked, Fault, Script, Skill
 

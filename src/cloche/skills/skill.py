@@ -7,9 +7,8 @@ from typing import Literal
 
 from cloche.core.enforcement import Control, Level, NetworkMode
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile
-
-from ..core.record import dataclass, field
 
 CARD = "SKILL.md"
 MANIFEST = "cloche-skill.yaml"

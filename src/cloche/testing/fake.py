@@ -19,11 +19,10 @@ from cloche.core.events import Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
+from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
 from cloche.execution.run import report_output
-
-from ..core.record import dataclass, field, replace
 
 Answer = Result | Exception | Callable[[Request], Result]
 

@@ -16,8 +16,8 @@ from cloche import hostfs
 from cloche.config.state import DATABASE
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .hidden import BELOW, CREDENTIAL_FOLDERS
 
 WORKSPACE, SAME = "/workspace", "same"

@@ -30,8 +30,8 @@ from cloche import hostfs
 from cloche.core.changes import Change, Committed
 from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, field, replace
 
-from ..core.record import dataclass, field, replace
 from . import journal as journals
 from .host_files import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step

@@ -28,8 +28,8 @@ from cloche import hostfs
 from cloche.core.changes import Change
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
 from cloche.core.escape import escape_line, escape_name
+from cloche.core.record import dataclass
 
-from ..core.record import dataclass
 from .git_folder import GitFolder, git_folder
 from .snapshot import Entry, Snapshot
 

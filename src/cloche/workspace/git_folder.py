@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, replace
 
-from ..core.record import dataclass, replace
 from .hidden import Hidden, Mask, find_hidden_in_git, mask_rows
 
 MOST_POINTER_BYTES, MOST_CONFIG_BYTES, PATIENCE_S = 8192, 1 << 20, 5.0

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, field
 
-from ..core.record import dataclass, field
 from .ignore import MOST_BYTES, IgnorePatterns
 from .mounts import mount_of, mounts_below
 from .tracked import find_tracked

@@ -21,8 +21,7 @@ from itertools import groupby
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
-
-from ..core.record import dataclass
+from cloche.core.record import dataclass
 
 MOST_BYTES, MOST_PATTERNS, MOST_CHARACTERS = 1 << 16, 500, 500
 MOST_KEPT = 50_000  # names whose answer is kept: most names of a project are there many times

@@ -26,8 +26,7 @@ from typing import Any, Literal
 
 from cloche import hostfs
 from cloche.core.errors import WorkspaceFailed
-
-from ..core.record import dataclass, fields, replace
+from cloche.core.record import dataclass, fields, replace
 
 FOLDER = "workspaces"
 PATIENCE_S = 30.0

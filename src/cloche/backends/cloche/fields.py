@@ -10,9 +10,8 @@ from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.record import fields
 from cloche.core.request import InputFile, Request
-
-from ...core.record import fields
 
 MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64; more is written as files before
 MOST_FILES = 2_500

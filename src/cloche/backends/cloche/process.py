@@ -12,9 +12,9 @@ from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.processes import Detached
+from cloche.core.record import replace
 from cloche.core.result import KillCause, Result, Status
 
-from ...core.record import replace
 from ..live_streams import ByteStream
 from .calls import SandboxCalls
 from .connections import begin, outcome

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.record import dataclass
 from cloche.core.remote import RemoteAccount
 
-from ...core.record import dataclass
 from ..remote.failures import Failure, by_status, remote_error
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import KIB, MIB, Limits
+from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request, source_of
 
-from ...core.record import dataclass, field, replace
 from ..layout import STARTUP_FILE, guest_variables, sites_of, startup_text, with_layers, with_startup
 from ..saved_files import time_for_files
 from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables

@@ -23,12 +23,12 @@ from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFil
 from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard, kept_between
 from cloche.core.frames import GuestReport, GuestReportReader
 from cloche.core.limits import Limits
+from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
 from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 
-from ...core.record import dataclass, replace
 from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from ..results import make_result, run_notes
 from ..saved_files import REASONS, Changes, Until, in_thread

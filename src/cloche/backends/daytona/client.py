@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.record import dataclass, replace
 from cloche.core.remote import DOMAINS, RemoteAccount
 
-from ...core.record import dataclass, replace
 from ..remote.accounts import check_account, why_no_address
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
 

@@ -14,10 +14,10 @@ from cloche.core.layers import Interpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
+from cloche.core.record import dataclass, replace
 from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import operator_proxies, rest
 
-from ...core.record import dataclass, replace
 from ..containers.pool import close_pool
 from ..enforcement import (
     check_policy,

@@ -13,8 +13,8 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.layers import Interpreter, Target
+from cloche.core.record import dataclass
 
-from ...core.record import dataclass
 from ..containers.container import LEAST_PYTHON
 from ..containers.program import LOOK, PROGRAMS, engine_of
 from ..garbage_collection import owner

@@ -16,11 +16,11 @@ from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass, field, replace
 from cloche.core.request import WorkspaceContainer
 from cloche.egress.client import process_id
 from cloche.jail.setup.seccomp import NETLINK_ROUTE, profile, profile_text
 
-from ...core.record import dataclass, field, replace
 from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 from ..network import NAME_SERVER_ADDRESS, network_rules
 

@@ -16,9 +16,9 @@ from cloche.core.enforcement import Control, Enforcement, Measure, State
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ...core.record import replace
 from ..containers.container import ARGUMENTS
 from ..containers.program import (
     IMAGE_PATH,

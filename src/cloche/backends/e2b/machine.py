@@ -27,10 +27,10 @@ from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.seccomp import first_process_filter
 
-from ...core.record import dataclass
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
 from ..garbage_collection import Background

@@ -10,9 +10,9 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ...core.record import replace
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, Program, SessionProgram, program_with_layers, session_with_layers

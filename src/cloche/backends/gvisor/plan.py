@@ -21,13 +21,13 @@ from cloche.core.languages import Engine as LanguageEngine
 from cloche.core.languages import Language, language_named
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass
 from cloche.core.request import Request
 from cloche.jail.setup.mounts import chdir, from_rows, mount
 from cloche.jail.setup.seccomp import profile
 from cloche.jail.steps import EEXIST, make
 from cloche.jail.syscalls import AT_FDCWD, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
-from ...core.record import dataclass
 from .. import layout
 from ..certificates import files_and_variables
 from ..containers.container import ARGUMENTS

@@ -15,9 +15,9 @@ from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities, Keeping
+from cloche.core.record import replace
 from cloche.egress.client import operator_proxies, rest
 
-from ...core.record import replace
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy

@@ -19,9 +19,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from cloche.core.limits import MIB, Limits
+from cloche.core.record import dataclass
 from cloche.jail.setup.cache import own_cache, read_cache, write_cache
-
-from ...core.record import dataclass
 
 FILE = "fonts"
 # First the name by which matplotlib looks for its list, then the list.

@@ -18,6 +18,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile, Request, source_of
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
@@ -28,7 +29,6 @@ from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
 from cloche.jail.work_folder import STARTUP
 
-from ...core.record import dataclass, field
 from .. import layout
 from ..certificates import files_and_variables
 from ..garbage_collection import group_name, new_folder

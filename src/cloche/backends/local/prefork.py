@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass
 from cloche.egress import client as egress
 from cloche.egress.client import operator_proxies
 from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
@@ -18,7 +19,6 @@ from cloche.forkserver.slot import Slot
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
-from ...core.record import dataclass
 from .. import subordinate_ids
 from ..garbage_collection import group_name
 from ..host import Host

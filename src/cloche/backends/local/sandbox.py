@@ -16,6 +16,7 @@ from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
 from cloche.core.policy import Policy
+from cloche.core.record import replace
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
@@ -23,7 +24,6 @@ from cloche.egress.client import Network, Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
-from ...core.record import replace
 from ..host import Host, forget_host
 from ..network import authority_variables, network_rules, new_network, open_shared_network
 from ..results import make_result, run_notes

@@ -25,11 +25,11 @@ from cloche import hostfs
 from cloche.core.errors import OutcomeUnknown, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.languages import PROGRAM_FILES
 from cloche.core.limits import Limits
+from cloche.core.record import dataclass
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 from cloche.jail.messages import Run
 
-from ...core.record import dataclass
 from ..saved_files import (
     CHUNK_BYTES,
     MOST_S,

@@ -25,9 +25,9 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 
-from ...core.record import dataclass
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS, engine_of
 from ..toolchain import find_version

@@ -17,8 +17,8 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
+from cloche.core.record import replace
 
-from ...core.record import replace
 from ..enforcement import Controls, check_policy, microvm_controls
 from ..host import NEEDS_KVM, KeptAnswers, changed_ns, why_no_kvm
 from ..session_languages import DRIVERS

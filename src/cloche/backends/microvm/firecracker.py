@@ -25,8 +25,8 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import MIB
+from cloche.core.record import dataclass, field
 
-from ...core.record import dataclass, field
 from .plan import (
     CONTAINERS,
     DISK,

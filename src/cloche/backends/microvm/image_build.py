@@ -31,8 +31,8 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import MIB
+from cloche.core.record import dataclass
 
-from ...core.record import dataclass
 from .plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, Image, find_image, place_of_images, point_to
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from cloche.core.errors import StartFailed
+from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 
-from ...core.record import dataclass
 from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
 from .plan import CONTAINERS, ControlPipe, Image, Monitor, Plan
 

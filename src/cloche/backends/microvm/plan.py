@@ -25,9 +25,9 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass
 from cloche.jail.setup.seccomp import first_process_filter
 
-from ...core.record import dataclass
 from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS, engine_of
 from ..host import KVM
 

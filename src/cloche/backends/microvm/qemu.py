@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import MIB
+from cloche.core.record import dataclass
 
-from ...core.record import dataclass
 from .plan import (
     CONTAINERS,
     DISK,

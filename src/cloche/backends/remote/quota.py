@@ -18,10 +18,9 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.record import dataclass
 from cloche.core.remote import RemoteAccount
 from cloche.core.suppressed import suppress_logged
-
-from ...core.record import dataclass
 
 log = logging.getLogger("cloche.remote")
 BUSY_S = 10.0

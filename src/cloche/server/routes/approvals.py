@@ -23,9 +23,9 @@ from cloche.agent.queue import Entry, NotWaiting, changes_since
 from cloche.agent.toolbox import record_decision
 from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
+from cloche.core.record import replace
 from cloche.records import approvals as records
 
-from ...core.record import replace
 from ..approvals import Change, change_of
 from ..auth import Approver, Runner, TheService, needs
 from ..bodies import JsonRoute, validated

@@ -18,6 +18,7 @@ from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import NotFound, PolicyDenied
 from cloche.core.events import Sink
+from cloche.core.record import replace
 from cloche.core.result import Result
 from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.run import arun
@@ -26,7 +27,6 @@ from cloche.records.lists import list_page
 from cloche.records.results import as_json
 from cloche.records.tables import Run
 
-from ...core.record import replace
 from ..auth import Reader, Runner, TheService
 from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
 from ..events import server_sent, wait_or_cancel

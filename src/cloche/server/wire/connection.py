@@ -16,9 +16,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cloche import __version__
 from cloche.core.escape import escape_name
+from cloche.core.record import replace
 from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
 
-from ...core.record import replace
 from ..auth import find_caller
 from ..bodies import validated
 from ..log import ACCESS

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from cloche.core.errors import NotFound
 from cloche.core.escape import escape_name
+from cloche.core.record import dataclass, field
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.ids import new_id
 
-from ...core.record import dataclass, field
 from ..problems import Refused
 
 MOST_CONNECTIONS = 32  # each with a window for every channel of its calls

@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink
 from cloche.core.processes import Detached
+from cloche.core.record import replace
 from cloche.core.result import Result
 from cloche.execution.paths import file_time
 from cloche.execution.ports import AsyncConnection
@@ -23,7 +24,6 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
-from ...core.record import replace
 from ..attachments import SharedProcess, encode_result
 from ..events import HEARTBEAT_S, LiveRun
 from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word

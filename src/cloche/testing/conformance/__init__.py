@@ -25,8 +25,8 @@ from cloche.core.enforcement import Enforcement, Level, State
 from cloche.core.errors import InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass
 
-from ...core.record import dataclass
 from . import files, limits, live, live_files, results, sandbox, sessions, truth
 from .subject import Broken, Check, Skipped, Subject, enforcement_of
 

@@ -32,8 +32,8 @@ from cloche.core.protocols import (
     SupportsSessions,
     SupportsWatch,
 )
+from cloche.core.record import replace
 
-from ...core.record import replace
 from .files import ODD_NAMES
 from .live import PATIENCE_S, opened_live, refuses, shell, started, until
 from .subject import Broken, Check, Skipped, Subject, expect, expect_ok, expect_that, python

@@ -7,9 +7,9 @@ from functools import partial
 
 from cloche.core.enforcement import Control
 from cloche.core.limits import MIB
+from cloche.core.record import fields
 from cloche.core.result import EXIT_TIMEOUT, TIMEOUT_NOTE, ExecutionResult, Result, Status
 
-from ...core.record import fields
 from .subject import Check, Subject, bash, command, ends, expect, expect_ok, expect_that, python, timed_out
 
 META_KEYS = ("runtime", "versions", "limits", "duration", "backend", "level")

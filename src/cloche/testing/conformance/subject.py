@@ -28,10 +28,9 @@ from cloche.core.protocols import (
     SupportsSingleRun,
     SupportsStreaming,
 )
+from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
-
-from ...core.record import dataclass, field, replace
 
 # Wide enough for a machine that does other things too; a check that waits for a limit sets its own.
 GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)
