@@ -12,7 +12,7 @@ who is to blame (`errors`). Standard library only, no I/O, no clock, no import f
   sessions and of values), `guest_json` (JSON from a guest in bounded time), `escape` (its text on a terminal).
 - `protocols` (what a backend must offer and what it may), `layers` (the same for packages, with the interpreter that
   they are for), `fixing` (auto-fix as values), `loops` (waiting in asyncio), `suppressed` (errors that are only
-  logged).
+  logged), `record` (what all these values are made with).
 
 Must not change: public names, error texts, the precedence of statuses, bounds on guests. Rows of tables may be added.
 """

@@ -40,7 +40,7 @@ class _Field:
 
     __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
     name: str
-    type: str
+    type: object
 
     def __init__(
         self, *, default: Any = _MISSING, default_factory: Any = _MISSING, init: bool = True, repr: bool = True,  # noqa: A002
@@ -69,7 +69,7 @@ def _record(cls: Any = None, /, **options: bool) -> Any:
     found = {one.name: one for base in cls.__mro__[:0:-1] for one in base.__dict__.get("__record__", ())}
     own, slots = dict(cls.__dict__), []
     for name, kind in cls.__annotations__.items():
-        if not kind.startswith("ClassVar"):
+        if not str(kind).removeprefix("typing.").startswith("ClassVar"):
             slots += [name] if name not in found else []
             found[name] = _field_of(name, kind, own, **options)
     own = {**_methods(cls, tuple(found.values()), **options), **own, "__qualname__": cls.__qualname__}
@@ -80,7 +80,7 @@ def _record(cls: Any = None, /, **options: bool) -> Any:
     return type(cls)(cls.__name__, cls.__bases__, own)
 
 
-def _field_of(name: str, kind: str, own: dict[str, Any], *, kw_only: bool = False, **_: bool) -> _Field:
+def _field_of(name: str, kind: object, own: dict[str, Any], *, kw_only: bool = False, **_: bool) -> _Field:
     """Return the field of an annotation; where a class attribute was its description, its default takes that place."""
     said = own.get(name, _MISSING)
     made: _Field = said if isinstance(said, _Field) else _Field(default=said)
@@ -158,10 +158,13 @@ def _setter_of(found: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any,
     return set_fields
 
 
-@recursive_repr("...")
-def _repr(self: Any) -> str:
+def _shown(self: Any) -> str:
     shown = ", ".join(f"{one.name}={getattr(self, one.name)!r}" for one in self.__record__ if one.repr)
     return f"{self.__class__.__qualname__}({shown})"
+
+
+_repr: Any = recursive_repr("...")(_shown)
+_repr.__wrapped__, _shown.__qualname__ = _shown, "__create_fn__"  # by which `pprint` knows a data class
 
 
 def _equals(self: Any, other: Any) -> Any:
