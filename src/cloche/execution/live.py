@@ -21,6 +21,7 @@ from cloche.core.protocols import (
     SupportsLive,
     SupportsSessionNames,
 )
+from cloche.core.record import replace
 from cloche.core.screen import Finding
 
 from .accounts import account_of

@@ -19,6 +19,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend
+from cloche.core.record import dataclass, field, replace
 from cloche.core.screen import Finding, apply_screen
 
 from .accounts import accounts_of

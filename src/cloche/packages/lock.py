@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.layers import Target
+from cloche.core.record import dataclass, field, replace
 from cloche.core.toml import read_toml
 from cloche.hostfs import open_folder
 from cloche.hostfs import replace as replace_file

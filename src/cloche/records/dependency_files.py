@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from cloche.core import toml
+from cloche.core.record import dataclass
 
 MOST_LOCK_BYTES = 16 << 20
 MOST_MANIFEST_BYTES = 256 << 10

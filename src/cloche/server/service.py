@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +25,7 @@ from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
+from cloche.core.record import dataclass, field
 from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
