@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -12,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from tests.harness.postgres import postgres
 from tests.harness.service import Service, end_sandboxes, start
@@ -117,6 +122,59 @@ def test_of_a_worker_that_is_gone_the_other_says_so(starter: Starter) -> None:
     assert len(list((first.log.parent / "state/cloche/workers").iterdir())) <= 2
 
 
+def socket_to(service: Service, path: str, trusting: ssl.SSLContext) -> ClientConnection:
+    """Open a web socket of a service."""
+    headers = {"Authorization": f"Bearer {service.key}"}
+    address = service.address.replace("https", "wss", 1) + path
+    return connect(address, additional_headers=headers, ssl=trusting, proxy=None)
+
+
+def use_sockets(service: Service, sandbox: str, trusting: ssl.SSLContext) -> None:
+    """Work in a terminal of a sandbox that another machine has; a refusal there is one here."""
+    with socket_to(service, f"{sandbox}/terminal?rows=33&columns=77", trusting) as terminal:
+        terminal.send(b"stty size; read -r word; echo got-$word; exit 3\n")
+        terminal.send(json.dumps({"resize": [44, 88]}))
+        terminal.send(b"this\n")
+        *pieces, end = list(terminal)
+        output = b"".join(piece for piece in pieces if isinstance(piece, bytes))
+        assert b"33 77" in output or b"44 88" in output
+        assert b"got-this" in output
+        assert json.loads(end) == {"exitCode": 3, "status": "error"}
+    assert (terminal.close_code, terminal.close_reason) == (1000, "")
+    with pytest.raises(InvalidStatus) as refused:
+        socket_to(service, f"{sandbox}/ports/9", trusting)
+    assert refused.value.response.status_code == 409
+    assert json.loads(refused.value.response.body)["type"].endswith("connection-refused")
+    with socket_to(service, f"{sandbox}/terminal", trusting) as terminal:
+        terminal.send("no object")
+        with pytest.raises(ConnectionClosed) as closed:
+            list(terminal)
+            terminal.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+
+
+def use_page(service: Service, address: str, trusting: ssl.SSLContext) -> None:
+    """See a sandbox that another machine has on the page, and kill a process of it there by a form."""
+    with service.client(verify=trusting) as client:
+        started = client.post(f"/api{address}/processes", json={"shell": "exec sleep 1000"}).json()["id"]
+    with httpx.Client(base_url=service.address, verify=trusting, trust_env=False, timeout=60) as browser:
+        browser.post("/login", data={"code": parse_qs(urlsplit(service.link).query)["code"][0]})
+        shown = browser.get(address)
+        assert shown.status_code == 200
+        assert "exec sleep 1000" in shown.text
+        token = re.search(r'name="csrfToken" value="([^"]+)"', shown.text)
+        assert token is not None
+        kill, form = f"{address}/processes/{started}/kill", {"csrfToken": token[1]}
+        foreign = browser.post(kill, data=form, headers={"Origin": "https://elsewhere.example"})
+        assert foreign.status_code == 403
+        assert browser.post(kill, data={"csrfToken": "wrong"}).status_code == 403
+        assert browser.post(kill, data=form).headers["location"] == address
+    with service.client(verify=trusting) as client:
+        assert client.get(f"/api{address}/processes/{started}").json()["status"] == "signaled"
+    assert httpx.get(service.address + address, verify=trusting, trust_env=False).status_code == 401
+
+
 def test_workers_of_two_machines_pass_on_by_tls(starter: Starter, tmp_path: Path) -> None:
     """With PostgreSQL, and certificates that the database vouches for; of a machine that is gone this is said."""
     authority = Authority(tmp_path)
@@ -145,7 +203,12 @@ def test_workers_of_two_machines_pass_on_by_tls(starter: Starter, tmp_path: Path
             run = one.post("/api/code/exec", json={"code": LONG}, headers=ASYNC).json()["id"]
             begun(other, f"/api/runs/{run}/events")
             assert other.post(f"/api/runs/{run}/cancel").json()["status"] == "cancelled"
+            use_sockets(second, sandbox, trusting)
+            use_page(second, sandbox.removeprefix("/api"), trusting)
             first.end(signal.SIGKILL)
+            with pytest.raises(InvalidStatus) as gone:
+                socket_to(second, f"{sandbox}/terminal", trusting)
+            assert gone.value.response.status_code == 503
             lost = other.post(f"{session}/run", json={"code": "1"})
             assert (lost.status_code, lost.json()["title"]) == (503, "Worker gone")
         second.end()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from cloche import __version__
 
 from . import html, problems
-from .auth import find_caller, identify
+from .auth import check_passing, identify
 from .below import RootPath, read_root_path
 from .forwarding import Forwarding
 from .guard import Guard
@@ -62,7 +62,7 @@ def create_app(
         )  # fmt: skip
     known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
     forwarding = Forwarding(
-        app, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=find_caller
+        app, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=check_passing
     )
     guard = Guard(forwarding, names=known, identify=partial(identify, service), is_any_host=is_any_host)
     observed = Observed(guard, service.metrics)

@@ -73,15 +73,28 @@ async def find_browser(request: Request) -> Caller:
 
     Raises Refused: 401 without a cookie that holds, 403 where the token is missing.
     """
-    caller = await _of_cookie(service_of(request), request)
-    if caller is None:
-        raise _nobody("no cookie was sent that holds")
-    _note_caller(request, caller)
+    caller = await _find_browser(request)
     if request.method not in SAFE:
-        _check_origin(request)
         form = await request.form(max_files=MOST_FORM_FILES, max_fields=MOST_FORM_FIELDS, max_part_size=MOST_FORM_PART)
         _check_token(caller, str(form.get(CSRF_FIELD, "")))
     return caller
+
+
+async def _find_browser(connection: HTTPConnection) -> Caller:
+    """Return whose cookie it is, of a page of our own. Raises Refused: 401, or 403 for another site's page."""
+    caller = await _of_cookie(service_of(connection), connection)
+    if caller is None:
+        raise _nobody("no cookie was sent that holds")
+    _note_caller(connection, caller)
+    if connection.scope["method"] not in SAFE:
+        _check_origin(connection)
+    return caller
+
+
+async def check_passing(connection: HTTPConnection) -> Caller:
+    """Return who asks for what another worker has, which reads the form with the page's token. Raises Refused."""
+    is_api = connection.scope["path"].startswith("/api/")
+    return await (find_caller(connection) if is_api else _find_browser(connection))
 
 
 async def _of_cookie(service: Service, connection: HTTPConnection) -> Caller | None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FORCED_EXIT_S = 10.0  # after the drain, and the end of sandboxes
 END_S = 20.0  # for that
 _WORKER_ADDRESS = re.compile(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,7 @@ async def serving(command: ServeCommand) -> None:
     from .app import create_app
     from .peers import UNIX, Listening
     from .service import ServiceOptions, opened
+    from .sockets import MOST_MESSAGE
     from .telemetry import configure_telemetry
 
     is_secure = _check_tls(command)

@@ -1,9 +1,10 @@
 """Requests for what another worker has, passed on to it.
 
 Theory of operation: what one worker alone has is a run that goes on, and a sandbox with its sessions and commands; the
-row says who. A request for such a thing is checked as any other, then passed on as it came, and its answer passed back;
-the worker that has it checks it again. A header with a key of the database says that a request was passed on, and for
-whom: it is not passed on further. A client that goes away ends what it asked for there, too.
+row says who. A request for such a thing, of programs or of the page, is checked as any other, then passed on as it
+came, and its answer passed back; the worker that has it checks it again. Web sockets into a sandbox are passed on to
+another machine alone: on this one any worker can be in it. A header with a key of the database says that a request was
+passed on, and for whom: it is not passed on further. A client that goes away ends what it asked for there, too.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from cloche.core.errors import ClocheError
-from cloche.records.workers import WorkerFacts
+from cloche.records.workers import WorkerFacts, is_here
 
+from .forwarded_sockets import pass_on_socket
 from .html import answer as answer_to
 from .peers import MARK, UNIX, Peers, gone, reached
 from .problems import Refused
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 
 CLIENT = "x-cloche-client"
 CONNECT_S, SEND_S = 5.0, 60.0
-_RUNS = re.compile(r"/api/runs/(run_[0-9a-z]{20})/(?:events|cancel)")
-_SANDBOXES = re.compile(r"/api/sandboxes/(sb_[0-9a-z]{20})(?:/.*)?", re.DOTALL)
+_RUNS = re.compile(r"(?:/api)?/runs/(run_[0-9a-z]{20})/(?:events|cancel)")
+_SANDBOXES = re.compile(r"(?:/api)?/sandboxes/(sb_[0-9a-z]{20})(?:/.*)?", re.DOTALL)
 _OF_ONE_HOP = frozenset((
     "connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
     "transfer-encoding", "upgrade", "origin", "sec-fetch-site", MARK, CLIENT,
@@ -55,7 +58,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         is_begun, scope["app"] = False, self._app
@@ -70,24 +73,27 @@ class Forwarding:
             if mark is not None:
                 self._peers.check_mark(mark)
                 scope["client"] = Headers(scope=scope).get(CLIENT, ""), 0
-            worker = await self._elsewhere(scope["path"])
+            worker = await self._elsewhere(scope)
             if worker is not None:
                 if mark is not None:
                     raise gone(worker, "another one has it by now")
-                await self._check(HTTPConnection(scope))
+                await self._check(_connection(scope, receive, send))
                 await self._pass_on(worker, scope, receive, noting)
                 return
         except (Refused, ClocheError) as error:
             if is_begun:
                 raise
-            await (await answer_to(Request(scope), error))(scope, receive, send)
+            response = await answer_to(cast("Request", _connection(scope, receive, send)), error)
+            await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    async def _elsewhere(self, path: str) -> str | None:
-        """Return the other worker that has what a path is about."""
+    async def _elsewhere(self, scope: Scope) -> str | None:
+        """Return the other worker that has what a request is about."""
+        path = scope["path"]
         if (found := _SANDBOXES.fullmatch(path)) is not None:
-            return await self._sandbox(found[1])
+            worker = await self._sandbox(found[1])
+            return None if worker is None or (scope["type"] == "websocket" and is_here(worker)) else worker
         if (found := _RUNS.fullmatch(path)) is not None and not self._has_run(found[1]):
             return await self._peers.has_run(found[1])
         return None
@@ -97,6 +103,12 @@ class Forwarding:
         peer = await self._peers.find(worker)
         if peer is None:
             raise gone(worker)
+        if scope["type"] == "websocket":
+            if peer.address.startswith(UNIX):
+                raise gone(worker, "it has no address for other machines")
+            context = None if peer.certificate is None else _exactly(peer.certificate)
+            await pass_on_socket(_target(peer, scope), peer, context, self._headers(scope), scope, receive, send)
+            return
         body = _Incoming(receive, has_body=_has_body(scope))
         exchange = asyncio.ensure_future(self._exchange(peer, scope, body, send))
         leaving = asyncio.ensure_future(body.until_left())
@@ -205,7 +217,12 @@ def _exactly(certificate: str) -> ssl.SSLContext:
     return context
 
 
+def _connection(scope: Scope, receive: Receive, send: Send) -> HTTPConnection:
+    return Request(scope) if scope["type"] == "http" else WebSocket(scope, receive, send)
+
+
 def _target(peer: WorkerFacts, scope: Scope) -> str:
+    """Return the URL at which a peer has what a request is for."""
     path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
     scheme = "http" if peer.certificate is None else "https"

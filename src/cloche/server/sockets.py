@@ -19,6 +19,7 @@ LOOK_EVERY_S = 5.0  # at whether the key still holds
 CLOSE_S = 5.0  # for a client to take the close
 GOING_AWAY, INVALID_DATA, NOT_ALLOWED, FAILED = 1001, 1007, 1008, 1011  # codes of RFC 6455
 MOST_REASON = 100
+MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
 class BadMessage(Exception):

@@ -1,0 +1,102 @@
+"""One web socket that is passed on to a worker of another machine, as it comes, both ways.
+
+Who does not read is not read for, as without the worker between; the other worker looks after key and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cloche.records.workers import WorkerFacts
+
+from .peers import gone
+from .sockets import CLOSE_S, FAILED, GOING_AWAY, MOST_MESSAGE
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+OPEN_S, SEND_S = 60.0, 300.0
+_NOT_SENT = {1005: 1000, 1006: FAILED}  # codes that say that none came, and what is sent in their place
+# A logger that nobody has configured: the package would write keys into its debug log.
+_logger = logging.Logger("cloche.forwarded", logging.CRITICAL)  # noqa: LOG001
+
+
+async def pass_on_socket(
+    target: str, peer: WorkerFacts, context: ssl.SSLContext | None, headers: Sequence[tuple[bytes, bytes]],
+    scope: Scope, receive: Receive, send: Send,
+) -> None:  # fmt: skip
+    """Carry one to the `https:` address of a peer. Raises Refused (503) where nobody takes it."""
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+    await receive()  # that it wants to connect
+    address = target.replace("http", "ws", 1)
+    own = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    connecting = connect(
+        address, ssl=context, proxy=None, compression=None, max_size=MOST_MESSAGE, ping_interval=None,
+        open_timeout=OPEN_S, close_timeout=CLOSE_S, user_agent_header=None, logger=_logger,
+        # Whose page asks was checked here; there it is one of that host's.
+        origin=_origin(target),  # type: ignore[arg-type]
+        additional_headers=[one for one in own if not one[0].lower().startswith("sec-websocket-")],
+    )  # fmt: skip
+    try:
+        connection = await connecting
+    except InvalidStatus as refused:
+        told = refused.response
+        kept = {"content-type": told.headers.get("content-type", "text/plain")}
+        await Response(bytes(told.body or b""), told.status_code, kept)(scope, receive, send)
+        return
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        raise gone(peer.name, str(error)) from error
+    async with connection:
+        await send({"type": "websocket.accept"})
+        await _carry(connection, receive, send)
+
+
+async def _carry(connection: ClientConnection, receive: Receive, send: Send) -> None:
+    """Carry both ways until one side ends, and end the other one alike."""
+    works = [asyncio.ensure_future(_inward(connection, receive)), asyncio.ensure_future(_outward(connection, send))]
+    try:
+        await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+    if connection.close_code is None:  # the client left, or does not read
+        await connection.close(GOING_AWAY)
+        return
+    code = _NOT_SENT.get(connection.close_code, connection.close_code)
+    with suppress(RuntimeError, OSError, TimeoutError):  # it is closed already, or nobody reads
+        async with asyncio.timeout(CLOSE_S):
+            await send({"type": "websocket.close", "code": code, "reason": connection.close_reason or ""})
+
+
+async def _inward(connection: ClientConnection, receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        data = message.get("bytes")
+        await connection.send(data if data is not None else message["text"])
+
+
+async def _outward(connection: ClientConnection, send: Send) -> None:
+    async for data in connection:
+        kind = "text" if isinstance(data, str) else "bytes"
+        async with asyncio.timeout(SEND_S):
+            await send({"type": "websocket.send", kind: data})
+
+
+def _origin(target: str) -> str:
+    """Return the origin of an address, as a browser would say it."""
+    scheme, _, rest = target.partition("://")
+    host = rest.partition("/")[0]
+    return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"
