@@ -12,7 +12,7 @@ HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets a
   `results.py`: results as the wire has them.
 - `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
 - `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
-- `peers.py`: the other workers of the database; `forwarding.py`: requests for what they have.
+- `peers.py`: the other workers of the database; `forwarding.py`, `forwarded_sockets.py`: requests for what they have.
 - `events.py`: what goes on, as server-sent events.
 - The page: `pages.py`, what it shows; `html.py`, templates and static files; `terminal.py`, a guest's output as HTML.
 - `routes/`: one file for each group of paths.

@@ -57,7 +57,7 @@ async def pass_on_socket(
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise gone(peer.name, str(error)) from error
     async with connection:
-        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.accept", "headers": []})
         await _carry(connection, receive, send)
 
 

@@ -85,8 +85,10 @@ def reached(path: str) -> Iterator[str]:
 class Peers:
     """Know the other workers, and tell them of this one."""
 
-    def __init__(self, database: Database, writer: Writer, worker: str):
-        self._database, self._writer, self._worker = database, writer, worker
+    def __init__(
+        self, database: Database, writer: Writer, worker: str, *, clock: Callable[[], float] = time.monotonic
+    ):
+        self._database, self._writer, self._worker, self._clock = database, writer, worker, clock
         self._known: dict[str, WorkerFacts] = {}
         self._risen: dict[str, tuple[int, float]] = {}  # the last number of each, and when that was first seen
         self._address: tuple[str, str | None] | None = None
@@ -125,7 +127,7 @@ class Peers:
     async def refresh(self) -> None:
         """Read who serves. Raises RecordsFailed."""
         found = await asyncio.to_thread(self._read, workers.serving)
-        now = time.monotonic()
+        now = self._clock()
         before, self._known = self._risen, {one.name: one for one in found}
         self._risen = {one.name: (one.beat, now) for one in found}
         for name, (beat, at) in before.items():
@@ -138,7 +140,7 @@ class Peers:
             return False
         if workers.is_here(worker):
             return workers.is_gone(worker)
-        return worker not in self._known or time.monotonic() - self._risen[worker][1] > SILENT_S
+        return worker not in self._known or self._clock() - self._risen[worker][1] > SILENT_S
 
     async def close_of_gone(self) -> None:
         """Close the runs of workers that are gone, and forget these. Raises RecordsFailed."""
