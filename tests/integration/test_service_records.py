@@ -1,9 +1,11 @@
-"""Snapshots, manifests and reproductions over HTTP, on host folders that the operator opened, and on no others."""
+"""Snapshots, manifests and reproductions over HTTP, on host folders that the operator opened, and on no others.
+
+All of it with records in SQLite's file, and with those in PostgreSQL.
+"""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -12,7 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
+from cloche.records.database import Database
+from tests.harness.postgres import postgres
 from tests.harness.service import Service, serving
 
 pytestmark = pytest.mark.xdist_group("test_service_records")
@@ -20,8 +25,18 @@ SNAPSHOTS, WORKSPACES = "/api/sandbox/snapshots", "/api/workspace/snapshots"
 ENVIRONMENTS, REPRODUCTIONS = "/api/sandbox/dev-env", "/api/sandbox/bug-repro"
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return the URL of a new database, or nothing for the service's file."""
+    if request.param == "sqlite":
+        yield ""
+        return
+    with postgres() as server:
+        yield server.new_database()
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, database: str) -> Path:
     """Return a folder with a root to write to, one to read, and one that is no root."""
     home = tmp_path_factory.mktemp("service_records")
     for name in ("open/shop", "read/shop", "closed"):
@@ -32,9 +47,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(home: Path) -> Iterator[Service]:
+def service(home: Path, database: str) -> Iterator[Service]:
     """Serve for all tests of this module."""
-    with serving(home, "--workspace-root", f"{home}/open:rw", "--workspace-root", f"{home}/read") as one:
+    where = ("--database", database) if database else ()
+    with serving(home, *where, "--workspace-root", f"{home}/open:rw", "--workspace-root", f"{home}/read") as one:
         yield one
 
 
@@ -197,12 +213,15 @@ def _ended(client: httpx.Client, repro_id: str) -> dict[str, object]:
     return dict(found)
 
 
-def test_a_database_that_cannot_be_written_to_is_not_ready(service: Service, client: httpx.Client) -> None:
+def test_a_database_that_cannot_be_written_to_is_not_ready(
+    service: Service, client: httpx.Client, database: str
+) -> None:
     """Where every run would fail, so does the probe, and soon; then it is ready again."""
-    other = sqlite3.connect(service.database)
-    other.execute("BEGIN IMMEDIATE")
+    other = Database(database or service.database)
     try:
-        refused = client.get("/ready")
+        with other.writing() as session:
+            session.execute(text("SELECT 1"))
+            refused = client.get("/ready")
     finally:
         other.close()
     assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (503, "records-failed")
