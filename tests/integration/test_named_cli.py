@@ -84,18 +84,20 @@ def test_stop_asks_all_to_end_and_ends_the_sandbox() -> None:
         process = sandbox.start(["sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.1; done"])
         assert process.stdout.read() == b"up\n"
         sandbox.pause()
-        done = cloche("sandbox", "stop", "box")
+        done = cloche("sandbox", "stop", "box", "--yes")
         assert (done.stdout, done.stderr, done.returncode) == (b"box\n", b"", 0)
         assert process.stdout.read() == b"bye\n"
     assert cloche("ps").stdout == b"no sandbox with a name lives\n"
 
 
 def test_the_next_one_is_ended_where_one_is_gone() -> None:
-    """What cannot be ended is said, and makes the exit code."""
+    """What cannot be ended is said, and makes the exit code; without a yes, and a terminal, nothing is ended."""
     for name in ("one", "two"):
         with library.Sandbox(name=name, keep="10m"):
             pass
-    done = cloche("sandbox", "kill", "gone", "one", "gone-too", "two")
+    done = cloche("sandbox", "kill", "one", "two")
+    assert (done.stdout, done.returncode, done.stderr.count(b"so one goes on; --yes answers it")) == (b"", 2, 1)
+    done = cloche("sandbox", "kill", "--yes", "gone", "one", "gone-too", "two")
     assert (done.stdout, done.returncode) == (b"one\ntwo\n", 2)
     assert [line.split("'")[1] for line in done.stderr.decode().splitlines()] == ["gone", "gone-too"]
 
@@ -117,5 +119,5 @@ def test_changes_that_are_not_committed_are_asked_about(verb: str) -> None:
             terminal.see("box goes on")
         assert cloche("commit", "box").returncode == 0
         assert Path("project/new").read_text() == "1"
-    done = cloche("sandbox", verb, "box", *(["--force"] if verb != "kill" else []))
+    done = cloche("sandbox", verb, "box", "--force" if verb != "kill" else "--yes")
     assert (done.stdout, done.stderr, done.returncode) == (b"box\n", b"", 0)

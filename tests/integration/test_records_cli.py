@@ -71,7 +71,7 @@ def test_an_environment_is_recorded_compared_and_set_again(cloche: Cloche, tmp_p
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"hush-hush" not in everything
 
-    assert cloche("snapshot", "delete", one).stdout == f"deleted {one}\n"
+    assert cloche("snapshot", "delete", one, "--yes").stdout == f"deleted {one}\n"
     assert "there is no snapshot" in cloche("snapshot", "show", one, code=125).stderr
     assert "is no id" in cloche("snapshot", "show", "../x", code=2).stderr
 
@@ -99,10 +99,10 @@ def test_a_workspace_is_recorded_compared_and_restored(cloche: Cloche, tmp_path:
     assert "\\x1b[31m" in cloche("workspace-snapshot", "show", first).stdout
     listed = json.loads(cloche("workspace-snapshot", "list", "--session", "agent-7", "--json").stdout)
     assert [one["id"] for one in listed["items"]] == [second["id"]]
-    done = cloche("workspace-snapshot", "restore", first, "--prune")
+    done = cloche("workspace-snapshot", "restore", first, "--prune", "--yes")
     assert done.stdout == "removed new\nrestored src/a.py\n1 removed, 1 restored, 1 unchanged\n"
     assert (project / "src/a.py").read_text() == "print(1)\n"
-    assert cloche("workspace-snapshot", "delete", first).stdout == f"deleted {first}\n"
+    assert cloche("workspace-snapshot", "delete", first, "--yes").stdout == f"deleted {first}\n"
     assert (
         json.loads(cloche("workspace-snapshot", "show", first, "--json", code=125).stdout)["error"]["type"]
         == "NotFound"
@@ -137,7 +137,7 @@ def test_a_development_environment_is_written_shown_checked_and_set_up(cloche: C
     try:
         done = json.loads(cloche("devenv", "provision", "shop", "--name", "test-devenv", "--json", code=1).stdout)
     finally:
-        cloche("sandbox", "kill", "test-devenv")
+        cloche("sandbox", "kill", "--yes", "test-devenv")
     assert (done["sandbox"], done["steps"][0]["status"]) == ("test-devenv", "error")
     assert "there is no yarn" in done["steps"][0]["error"]
 
@@ -158,4 +158,4 @@ def test_a_bug_is_reproduced(cloche: Cloche, tmp_path: Path) -> None:
     assert json.loads(cloche("repro", "show", made, "--json").stdout)["result"]["stdout"] == "seen\n"
     assert "level jail is required" in cloche("repro", "run", made, "--backend", "subprocess", code=125).stdout
 
-    assert cloche("repro", "delete", made).stdout == f"deleted: {made}\n"
+    assert cloche("repro", "delete", made, "--yes").stdout == f"deleted: {made}\n"

@@ -134,7 +134,7 @@ def test_a_manifest_is_made_stored_and_provisioned(client: httpx.Client, home: P
         assert [one["status"] for one in steps] == ["ok", "error"]
         assert "no-such-manager" in steps[1]["error"]
     finally:
-        words = [sys.executable, "-m", "cloche", "sandbox", "kill", done.json()["sandbox"].replace("_", "-")]
+        words = [sys.executable, "-m", "cloche", "sandbox", "kill", "--yes", done.json()["sandbox"].replace("_", "-")]
         subprocess.run(words, check=True, capture_output=True, env=service.environ)
 
 

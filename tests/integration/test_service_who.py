@@ -149,9 +149,9 @@ def test_every_way_to_make_a_key_or_a_link_is_told(service: Service) -> None:
         return subprocess.run(argv, env=service.environ, check=True, capture_output=True, text=True).stdout
 
     made = json.loads(keys("create", "by-hand", "--json"))["id"]
-    turned = json.loads(keys("rotate", made, "--json"))["id"]
-    keys("revoke", turned)
-    keys("revoke", turned)
+    turned = json.loads(keys("rotate", made, "--json", "--yes"))["id"]
+    keys("revoke", turned, "--yes")
+    keys("revoke", turned, "--yes")
     found = [(one["what"], one["id"], one["door"]) for one in told(service, kind="key", name="by-hand")]
     assert found == [("made", made, "cli"), ("rotated", made, "cli"), ("revoked", turned, "cli")]
 

@@ -82,10 +82,10 @@ def test_the_command_line_shows_and_commits_what_a_named_sandbox_has_changed(pro
             assert host_of(project) == BEFORE
             cloche("commit", name, "--id", wanted, "--dangerous", "Makefile", "a.txt", "Makefile")
             assert host_of(project) == AFTER
-            cloche("discard", name)
+            cloche("discard", name, "--yes")
             assert "nothing was changed" in cloche("diff", name).stdout
         finally:
-            cloche("sandbox", "kill", name)
+            cloche("sandbox", "kill", name, "--yes")
 
 
 def test_the_command_line_says_what_git_tracks_and_is_hidden(project: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
-
-import click
 
 from cloche.core.errors import InvalidRequest
 
@@ -14,23 +13,21 @@ from .options import flag
 if TYPE_CHECKING:
     from cloche.audit.log import Audit
 
-NOTHING_DONE = "nothing was done"
-yes_option = flag("--yes", "-y", "yes", help="Do not ask.")
+yes_option = flag("--yes", "-y", help="Do not ask.")
 
 
-def confirm(question: str, *, yes: bool) -> bool:
-    """Ask the user, unless `yes` has answered; without a terminal, raise InvalidRequest. False is a no, which is said.
+def require_yes(question: str, *, yes: bool, otherwise: str = "nothing was done") -> None:
+    """Ask on the terminal, unless `yes` has answered; what a question quotes is escaped by whoever asks.
 
-    What a question names is escaped by whoever asks.
+    Raises InvalidRequest for a no, with what is said `otherwise`, and where there is no terminal.
     """
     if yes:
-        return True
+        return
     if not os.isatty(0):
-        raise InvalidRequest(f"{question} There is no terminal to ask at, so {NOTHING_DONE}; --yes does it")
-    if click.confirm(f"{question} Go on?", err=True):
-        return True
-    click.echo(NOTHING_DONE, err=True)
-    return False
+        raise InvalidRequest(f"{question} There is no terminal to ask on, so {otherwise}; --yes answers it")
+    print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidRequest(otherwise)
 
 
 def audit_log() -> Audit | None:

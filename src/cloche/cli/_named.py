@@ -11,6 +11,7 @@ import click
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 
+from ._acts import require_yes
 from .options import Command, spelled
 from .output import exit_code_of_error, say
 
@@ -101,10 +102,14 @@ def visit(name: str, op: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN4
     return attach.visit(registry.find(name), op, **arguments)
 
 
-def check_may_end(name: str) -> None:
-    """Ask where changes to a folder of the host would be lost. Raises InvalidRequest unless somebody says yes."""
-    told = _what_is_lost(name)
+def check_may_end(name: str, *, yes: bool) -> None:
+    """Ask, unless `yes` has answered; where changes to a folder of the host would be lost, ask about these in any case.
+
+    Raises InvalidRequest unless somebody says yes.
+    """
+    told, goes_on = _what_is_lost(name), f"{name} goes on"
     if not told:
+        require_yes(f"End {name} for good, with all that is in it?", yes=yes, otherwise=goes_on)
         return
     if not os.isatty(0):
         raise InvalidRequest(
@@ -113,7 +118,7 @@ def check_may_end(name: str) -> None:
     from ._review import is_confirmed
 
     if not is_confirmed(f"{told}. End it all the same? [y/N]: "):
-        raise InvalidRequest(f"{name} goes on")
+        raise InvalidRequest(goes_on)
 
 
 def _what_is_lost(name: str) -> str:

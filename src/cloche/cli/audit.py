@@ -19,8 +19,9 @@ import click
 from cloche.audit.export import FORMATS, texts_of
 from cloche.audit.query import Filters, LogEvent, check_values, status_of
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.escape import escape, escape_line
+from cloche.core.escape import escape, escape_line, escape_name
 
+from ._acts import require_yes, yes_option
 from .app import root
 from .options import Decorator, Function, flag, json_option, option, sandbox_options
 from .output import say, show
@@ -182,6 +183,7 @@ def remove_artifacts(
     older_than: str | None,
     keep_size: str | None,
     is_trial: bool,
+    yes: bool,
     as_json: bool,
 ) -> int:
     """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
@@ -199,6 +201,7 @@ def remove_artifacts(
             "--keep-size"
         )
     log = Audit(folder_of(folder, options))
+    require_yes(f"Remove old code and output from {escape_name(log.folder)}?", yes=yes or is_trial)
     found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
     if as_json:
         counts = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
@@ -351,12 +354,14 @@ def _head(folder: str | None, options: SandboxOptions) -> int:
 @option("--older-than", metavar="TIME", help="What came last before that: 30d, 12h. Default: audit_keep_age.")
 @option("--keep-size", metavar="SIZE", help="The oldest, until this is left: 1g. Default: audit_keep_size.")
 @flag("--dry-run", "is_trial", help="Say what would go, and remove nothing.")
+@yes_option
 @_of_log()
 @json_option()
 def _prune(
     older_than: str | None,
     keep_size: str | None,
     is_trial: bool,
+    yes: bool,
     folder: str | None,
     options: SandboxOptions,
     as_json: bool,
@@ -367,7 +372,7 @@ def _prune(
     Exit code 1 when there is something in the folder that nobody kept there.
     """
     return remove_artifacts(
-        folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, as_json=as_json
+        folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, yes=yes, as_json=as_json
     )
 
 

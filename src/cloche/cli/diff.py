@@ -6,8 +6,9 @@ import json
 import sys
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import escape
+from cloche.core.escape import escape, escape_name
 
+from ._acts import require_yes, yes_option
 from .app import root
 from .options import argument, flag, json_option, option
 from .output import say, showing_progress
@@ -110,14 +111,17 @@ def _commit(
 @root.command("discard", no_args_is_help=True)
 @_name
 @_paths
+@yes_option
 @json_option()
-def _discard(name: str, paths: tuple[str, ...], as_json: bool) -> int:
+def _discard(name: str, paths: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Give a sandbox its folder's files back.
 
     It gets them as the host has them now. Without a PATH that is all of them.
     """
     from cloche.sync import Sandbox
 
+    which = f"its changes to {', '.join(map(escape_name, paths))}" if paths else "all its changes"
+    require_yes(f"Have {escape_name(name)} lose {which}?", yes=yes)
     with showing_progress(), Sandbox.attach(name) as sandbox:
         found = sandbox.discard(paths or None)
     if as_json:

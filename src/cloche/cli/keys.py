@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ._acts import audit_log
+from cloche.core.escape import escape_name
+
+from ._acts import audit_log, require_yes, yes_option
 from .app import root
 from .options import argument, json_option, option
 from .output import show
@@ -70,11 +72,13 @@ def _list(database: str | None, as_json: bool) -> int:
 @keys.command("rotate")
 @_id
 @_database
+@yes_option
 @json_option()
-def _rotate(key_id: str, database: str | None, as_json: bool) -> int:
+def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
     """Replace a key by a new one, which is printed."""
     from cloche.records.keys import rotate_key
 
+    require_yes(f"Rotate {escape_name(key_id)}? Whoever has the old key is refused from then on.", yes=yes)
     made, text = rotate_key(open_database(database), key_id, audit=audit_log())
     return _print_made(made, text, as_json=as_json)
 
@@ -82,9 +86,11 @@ def _rotate(key_id: str, database: str | None, as_json: bool) -> int:
 @keys.command("revoke")
 @_id
 @_database
-def _revoke(key_id: str, database: str | None) -> int:
+@yes_option
+def _revoke(key_id: str, database: str | None, yes: bool) -> int:
     """Let a key hold no more: within a second where a service runs."""
     from cloche.records.keys import revoke_key
 
+    require_yes(f"Revoke {escape_name(key_id)}? Whoever has it is refused from then on.", yes=yes)
     print(f"revoked {revoke_key(open_database(database), key_id, audit=audit_log()).id}")
     return 0

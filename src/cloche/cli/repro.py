@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import escape, escape_line
+from cloche.core.escape import escape, escape_line, escape_name
 
+from ._acts import require_yes, yes_option
 from .app import root
 from .options import argument, json_option, option, sandbox_options
 from .output import EXIT_FAILED, show
@@ -111,9 +112,11 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
 
 @repro.command("delete")
 @_id
+@yes_option
 @json_option()
-def _delete(id: str, as_json: bool) -> int:  # noqa: A002
+def _delete(id: str, yes: bool, as_json: bool) -> int:  # noqa: A002
     """Delete one that does not run."""
+    require_yes(f"Delete reproduction {escape_name(id)}?", yes=yes)
     with _reproductions() as records:
         records.delete(id)
     print(json.dumps({"id": id, "deleted": True}) if as_json else f"deleted: {id}")

@@ -14,6 +14,7 @@ import click
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.escape import escape_line
 
+from ._acts import yes_option
 from ._named import NamedCommand, check_may_end, for_each, visit
 from ._review import tell_folder
 from .app import root
@@ -55,7 +56,7 @@ _name = argument("name", metavar="NAME", help="Its name: 1 to 63 of a-z, 0-9 and
 _names = argument("names", nargs=-1, required=True, metavar="NAME", help="Its name. Several may be given.")
 _force = flag(
     "--force",
-    help="Also with changes to a folder that are not committed, and where it does not answer: end its keeper.",
+    help="Do not ask, also with changes to a folder that are not committed; where it does not answer, end its keeper.",
 )
 _call_timeout = option(
     "--timeout", metavar="TIME", help="What it may take: 30, or 5m. Default: no limit while it goes on."
@@ -331,7 +332,8 @@ def _resume(name: str) -> int:
 @sandboxes.command("stop")
 @_names
 @_force
-def _stop(names: tuple[str, ...], force: bool) -> int:
+@yes_option
+def _stop(names: tuple[str, ...], force: bool, yes: bool) -> int:
     """Ask all processes to end, then end sandboxes for good.
 
     The processes get SIGTERM and, 10 s later, SIGKILL; then the sandbox ends, with its files. Unlike a container of
@@ -339,7 +341,8 @@ def _stop(names: tuple[str, ...], force: bool) -> int:
     """
 
     def stop(name: str) -> None:
-        _check_may_end(name, force)
+        if not force:
+            check_may_end(name, yes=yes)
         with contextlib.suppress(OutcomeUnknown) if force else contextlib.nullcontext():
             visit(name, "stop", grace_s=STOP_S, timeout_s=STOP_S + ANSWER_S)
         _end(name, force)
@@ -347,23 +350,19 @@ def _stop(names: tuple[str, ...], force: bool) -> int:
     return for_each(names, stop)
 
 
-def _kill(names: tuple[str, ...], force: bool) -> int:
+def _kill(names: tuple[str, ...], force: bool, yes: bool) -> int:
     """End sandboxes with all that is in them, at once."""
 
     def kill(name: str) -> None:
-        _check_may_end(name, force)
+        if not force:
+            check_may_end(name, yes=yes)
         _end(name, force)
 
     return for_each(names, kill)
 
 
 for _word in ("kill", "rm"):
-    sandboxes.command(_word)(_names(_force(_kill)))
-
-
-def _check_may_end(name: str, force: bool) -> None:
-    if not force:
-        check_may_end(name)
+    sandboxes.command(_word)(_names(_force(yes_option(_kill))))
 
 
 def _end(name: str, force: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
-from ._acts import audit_log
+from ._acts import audit_log, require_yes, yes_option
 from .app import root
 from .options import argument, flag, json_option, option
 from .output import say, show
@@ -171,11 +171,13 @@ def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) 
 
 @snapshots.command("delete")
 @_id
+@yes_option
 @json_option()
-def _delete(id_: str, as_json: bool) -> int:
+def _delete(id_: str, yes: bool, as_json: bool) -> int:
     """Delete a snapshot, its file and its row."""
     from cloche.records.environment import delete_snapshot
 
+    require_yes(f"Delete snapshot {escape_name(id_)}?", yes=yes)
     with _opened() as database:
         delete_snapshot(database, id_)
     if as_json:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
-from ._acts import audit_log
+from ._acts import audit_log, require_yes, yes_option
 from .app import root
 from .options import argument, flag, json_option, option
 from .output import say, show
@@ -115,8 +115,9 @@ def _diff(id1: str, id2: str, as_json: bool) -> int:
 @option("--workspace", metavar="DIR", help="The folder, when it is not the one of the snapshot.")
 @flag("--prune", help="Remove files that the snapshot does not know.")
 @flag("--manifest-only", help="Change no file: write what would be restored.")
+@yes_option
 @json_option()
-def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, as_json: bool) -> int:
+def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, yes: bool, as_json: bool) -> int:
     """Restore the files whose content was kept.
 
     What was done is in .cloche-ws-restore.json, in the folder.
@@ -124,6 +125,7 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
     with _opened() as records:
         folder = workspace or str(records.get(id_)["workspacePath"])
         with _folder(folder) as at:
+            require_yes(_restore_question(id_, folder, prune=prune), yes=yes or manifest_only)
             if (audit := audit_log()) is not None:
                 audit.record("restore", snapshot=id_, path=os.path.abspath(folder))
             found = records.restore(
@@ -139,11 +141,18 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
     return 0
 
 
+def _restore_question(id_: str, folder: str, *, prune: bool) -> str:
+    more = ", and removes those that it does not know" if prune else ""
+    return f"Restore {escape_name(id_)}? That overwrites files in {escape_name(os.path.abspath(folder))}{more}."
+
+
 @snapshots.command("delete")
 @_id
+@yes_option
 @json_option()
-def _delete(id_: str, as_json: bool) -> int:
+def _delete(id_: str, yes: bool, as_json: bool) -> int:
     """Delete a snapshot, and contents that no other one needs."""
+    require_yes(f"Delete snapshot {escape_name(id_)}?", yes=yes)
     with _opened() as records:
         removed = records.delete(id_)
     if as_json:

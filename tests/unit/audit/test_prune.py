@@ -301,7 +301,7 @@ def test_rules_hold_unless_they_are_switched_off(tmp_path: Path) -> None:
 def test_the_command_prunes_by_options_and_by_configuration(audit: Audit, tmp_path: Path) -> None:
     """Options win; a key that makes no sense is named with its file; without a rule nothing is removed."""
     old, older = keep(audit, "old", age_s=2 * DAY_S), keep(audit, "older", age_s=4 * DAY_S)
-    words = ("audit", "prune", "--folder", audit.folder)
+    words = ("audit", "prune", "--yes", "--folder", audit.folder)
     empty = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
     refused = call(*words, CLOCHE_AUDIT_KEEP_AGE="none", CLOCHE_AUDIT_KEEP_SIZE="none", **empty)
     assert (refused.returncode, "--older-than" in refused.stderr, "audit_keep_age" in refused.stderr) == (2, True, True)
