@@ -385,16 +385,19 @@ class LiveSandbox(LiveFiles):
     def decide_network(self, decide: Decide) -> None:
         """Have somebody decide about hosts that no rule names; see core.protocols.SupportsNetwork."""
         self._decide = decide
-        if self.network is not None:
-            self.network.decide = decide
+        self._offer_to_decide()
 
-    async def change_network(self, rules: NetworkRules) -> None:
-        """Decide by other rules from now on; see core.protocols.SupportsNetwork."""
+    def _offer_to_decide(self) -> None:
+        if self.network is not None and self._decide is not None:
+            self.network.decide_by(self._decide)
+
+    async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Decide by further rules, too; see core.protocols.SupportsNetwork."""
         await self.connected()
         if self.network is None:
             raise InvalidRequest("this sandbox has no network whose rules could change")
         try:
-            self.network.change(rules)
+            await self.network.change(allow=allow, deny=deny)
         except OSError as error:
             raise OutcomeUnknown("the egress process of this sandbox is gone; open another sandbox") from error
 

@@ -14,6 +14,7 @@ from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import ClocheError, StartFailed
 from cloche.core.policy import Policy
 from cloche.egress.client import Network, OwnNetwork, join_network, open_network, operator_proxies
+from cloche.egress.ledger import Sum
 from cloche.egress.windows import SharedNetwork
 from cloche.jail.network import NAME_SERVER, open_sockets
 from cloche.jail.steps import StepFailed
@@ -108,17 +109,17 @@ async def join_shared_network(policy: Policy, join: Callable[[], socket.socket])
     """
     joining = asyncio.get_running_loop().create_task(asyncio.to_thread(lambda: join_network(join())))
     try:
-        network, rules = await asyncio.shield(joining)
+        network, rules, so_far = await asyncio.shield(joining)
     except (ClocheError, OSError) as error:
         log.warning("the network of a sandbox cannot be reached: %s", error)
         return SharedNetwork(*_lost_network(policy))
     except asyncio.CancelledError:
         joining.add_done_callback(_close_joined)
         raise
-    return SharedNetwork(network, policy.network_rules().parse(**rules))
+    return SharedNetwork(network, policy.network_rules().parse(**rules), so_far)
 
 
-def _close_joined(joining: asyncio.Task[tuple[Network, dict[str, Any]]]) -> None:
+def _close_joined(joining: asyncio.Task[tuple[Network, dict[str, Any], Sum]]) -> None:
     if not joining.cancelled() and joining.exception() is None:
         joining.result()[0].close()
 

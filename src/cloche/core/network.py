@@ -396,6 +396,14 @@ class NetworkRules:
             ports=parse_ports(ports),
         )
 
+    def with_further(self, *, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> NetworkRules:
+        """Return these rules and some more, each once. Raises InvalidRequest for a wrong one, and for too many."""
+        return replace(
+            self,
+            allow=tuple(dict.fromkeys((*self.allow, *map(parse_rule, allow)))),
+            deny=tuple(dict.fromkeys((*self.deny, *map(parse_deny_rule, deny)))),
+        )
+
     def as_wire(self) -> dict[str, Any]:
         """Return what `parse` takes, as plain values."""
         return {

@@ -153,8 +153,11 @@ class SupportsNetwork(Protocol):
         """Return what decides now."""
         ...
 
-    async def change_network(self, rules: NetworkRules) -> None:
-        """Decide by other rules from now on, and close connections that they do not allow."""
+    async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Decide by further rules, too, from now on, and close connections that they do not allow.
+
+        What others add meanwhile holds as well. Raises InvalidRequest where they are too many together.
+        """
         ...
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ from cloche.core.loops import until_readable
 from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.setup.seccomp import egress_filter
+
+from .ledger import KEPT_ROWS, Sum
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -93,9 +95,13 @@ class Network:
         """Return the descriptor by which the egress process tells something of its own accord."""
         return self._control.fileno()
 
-    def change(self, rules: NetworkRules) -> None:
-        """Decide by other rules from now on; connections that they no longer allow are closed. Raises OSError."""
-        messages.send(self.fileno(), "rules", rules.as_wire())
+    def ask_change(self, number: int, *, allow: Sequence[str], deny: Sequence[str]) -> None:
+        """Add rules, and close what they no longer allow; what holds then comes with this number. Raises OSError."""
+        messages.send(self.fileno(), "further", {"number": number, "allow": list(allow), "deny": list(deny)})
+
+    def offer_to_decide(self) -> None:
+        """Be told as `ask` what no rule decides, from now on. Raises OSError."""
+        messages.send(self.fileno(), "decides")
 
     def answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
         """Answer a question that was told as `ask`; one whose answer is not final is asked again. Raises OSError."""
@@ -265,10 +271,10 @@ class OwnNetwork:
         self._process.end()
 
 
-def join_network(control: socket.socket) -> tuple[Network, dict[str, Any]]:
-    """Return the network of a sandbox that is kept, by a link to its egress process, and the rules that hold now.
+def join_network(control: socket.socket) -> tuple[Network, dict[str, Any], Sum]:
+    """Return the network of a sandbox that is kept, by a link to its egress process.
 
-    Blocks. Raises OSError.
+    With it come the rules that hold now, and what was carried so far. Blocks. Raises OSError.
     """
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
@@ -277,12 +283,15 @@ def join_network(control: socket.socket) -> tuple[Network, dict[str, Any]]:
     tag, body, fds = messages.receive(control.fileno())
     for fd in fds:
         os.close(fd)
-    if tag != "rules":
+    if tag != "joined":
         raise ConnectionResetError("the egress process is gone")
     control.setblocking(False)
     nobody, jail_end = socket.socketpair()
     nobody.close()
-    return Network(jail_end, control), body
+    so_far = Sum(KEPT_ROWS)
+    if body["history"] is not None:
+        so_far.add(body["history"])
+    return Network(jail_end, control), body["rules"], so_far
 
 
 _process: _Process | None = None

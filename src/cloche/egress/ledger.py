@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-MOST_ROWS = 256  # of what was carried, and as many of what was refused: neither takes the other's room
+# Of what was carried, and as many of what was refused: neither takes the other's room. For who comes into a sandbox
+# that is kept, more of them are.
+MOST_ROWS, KEPT_ROWS = 256, 10_000
 MORE_HOSTS = "(more hosts)"  # one row for what was carried and found no room
 MOST_TEXT = 400
 _COUNTED = ("connections", "sent", "received")
+_Key = tuple[str, int, str]
 
 
 class Row:
@@ -30,9 +34,10 @@ def has_room(keys: Collection[tuple[str, int, str, bool]], *, is_allowed: bool) 
 
 
 class Ledger:
-    """Hold the rows since they were taken last."""
+    """Hold the rows since they were taken last; `on_full` takes them when there is no room for another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_full: Callable[[], None] | None = None) -> None:
+        self._on_full = on_full
         self._rows: dict[tuple[str, int, str, bool], Row] = {}
         self._unlisted = 0
 
@@ -42,6 +47,8 @@ class Ledger:
         Where there is no room for another one, that is the row of all such, or of a refusal one that is dropped.
         """
         key = (host, port, why[:MOST_TEXT], is_allowed)
+        if self._on_full is not None and key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
+            self._on_full()
         if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
             self._unlisted += not is_allowed
             key = (MORE_HOSTS, 0, "", True) if is_allowed else key
@@ -64,33 +71,48 @@ class Ledger:
 
 
 class Sum:
-    """Sum reports, in rows that are as few as those of one."""
+    """Sum reports. Of each kind, what was carried and what was refused, it has the rows that changed last."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_rows: int = MOST_ROWS) -> None:
         self.unlisted = 0
-        self._rows: dict[tuple[str, int, str, bool], dict[str, Any]] = {}
+        self._most_rows = most_rows
+        self._rows: dict[bool, OrderedDict[_Key, dict[str, Any]]] = {True: OrderedDict(), False: OrderedDict()}
+        self._more: dict[str, Any] | None = None  # the row of what was carried and is in no other
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        return tuple(self._rows.values())
+        return (*self._rows[True].values(), *((self._more,) if self._more else ()), *self._rows[False].values())
 
     def as_wire(self) -> dict[str, Any]:
-        return {"rows": list(self._rows.values()), "unlisted": self.unlisted}
+        return {"rows": list(self.rows), "unlisted": self.unlisted}
 
     def add(self, body: Mapping[str, Any]) -> None:
         """Add one report."""
         self.unlisted += body["unlisted"]
         for row in body["rows"]:
-            is_allowed = row["is_allowed"]
-            key = (row["host"], row["port"], row["why"], is_allowed)
-            if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
-                if not is_allowed:
-                    self.unlisted += row["connections"]
-                    continue
-                key = (MORE_HOSTS, 0, "", True)
-            found = self._rows.get(key)
-            if found is None:
-                self._rows[key] = {**row, "host": key[0], "port": key[1], "why": key[2]}
+            if row["host"] == MORE_HOSTS:
+                self._drop(row)
                 continue
-            for name in _COUNTED:
-                found[name] += row[name]
+            rows, key = self._rows[row["is_allowed"]], (row["host"], row["port"], row["why"])
+            found = rows.get(key)
+            if found is None:
+                rows[key] = dict(row)
+                if len(rows) > self._most_rows:
+                    self._drop(rows.popitem(last=False)[1])
+                continue
+            _count(found, row)
+            rows.move_to_end(key)
+
+    def _drop(self, row: Mapping[str, Any]) -> None:
+        """Count a row where it has none of its own."""
+        if not row["is_allowed"]:
+            self.unlisted += row["connections"]
+        elif self._more is None:
+            self._more = {**row, "host": MORE_HOSTS, "port": 0, "why": ""}
+        else:
+            _count(self._more, row)
+
+
+def _count(found: dict[str, Any], row: Mapping[str, Any]) -> None:
+    for name in _COUNTED:
+        found[name] += row[name]

@@ -21,11 +21,13 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.hosts import Address, parse_address
 from cloche.core.network import NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
+from .callers import MOST_CALLERS, Caller, Callers, Questions
 from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
@@ -42,9 +44,7 @@ FEW_CONNECTIONS, BUFFER_BYTES = 16, 64 << 10
 LEAST_CONNECTIONS, FILES_FOR_EACH, FILES_FOR_ANY = 8, 8, 3
 NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did not
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
-HELLO_S, IDLE_S, ASK_S, NAME_STREAM_S = 20.0, 900.0, 300.0, 10.0
-MOST_QUESTIONS, MOST_ASKED = 32, 1024  # of the caller: at once, and in all
-MOST_CALLERS = 128  # of one sandbox
+HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
 TOO_MANY_NAMES = "too many names; connect to those that are needed"
@@ -106,9 +106,9 @@ class GuestNetwork:
         self._rules = NetworkRules.parse(**body["rules"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
         self._jail_link, self._control, self._on_end = jail_link, control, on_end
-        self._is_kept = bool(body["is_kept"])  # by a process that reads nothing, and lets others in, who do
-        self._callers: dict[int, Sum] = {control: Sum()}  # what each was not told yet, by its end of the link
-        self._ledger = Ledger()
+        self._callers = Callers(control, is_kept=bool(body["is_kept"]))
+        self._questions = Questions(self._callers)
+        self._ledger = Ledger(self._collect if self._callers.is_kept else None)
         self._jails: dict[int, Jail] = {}
         self._connections: set[Connection] = set()
         self._most_connections, self._most_of_all = most_connections()
@@ -117,13 +117,8 @@ class GuestNetwork:
         self._turns = Turns()
         self._connection_pace = Pace(CONNECTIONS_PER_S, MOST_CONNECTIONS)
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
-        self._questions: dict[str, asyncio.Future[bool]] = {}  # what the caller was asked, by host and port
-        self._keys: dict[int, str] = {}  # of these, by the number of the question
-        self._asked: dict[int, set[int]] = {}  # who has yet to answer, by the same
-        self._last_question = 0
         self._told = 0  # refusals, since the last report
         self._is_ended = False
-        os.set_blocking(control, False)  # a caller who does not read holds up no other sandbox
         self._loop.add_reader(jail_link, self._receive_from_jail)
         self._loop.add_reader(control, self._receive_from_caller, control)
 
@@ -175,36 +170,51 @@ class GuestNetwork:
             tag, body, fds = messages.receive(caller)
         except OSError:
             tag, body, fds = "", {}, []
-        if tag == "caller" and fds and caller == self._control and len(self._callers) < MOST_CALLERS:
-            self._let_in(fds.pop())
+        if tag == "caller" and fds and caller == self._control and len(self._callers.by_end) < MOST_CALLERS:
+            self._let_in(Caller(fds.pop(), stands_in=body["stands_in"]))
         for fd in fds:
             os.close(fd)
-        if tag == "rules":
-            self._change(NetworkRules.parse(**body))
-            self._tell("rules", body, but=caller)
+        if tag == "further":
+            self._take_further(caller, **body)
         elif tag == "report":
             self._report(caller, body["number"], ends=body["ends"])
+        elif tag == "decides":
+            self._callers.by_end[caller].decides = True
+            self._questions.put_to(self._callers.by_end[caller])
         elif tag == "answer":
-            self._take_answer(caller, body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
+            self._questions.take_answer(caller, body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
         elif not tag and caller == self._control:
             self.end()
         elif not tag:
             self._let_go(caller)
 
-    def _let_in(self, caller: int) -> None:
-        """Serve one more caller, who is told first what holds, and with its first report what was carried so far."""
-        os.set_blocking(caller, False)
-        found = self._callers[caller] = Sum()
-        found.add(self._callers[self._control].as_wire())
-        self._loop.add_reader(caller, self._receive_from_caller, caller)
-        self._tell_one(caller, "rules", self._rules.as_wire())
+    def _let_in(self, caller: Caller) -> None:
+        """Serve one more caller, who is told first what holds, and what was carried so far."""
+        self._collect()
+        self._callers.by_end[caller.end] = caller
+        self._loop.add_reader(caller.end, self._receive_from_caller, caller.end)
+        history = None if caller.stands_in else self._callers.history.as_wire()
+        self._callers.tell_one(caller.end, "joined", {"rules": self._rules.as_wire(), "history": history})
+        if caller.decides:
+            self._questions.put_to(caller)
 
-    def _let_go(self, caller: int) -> None:
-        self._loop.remove_reader(caller)
-        del self._callers[caller]
-        os.close(caller)
-        for number in list(self._asked):
-            self._take_answer(caller, number, is_allowed=False, is_final=False)
+    def _let_go(self, end: int) -> None:
+        self._loop.remove_reader(end)
+        caller = self._callers.by_end.pop(end)
+        os.close(end)
+        self._questions.lose(caller)
+
+    def _take_further(self, caller: int, number: int, allow: list[str], deny: list[str]) -> None:
+        """Add rules to those that hold by now, whoever else has added some; tell all what holds then."""
+        error = ""
+        try:
+            self._change(self._rules.with_further(allow=allow, deny=deny))
+        except InvalidRequest as wrong:
+            error = str(wrong)
+        else:
+            self._callers.tell("rules", {"rules": self._rules.as_wire()}, but=caller)
+        told = {"rules": self._rules.as_wire(), "number": number, "error": error}
+        self._callers.tell_one(caller, "rules", told)
 
     def _report(self, caller: int, number: int, *, ends: bool) -> None:
         """Tell what was carried since the last report, once the connections of a run that `ends` are closed."""
@@ -217,34 +227,26 @@ class GuestNetwork:
         closing = self._loop.create_task(_all_done(tasks))
         closing.add_done_callback(lambda _: self._send_report(caller, number))
 
-    def _send_report(self, caller: int, number: int) -> None:
+    def _send_report(self, end: int, number: int) -> None:
+        caller = self._callers.by_end.get(end)
+        if caller is None:
+            return
+        self._told = 0
+        taken = self._take()
+        if self._callers.is_kept:
+            self._callers.add(taken)
+            taken, caller.untold = caller.untold.as_wire(), Sum()
+        self._callers.tell_one(end, "report", {"number": number, **taken})
+
+    def _take(self) -> dict[str, Any]:
+        """Return what was carried since this was done last."""
         for one in self._connections:
             one.count()
-        live = {one.row for one in self._connections if one.row is not None}
-        self._told = 0
-        taken = self._ledger.take(live)
-        if self._is_kept:
-            for untold in self._callers.values():
-                untold.add(taken)
-            if caller not in self._callers:
-                return
-            taken, self._callers[caller] = self._callers[caller].as_wire(), Sum()
-        self._tell_one(caller, "report", {"number": number, **taken})
+        return self._ledger.take({one.row for one in self._connections if one.row is not None})
 
-    def _readers(self) -> list[int]:
-        """Return the callers who read what they are told."""
-        return [caller for caller in self._callers if not (self._is_kept and caller == self._control)]
-
-    def _tell(self, tag: str, body: dict[str, Any], *, but: int = -1) -> None:
-        for caller in self._readers():
-            if caller != but:
-                self._tell_one(caller, tag, body)
-
-    def _tell_one(self, caller: int, tag: str, body: dict[str, Any]) -> None:
-        try:
-            messages.send(caller, tag, body)
-        except OSError:
-            pass  # the caller is gone, or does not listen: it asks for a report when it wants one
+    def _collect(self) -> None:
+        """Have room in the ledger again, where what it held is kept for who comes."""
+        self._callers.add(self._take())
 
     def _change(self, rules: NetworkRules) -> None:
         self._rules = rules
@@ -271,11 +273,10 @@ class GuestNetwork:
         self._is_ended = True
         for number in list(self._jails):
             self._drop(number)
-        for fd in (self._jail_link, *self._callers):
+        for fd in (self._jail_link, *self._callers.by_end):
             self._loop.remove_reader(fd)
             os.close(fd)
-        for question in self._questions.values():
-            question.cancel()
+        self._questions.end()
         self._on_end(self)
 
     def _drop(self, number: int) -> None:
@@ -422,7 +423,7 @@ class GuestNetwork:
         if self._asks and not self._rules.denies(one.host, one.port):
             if why := self._why_never(one):
                 raise Refused(why)
-            if await self._ask(one):
+            if await self._questions.ask(one.host, one.port):
                 one.is_approved = True
                 return None
         raise Refused(decision.why)
@@ -431,46 +432,6 @@ class GuestNetwork:
         """Say why a yes would not open an address, which nobody is asked about then. Names are looked up after it."""
         address = parse_address(one.host)
         return "" if address is None else self._rules.decide_address(None, address, host=one.host, port=one.port)
-
-    async def _ask(self, one: Connection) -> bool:
-        """Ask the caller about a host and port, once for all connections to it."""
-        key = f"{one.host}:{one.port}"
-        question = self._questions.get(key)
-        if question is None:
-            if len(self._questions) >= MOST_ASKED or self._open_questions() >= MOST_QUESTIONS:
-                return False
-            question = self._questions[key] = self._loop.create_future()
-            self._last_question += 1
-            self._keys[self._last_question] = key
-            self._asked[self._last_question] = set(self._readers())
-            if not self._readers():  # nobody is there; who comes in later is asked when it is tried again
-                self._take_answer(-1, self._last_question, is_allowed=False, is_final=False)
-            self._tell("ask", {"number": self._last_question, "host": one.host, "port": one.port})
-        try:
-            async with asyncio.timeout(ASK_S):
-                return await asyncio.shield(question)
-        except TimeoutError:
-            return False
-
-    def _open_questions(self) -> int:
-        return sum(not asked.done() for asked in self._questions.values())
-
-    def _take_answer(self, caller: int, number: int, *, is_allowed: bool, is_final: bool) -> None:
-        """Take an answer, the first one that is final; where none is, the next connection asks again."""
-        waiting = self._asked.get(number)
-        if waiting is None:
-            return
-        waiting.discard(caller)
-        if not is_final and waiting:
-            return
-        del self._asked[number]
-        key = self._keys.get(number, "")
-        question = self._questions.get(key)
-        if question is not None and not question.done():
-            question.set_result(is_allowed)
-        if not is_final:
-            self._questions.pop(key, None)
-            self._keys.pop(number, None)
 
     async def _carry(self, one: Connection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
@@ -573,7 +534,7 @@ class GuestNetwork:
         row = self._ledger.row(host, port, why or "refused", is_allowed=False)
         if row.connections == 1 and self._told < MOST_TOLD:  # each reason is told once; the report counts
             self._told += 1
-            self._tell("refused", {"host": host, "port": port, "why": row.why})
+            self._callers.tell("refused", {"host": host, "port": port, "why": row.why})
 
 
 def most_connections() -> tuple[int, int]:

@@ -24,7 +24,7 @@ PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER = 38, 1
 CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
-MESSAGE_BYTES = 1 << 20  # of the memory file of a report, the only kind of file that is written
+MESSAGE_BYTES = 64 << 20  # of the memory file of a message, the only kind of file that is written
 
 
 def main(link: int) -> None:

@@ -11,9 +11,11 @@ import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
+
+from cloche.core.errors import InvalidRequest
 
 from .client import REPORT_S, Network, Traffic
 from .ledger import Sum
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
-# Decides about a host and a port that no rule names.
-Decide = Callable[[str, int], Awaitable[bool]]
+# Decides about a host and a port that no rule names. None: nobody did, and it is asked about when it is tried again.
+Decide = Callable[[str, int], Awaitable[bool | None]]
 
 
 class Window(Sum):
@@ -40,18 +42,18 @@ class Window(Sum):
 class SharedNetwork:
     """Be the network of a sandbox that lives, or of a session. Use from one event loop.
 
-    `decide` is asked about what no rule names, where it was opened to ask; without it the answer is no, for now.
+    Of one that is kept, it begins with the sum of what was carried `so_far`.
     """
 
-    def __init__(self, network: Network, rules: NetworkRules):
+    def __init__(self, network: Network, rules: NetworkRules, so_far: Sum | None = None):
         self.network, self.rules = network, rules
-        self.decide: Decide | None = None
-        self._deciding: set[asyncio.Task[None]] = set()
+        self._decide: Decide | None = None
+        self._deciding: dict[int, asyncio.Task[None]] = {}
         self._numbers = itertools.count(1)
         self._windows: weakref.WeakSet[Window] = weakref.WeakSet()  # not every process that is started is asked for it
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self.total = Window(0)
-        self.is_lost = False
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self.total = so_far or Sum()
+        self.lost = asyncio.Event()
         self._users = 1
         self._loop = asyncio.get_running_loop()
         network.on_message = self._take
@@ -62,38 +64,56 @@ class SharedNetwork:
             self._loop.remove_reader(self.network.fileno())
             self._lose()
 
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether nobody serves it any more, or it was closed."""
+        return self.lost.is_set()
+
     def _lose(self) -> None:
-        self.is_lost = True
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(None)
+        self.lost.set()
+        for number in list(self._waiting):
+            self._end_wait(number)
+
+    def _end_wait(self, number: int, said: str = "") -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(said)
 
     def _take(self, tag: str, body: dict[str, Any]) -> None:
         if tag == "report":
-            for window in (self.total, *self._windows):
+            self.total.add(body)
+            for window in self._windows:
                 if body["number"] > window.first:
                     window.add(body)
-            waiting = self._waiting.pop(body["number"], None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        elif tag == "ask":
-            task = self._loop.create_task(self._answer(body["number"], body["host"], body["port"]))
-            self._deciding.add(task)
-            task.add_done_callback(self._deciding.discard)
-        elif tag == "rules":  # another one who uses the sandbox has changed them
-            self.rules = type(self.rules).parse(**body)
+            self._end_wait(body["number"])
+        elif tag == "ask" and self._decide is not None:
+            task = self._loop.create_task(self._answer(self._decide, **body))
+            self._deciding[body["number"]] = task
+            task.add_done_callback(lambda _: self._deciding.pop(body["number"], None))
+        elif tag == "answered" and (deciding := self._deciding.get(body["number"])):  # by another one
+            deciding.cancel()
+        elif tag == "rules":  # somebody who uses the sandbox has changed them
+            self.rules = type(self.rules).parse(**body["rules"])
+            self._end_wait(body.get("number", 0), body.get("error", ""))
 
-    async def _answer(self, number: int, host: str, port: int) -> None:
+    def decide_by(self, decide: Decide) -> None:
+        """Have somebody decide about what no rule names, where it was opened to ask; before that it is a no."""
+        self._decide = decide
+        if not self.is_lost:
+            with suppress(OSError):  # the egress process is gone, as its link will say
+                self.network.offer_to_decide()
+
+    async def _answer(self, decide: Decide, number: int, host: str, port: int) -> None:
         """Have somebody decide, and say what was decided; whatever fails there is a no."""
-        is_allowed, is_final = False, self.decide is not None
+        is_allowed: bool | None = False
         try:
-            is_allowed = self.decide is not None and await self.decide(host, port) is True
+            is_allowed = await decide(host, port)
         except Exception as error:
             log.warning("who decides about %s:%d failed, which is a no: %s", host, port, error)
         finally:
             if self.network.fileno() >= 0 and not self.is_lost:
                 with suppress(OSError):  # the egress process is gone, as its link will say
-                    self.network.answer(number, is_allowed=is_allowed, is_final=is_final)
+                    self.network.answer(number, is_allowed=is_allowed is True, is_final=is_allowed is not None)
 
     def _ask(self) -> int:
         number = next(self._numbers)
@@ -101,7 +121,7 @@ class SharedNetwork:
             try:
                 self.network.ask_report(number, ends=False)
             except OSError:
-                self.is_lost = True
+                self.lost.set()
         return number
 
     def open_window(self) -> Window:
@@ -121,23 +141,33 @@ class SharedNetwork:
     async def traffic(self) -> Traffic:
         """Return all that was carried since the sandbox was opened."""
         await self._await(self._ask())
-        return self.total.traffic(is_lost=self.is_lost)
+        return Traffic(rows=self.total.rows, unlisted=self.total.unlisted, is_lost=self.is_lost)
 
-    async def _await(self, number: int) -> None:
+    async def _await(self, number: int) -> str:
+        """Return what was said to a request, by its number; nothing where the network is lost."""
         if self.is_lost:
-            return
+            return ""
         waiting = self._waiting[number] = self._loop.create_future()
         try:
             await asyncio.wait((waiting,), timeout=REPORT_S)
             if not waiting.done():
-                self.is_lost = True
+                self.lost.set()
+            return waiting.result() if waiting.done() else ""
         finally:
             self._waiting.pop(number, None)
 
-    def change(self, rules: NetworkRules) -> None:
-        """Decide by other rules from now on. Raises OSError where the egress process is gone."""
-        self.network.change(rules)
-        self.rules = rules
+    async def change(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Decide by further rules, too, beside all that others have added meanwhile.
+
+        Raises InvalidRequest where they are too many together, OSError where the egress process is gone.
+        """
+        number = next(self._numbers)
+        self.network.ask_change(number, allow=allow, deny=deny)
+        error = await self._await(number)
+        if self.is_lost:
+            raise ConnectionResetError("the egress process is gone")
+        if error:
+            raise InvalidRequest(error)
 
     def share(self) -> Self:
         """Return it for one more user, who closes it as well."""
@@ -149,7 +179,7 @@ class SharedNetwork:
         self._users -= 1
         if self._users > 0:
             return
-        for task in self._deciding:
+        for task in list(self._deciding.values()):
             task.cancel()
         self._lose()  # whoever still waits for a report
         if self.network.fileno() >= 0:

@@ -41,17 +41,15 @@ class AsyncNetwork:
         In mode `allowlist` that is what may be reached; a denying rule still wins. Raises InvalidRequest for a wrong
         rule and for a port that is not served, PolicyDenied for more than the operator's ceiling.
         """
-        now = self.rules.as_wire()
-        await self._change({**now, "allow": [*now["allow"], *rules]})
+        await self._add(allow=rules)
 
     async def deny(self, *rules: str) -> None:
         """Deny hosts, as `network_deny` has them; their connections are closed. Raises InvalidRequest."""
-        now = self.rules.as_wire()
-        await self._change({**now, "deny": [*now["deny"], *rules]})
+        await self._add(deny=rules)
 
-    async def _change(self, wire: Mapping[str, Any]) -> None:
+    async def _add(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         now = self.rules
-        new = type(now).parse(**wire)
+        new = now.with_further(allow=allow, deny=deny)
         missing = sorted(set(new.served_ports) - set(now.served_ports))
         if missing:
             raise InvalidRequest(
@@ -59,7 +57,7 @@ class AsyncNetwork:
                 f"it was opened ({_listed(now.served_ports)}); open one with a rule that names it"
             )
         self._check(new)
-        await self._live.change_network(new)
+        await self._live.change_network(allow=allow, deny=deny)
 
     def ask(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
         """Have `decide` say whether a host and port may be reached that no rule names; each is asked about once.

@@ -207,23 +207,12 @@ class RemoteSandbox(RemoteFiles):
         """Return what decides, as far as it was settled from here."""
         return self._rules
 
-    async def change_network(self, rules: NetworkRules) -> None:
-        """Allow and deny further hosts; what was allowed or denied stays so.
-
-        Raises InvalidRequest, BackendUnavailable.
-        """
-        now, new = self._rules.as_wire(), rules.as_wire()
-        more = {name: [one for one in new[name] if one not in now[name]] for name in ("allow", "deny")}
-        if (new["mode"], new["ports"]) != (now["mode"], now["ports"]) or any(
-            set(now[name]) - set(new[name]) for name in more
-        ):
-            raise InvalidRequest(
-                "network: at a service hosts can be added to what is allowed and denied, not taken away"
-            )
-        for name, verb in (("deny", "network.deny"), ("allow", "network.allow")):
-            if more[name]:
-                await self.ask_inside(verb, {"rules": more[name]})
-        self._rules = rules
+    async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Allow and deny further hosts. Raises InvalidRequest, BackendUnavailable."""
+        for verb, further in (("network.deny", deny), ("network.allow", allow)):
+            if further:
+                await self.ask_inside(verb, {"rules": list(further)})
+        self._rules = self._rules.with_further(allow=allow, deny=deny)
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:  # noqa: ARG002
         """Refuse: nobody there asks here."""

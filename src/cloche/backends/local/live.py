@@ -222,8 +222,7 @@ class LocalLiveSandbox(LiveSandbox):
                 own = open_own_network(self._policy)
             else:
                 self.network = open_shared_network(self._policy)
-            if self.network is not None:
-                self.network.decide = self._decide
+            self._offer_to_decide()
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
@@ -313,7 +312,7 @@ class LocalLiveSandbox(LiveSandbox):
                 raise
         if network_rules(self._policy) is not None:
             self.network = await join_shared_network(self._policy, join_network)
-            self.network.decide = self._decide
+            self._offer_to_decide()
         return self.link
 
     async def kill(self) -> None:
