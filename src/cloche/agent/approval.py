@@ -22,6 +22,7 @@ from typing import Any
 from cloche.blocking.calls import in_own_thread
 from cloche.core.errors import ApprovalDenied, InvalidRequest
 from cloche.core.record import dataclass, field, replace
+from cloche.core.policy import Policy
 
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
@@ -59,10 +60,29 @@ class ApprovalRequest:
     is_confirmation: bool = False
 
     @property
+    def call(self) -> str:
+        """Return what is asked for in short: code, a command, or a host."""
+        found = self.arguments.get("code", self.arguments.get("command"))
+        if found is None and "host" in self.arguments:
+            of = f" for sandbox {self.arguments['sandbox']}" if "sandbox" in self.arguments else ""
+            found = f"{self.arguments['host']}:{self.arguments.get('port')}{of}"
+        return "" if found is None else str(found)
+
+    @property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the call and its rules, in hex; a remembered approval holds for this value only."""
         data = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def host_request(host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "") -> ApprovalRequest:
+    """Return what is asked about a host that no rule names; of the `sandbox` with a name, where it has one."""
+    rules = {"network": policy.network, "network_allow": policy.network_allow}
+    return ApprovalRequest(
+        tool="network", risk=Risk.HIGH,
+        arguments={"host": host, "port": port, **({"sandbox": sandbox} if sandbox else {})},
+        rules={"runs_on": runs_on, "policy": rules},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,8 +327,7 @@ def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
 
 def _row(entry: Entry) -> dict[str, Any]:
     request = entry.request
-    called = request.arguments.get("code", request.arguments.get("command", ""))
-    text = escape_line(str(called))
+    text = escape_line(request.call)
     return {
         "number": entry.number,
         "tool": escape(request.tool),

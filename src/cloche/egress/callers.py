@@ -120,7 +120,7 @@ class Questions:
             question.asked.add(caller.end)
 
     def _want(self) -> bool:
-        """Have the keeper start who stands in; tell whether it is about to come. A guest cannot have that done often."""
+        """Have the keeper start who stands in, though not often; tell whether it is about to come."""
         if not self._callers.is_kept:
             return False
         now = asyncio.get_running_loop().time()

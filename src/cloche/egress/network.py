@@ -171,7 +171,7 @@ class GuestNetwork:
         except OSError:
             tag, body, fds = "", {}, []
         if tag == "caller" and fds and caller == self._control and len(self._callers.by_end) < MOST_CALLERS:
-            self._let_in(Caller(fds.pop(), stands_in=body["stands_in"]))
+            self._let_in(Caller(fds.pop(), stands_in=bool(body.get("stands_in"))))
         for fd in fds:
             os.close(fd)
         if tag == "further":
@@ -182,7 +182,7 @@ class GuestNetwork:
             self._callers.by_end[caller].decides = True
             self._questions.put_to(self._callers.by_end[caller])
         elif tag == "answer":
-            self._questions.take_answer(caller, body["number"], is_allowed=body["is_allowed"], is_final=body["is_final"])
+            self._questions.take_answer(caller, **body)
         elif not tag and caller == self._control:
             self.end()
         elif not tag:

@@ -5,8 +5,13 @@ The name, the times and the process that holds it are `cloche.keeper`.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
+from cloche.config.state import DATABASE, records_file
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import parse_duration
 from cloche.core.protocols import Backend, OpenSandbox, SupportsNames
@@ -14,8 +19,12 @@ from cloche.keeper import attach
 from cloche.keeper.attach import Kept, Terms
 
 from .live import LiveOperations
+from .prepare import Prepared
 
 Duration = float | str
+APPROVALS = "CLOCHE_APPROVALS"
+_ENVIRONMENT = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", APPROVALS, DATABASE)
+_PACKAGES = ("cloche", "platformdirs")  # that are imported there
 
 
 def read_terms(
@@ -36,6 +45,34 @@ def _naming_backend(backend: Backend) -> SupportsNames:
             f"backend {backend.name!r} has no sandboxes with names.", remedy='Use backend "local", or give no name.'
         )
     return backend
+
+
+def _asking(prepared: Prepared) -> dict[str, Any]:
+    """Return what who asks needs to know while nobody is attached: the ceiling on a yes, where decisions are noted."""
+    ceiling, audit = prepared.settings.ceilings.get("network"), prepared.audit
+    most = {name: getattr(ceiling, name) for name in ("mode", "hosts", "networks")} if ceiling is not None else None
+    return {"ceiling": most, "audit": audit.folder if audit is not None else None}
+
+
+def _stand_in(name: str) -> dict[str, Any] | None:
+    """Return the command and environment of who asks the queue of approvals while nobody is attached.
+
+    That is the file which is this process's own; None where there is none.
+    """
+    env = {one: found for one in _ENVIRONMENT if (found := os.environ.get(one))}
+    try:
+        if DATABASE in env:
+            env[DATABASE] = records_file()
+    except InvalidRequest:  # it is a server's
+        del env[DATABASE]
+        if APPROVALS not in env:
+            return None
+    if APPROVALS in env:
+        env[APPROVALS] = os.path.abspath(env[APPROVALS])
+    packages = [found for one in _PACKAGES if (found := importlib.util.find_spec(one)) is not None]
+    paths = [os.path.dirname(os.path.dirname(os.path.abspath(str(found.origin)))) for found in packages]
+    boot = f"import sys; sys.path += {paths!r}; from cloche.agent.host_approvals import main; main(sys.argv[1])"
+    return {"command": [sys.executable, "-I", "-c", boot, name], "env": env}
 
 
 class NameOperations(LiveOperations):
@@ -60,7 +97,10 @@ class NameOperations(LiveOperations):
             )
         if self._terms is not None:
             entry = attach.as_entry(prepared.backend.name, prepared.policy, prepared.limits)
-            keeping = attach.Keeping(self._terms, entry)
+            stand_in = None
+            if prepared.policy.on_network == "ask":
+                entry["asking"], stand_in = _asking(prepared), _stand_in(self._terms.name)
+            keeping = attach.Keeping(self._terms, entry, stand_in)
             return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
         return super()._opening()
 

@@ -72,11 +72,7 @@ class AsyncNetwork:
             raise InvalidRequest('network.ask: this sandbox refuses what no rule names; open it with on_network="ask"')
 
         async def decide_within_ceiling(host: str, port: int) -> bool:
-            try:
-                self._check(type(self.rules).parse(mode="allowlist", allow=(f"{host}:{port}",)))
-            except (InvalidRequest, PolicyDenied):
-                return False
-            return await decide(host, port)
+            return may_be_asked(self._check, host, port) and await decide(host, port)
 
         self._live.decide_network(decide_within_ceiling)
 
@@ -86,6 +82,17 @@ class AsyncNetwork:
         Raises OutcomeUnknown where the process that carries it is gone; nothing is reached any more then.
         """
         return await self._live.network_traffic()
+
+
+def may_be_asked(check: CheckRules, host: str, port: int) -> bool:
+    """Tell whether a yes about a host would be within a ceiling, which `check` holds rules against."""
+    from cloche.core.network import NetworkRules  # only where somebody is asked
+
+    try:
+        check(NetworkRules.parse(mode="allowlist", allow=(f"{host}:{port}",)))
+    except (InvalidRequest, PolicyDenied):
+        return False
+    return True
 
 
 def _listed(ports: Sequence[int]) -> str:
@@ -105,10 +112,10 @@ class NetworkOperations(LiveOperations):
                 'with network="allowlist" (its list may be empty) or "open", on backend "local"'
             )
         # The sandbox keeps that, and must not keep the object that its caller has.
-        return AsyncNetwork(live, self.policy, partial(_check_ceiling, self._prepared.settings.ceilings.get("network")))
+        return AsyncNetwork(live, self.policy, partial(check_ceiling, self._prepared.settings.ceilings.get("network")))
 
 
-def _check_ceiling(most: NetworkCeiling | None, rules: NetworkRules) -> None:
+def check_ceiling(most: NetworkCeiling | None, rules: NetworkRules) -> None:
     """Raise PolicyDenied for what is more than the operator lets anybody have."""
     above = most.excess(rules) if most is not None else ""
     if above:

@@ -86,10 +86,14 @@ def owned_by(owner: Owner) -> Iterator[None]:
 
 
 class Keeping:
-    """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`."""
+    """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`.
 
-    def __init__(self, terms: Terms, entry: Mapping[str, Any]):
-        self._terms, self._entry, self._owner = terms, entry, _owner.get()
+    `stand_in` says how the keeper starts who is asked while nobody is attached: `command` and `env`.
+    """
+
+    def __init__(self, terms: Terms, entry: Mapping[str, Any], stand_in: Mapping[str, Any] | None = None):
+        self._terms, self._entry, self._stand_in = terms, entry, stand_in
+        self._owner = _owner.get()
         self.ends_with_caller = terms.keep_s is None
         self._claimed: registry.Claimed | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,6 +149,7 @@ class Keeping:
             "name": terms.name, "keep_s": terms.keep_s, "lifetime_s": terms.lifetime_s, "idle_s": terms.idle_s,
             "said": {"boot": registry.boot_id()}, "descriptors": list(fds),
             "groups": list(groups), "owner_s": None if owner is None else owner.absent_s,
+            "stand_in": self._stand_in,
         }  # fmt: skip
         try:
             claimed.describe({**entry, **said, "created": time.time()})

@@ -99,10 +99,13 @@ class Keeper:
         self.opener = 0  # the number of the first client
         self.told: float | None = -1.0
         self.relay = Relay(wire, json, fds["init"], fds["listening"], self)
-        helper = fds.get("helper", -1)
+        helper, network = fds.get("helper", -1), fds.get("network", -1)
         if helper >= 0:
             os.set_blocking(helper, False)
             self.relay.watch(helper, POLLIN, self._hear_helper)
+        self.stand_in = order.get("stand_in")
+        if network >= 0:
+            self.relay.watch(network, POLLIN, self._hear_network)
         self.note_clients()
 
     # What the relay asks for.
@@ -228,6 +231,22 @@ class Keeper:
             "left_s": None if self.lifetime_s is None else max(0.0, self.began_at + self.lifetime_s - moment),
         }  # fmt: skip
 
+    def _hear_network(self, _: int) -> None:
+        """Start who is asked while nobody is attached; all that is told here is that somebody is wanted."""
+        if not _drain(self.fds["network"]):
+            self.relay.ignore(self.fds["network"])
+            return
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            _pass_on(self.fds["network"], marshal.dumps(("caller", {"stands_in": True})), ours)
+            if self.stand_in is not None:
+                _start(self.stand_in["command"], self.stand_in["env"], theirs.fileno())
+        except OSError:
+            pass  # whose link is closed then, which is a no
+        finally:
+            ours.close()
+            theirs.close()
+
     def _hear_helper(self, _: int) -> None:
         if not _drain(self.fds["helper"]):
             self.relay.ended = "its helper has ended"
@@ -327,6 +346,13 @@ def _pass_on(link: int, data: bytes, fd: _socket.socket) -> None:
         end.detach()
 
 
+def _start(command: list[str], env: dict[str, str], link: int) -> None:
+    """Start a process that has a link as its standard input, and nothing else of ours. Raises OSError."""
+    files = [(os.POSIX_SPAWN_DUP2, link, 0), *((os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_WRONLY, 0) for fd in (1, 2))]
+    signals = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE, _signal.SIGCHLD)
+    os.posix_spawn(command[0], command, env, file_actions=files, setsid=True, setsigdef=signals)
+
+
 def _unlink(name: str, folder: int) -> None:
     try:
         os.unlink(name, dir_fd=folder)
@@ -345,8 +371,8 @@ def main(fd: int) -> None:
     json = Json()
     order = json.read(data)
     wire = load("init.wire")
-    for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE):
-        _signal.signal(number, _signal.SIG_IGN)
+    for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE, _signal.SIGCHLD):
+        _signal.signal(number, _signal.SIG_IGN)  # of the last the kernel takes note by itself then
     os.umask(0o077)
     keeper = Keeper(order, dict(zip(order["descriptors"], fds, strict=True)), wire, json)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

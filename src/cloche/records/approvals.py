@@ -219,7 +219,7 @@ def as_wire(entry: Entry, *, is_whole: bool = False) -> dict[str, Any]:
 
 
 def _call(request: ApprovalRequest) -> str:
-    found = str(request.arguments.get("code", request.arguments.get("command", "")))
+    found = request.call
     return found if len(found) <= MOST_CALL_CHARS else f"{found[: MOST_CALL_CHARS - 1]}…"
 
 

@@ -1,0 +1,95 @@
+"""Put what the network of a sandbox with a name asks to the queue of approvals, while nobody is attached to it.
+
+The sandbox's keeper starts `main` in a process of its own, with a link to the egress process as standard input. That
+process ends with the link, or once nothing was asked for a while; the keeper starts another one when it is wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cloche.audit.log import Audit
+from cloche.core.ceilings import NetworkCeiling
+from cloche.egress.client import join_network
+from cloche.egress.windows import SharedNetwork
+from cloche.execution.network import check_ceiling, may_be_asked
+from cloche.keeper import registry
+from cloche.keeper.attach import Kept, read_entry
+
+from .approval import Decided, host_request
+from .queue import ApprovalQueue
+from .toolbox import record_decision
+
+IDLE_S = 60.0
+log = logging.getLogger("cloche.agent")
+
+
+class HostApprovals:
+    """Have the queue decide about hosts for one sandbox, none of which is above the operator's ceiling."""
+
+    def __init__(self, name: str, kept: Kept, ceiling: NetworkCeiling | None, audit: Audit | None):
+        self._name, self._kept, self._audit = name, kept, audit
+        self._check = partial(check_ceiling, ceiling)
+        self._queue = ApprovalQueue()
+        self._asking = 0
+        self.asked = asyncio.Event()
+
+    @property
+    def is_asking(self) -> bool:
+        """Tell whether anything waits for a decision."""
+        return self._asking > 0
+
+    async def decide(self, host: str, port: int) -> bool | None:
+        """Return what was decided, None where nobody did in time, or it could not be recorded."""
+        if not may_be_asked(self._check, host, port):
+            return False
+        request = host_request(host, port, policy=self._kept.policy, runs_on=self._kept.backend, sandbox=self._name)
+        self._asking += 1
+        try:
+            decision = await self._queue(request)
+            record_decision(self._audit, Decided(request=request, decision=decision))
+        except Exception as error:
+            log.warning("nobody can be asked about %s:%d, which is a no, for now: %s", host, port, error)
+            return None
+        finally:
+            self._asking -= 1
+            self.asked.set()
+        return None if decision.by == "time-out" else decision.is_approved is True
+
+
+def main(name: str) -> None:
+    """Ask for the sandbox of this name, of this user, until nobody is wanted any more."""
+    asyncio.run(_stand_in(name, socket.socket(fileno=0)))
+
+
+async def _stand_in(name: str, control: socket.socket) -> None:
+    network, rules, _ = join_network(control)
+    entry = registry.find(name).entry
+    kept, said = read_entry(name, entry), entry["asking"]
+    approvals = HostApprovals(name, kept, _ceiling(said["ceiling"]), Audit(said["audit"]) if said["audit"] else None)
+    shared = SharedNetwork(network, kept.policy.network_rules().parse(**rules))
+    shared.decide_by(approvals.decide)
+    try:
+        while not shared.is_lost:
+            approvals.asked.clear()
+            waiting = [asyncio.ensure_future(one.wait()) for one in (shared.lost, approvals.asked)]
+            done, _ = await asyncio.wait(waiting, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+            for one in waiting:
+                one.cancel()
+            if not (done or approvals.is_asking):
+                return
+    finally:
+        shared.close()
+
+
+def _ceiling(said: Mapping[str, Any] | None) -> NetworkCeiling | None:
+    """Return the operator's ceiling of when the sandbox was opened."""
+    if said is None:
+        return None
+    hosts = None if said["hosts"] is None else tuple(said["hosts"])
+    return NetworkCeiling(mode=said["mode"], hosts=hosts, networks=tuple(said["networks"]))
