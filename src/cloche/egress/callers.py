@@ -28,7 +28,7 @@ class Caller:
 
     def __init__(self, end: int, *, stands_in: bool = False):
         self.end, self.stands_in = end, stands_in
-        self.decides = stands_in
+        self.decides = False
         self.untold = Sum()
         os.set_blocking(end, False)  # one who does not read holds up no other sandbox
 
@@ -47,7 +47,7 @@ class Callers:
 
     def standing_in(self) -> list[Caller]:
         """Return who is asked while nobody is attached."""
-        return [one for one in self.by_end.values() if one.stands_in]
+        return [one for one in self.by_end.values() if one.stands_in and one.decides]
 
     def add(self, taken: dict[str, Any]) -> None:
         """Note what was carried in a sandbox that is kept, for all of them and for who comes in."""
@@ -115,6 +115,8 @@ class Questions:
             self._end(question, is_allowed=False, is_final=False)
 
     def _tell(self, caller: Caller, question: Question) -> None:
+        if caller.end in question.asked:
+            return
         body = {"number": question.number, "host": question.host, "port": question.port}
         if self._callers.tell_one(caller.end, "ask", body):
             question.asked.add(caller.end)
@@ -131,15 +133,17 @@ class Questions:
 
     def put_to(self, caller: Caller) -> None:
         """Put what is open to somebody who decides from now on."""
+        caller.decides = True
         self._is_wanted = self._is_wanted and not caller.stands_in
         for question in list(self._open.values()):
             self._tell(caller, question)
 
     def lose(self, caller: Caller) -> None:
         """Ask others what somebody has not answered who is gone."""
-        for question in [one for one in self._open.values() if caller.end in one.asked]:
+        self._is_wanted = self._is_wanted and not caller.stands_in
+        for question in list(self._open.values()):
             question.asked.discard(caller.end)
-            if question.asked:
+            if question.asked or self._is_wanted:
                 continue
             if caller.stands_in:
                 self._end(question, is_allowed=False, is_final=False)

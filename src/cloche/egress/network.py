@@ -179,7 +179,6 @@ class GuestNetwork:
         elif tag == "report":
             self._report(caller, body["number"], ends=body["ends"])
         elif tag == "decides":
-            self._callers.by_end[caller].decides = True
             self._questions.put_to(self._callers.by_end[caller])
         elif tag == "answer":
             self._questions.take_answer(caller, **body)
@@ -195,8 +194,6 @@ class GuestNetwork:
         self._loop.add_reader(caller.end, self._receive_from_caller, caller.end)
         history = None if caller.stands_in else self._callers.history.as_wire()
         self._callers.tell_one(caller.end, "joined", {"rules": self._rules.as_wire(), "history": history})
-        if caller.decides:
-            self._questions.put_to(caller)
 
     def _let_go(self, end: int) -> None:
         self._loop.remove_reader(end)
