@@ -495,3 +495,47 @@ def test_a_host_is_asked_about_once_somebody_is_there(world: World) -> None:
     assert [one == OK for one in after] == [True, False, False, False, False]
     assert any("10.1.2.3 is a private address" in why for why in told), told
     assert ["the egress process of this sandbox is gone" in one for one in lost] == [True]
+
+
+ASKED_OF_NOBODY = """
+import tempfile
+from cloche.agent.approval import Decision
+from cloche.agent.queue import ApprovalQueue
+folder = tempfile.mkdtemp()
+os.environ |= {"XDG_RUNTIME_DIR": folder, "CLOCHE_DATABASE": folder + "/records.db"}
+def until(what):
+    deadline = time.monotonic() + 60
+    while not (found := what()):
+        assert time.monotonic() < deadline, queue.entries()
+        time.sleep(0.02)
+    return found
+queue, decided = ApprovalQueue(), []
+OK, asks = ARGUMENT, {**POLICY, "network_allow": ["other.example"], "on_network": "ask"}
+attempt = f"OK = {OK!r}" + REACH + '''
+for host in ("good.example", "third.example", "never.example"):
+    while (said := reach(host, host)) != OK and host == "good.example":
+        time.sleep(0.05)  # somebody is attached, who does not decide
+    print(said, flush=True)
+'''
+with cloche.Sandbox(name="asks", keep="5m", **asks) as sandbox:
+    sandbox.write_file("attempt.py", attempt)
+    sandbox.start(["sh", "-c", "exec python3 attempt.py >heard 2>&1"], keep=True)
+for number, is_approved in enumerate((True, False)):
+    (entry,) = until(queue.waiting)
+    decided.append(entry.request.call)
+    queue.decide(entry.number, Decision(is_approved=is_approved, by="a person"))
+    until(lambda: [one.number for one in queue.waiting()] not in ([], [entry.number]))
+with cloche.Sandbox.attach("asks") as sandbox:
+    heard = sandbox.read_file("heard").decode().split("\\n")
+    sandbox.kill()
+until(lambda: not queue.waiting())
+print(json.dumps([heard, decided, [one.state for one in queue.entries()]]))
+"""
+
+
+def test_with_nobody_attached_the_queue_of_approvals_is_asked(world: World) -> None:
+    """A yes there opens the host, a no does not; a question of a sandbox that has ended waits no longer."""
+    heard, decided, states = run(world, ASKED_OF_NOBODY, OK)
+    assert heard == [OK, "HTTP/1.1 403 Forbidden", ""]
+    assert decided == [f"{host}:80 for sandbox asks" for host in ("good.example", "third.example")]
+    assert states == ["approved", "denied", "expired"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -274,6 +275,14 @@ def test_a_network_is_served_although_who_opened_it_was_killed() -> None:
         sandbox.kill()
 
 
+LOOK_UP_MANY = """
+import socket
+for number in range(800):
+    try:
+        socket.gethostbyname(f"{number}.example")
+    except OSError:
+        pass
+"""
 LOOK_UP = ["python3", "-c", "import socket, sys; socket.gethostbyname(sys.argv[1])"]
 CONNECT = "import socket; s = socket.create_connection((%r, 443)); s.settimeout(60); print(s.recv(1))"
 
@@ -308,8 +317,39 @@ def test_all_who_are_attached_share_a_network() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_what_was_refused_while_nobody_was_attached_is_kept() -> None:
+    """Each of far more hosts than a result lists is told to who comes in next."""
+    with cloche.Sandbox(name="x", keep="1h", network_allow=["good.example"]) as sandbox:
+        process = sandbox.start(["python3", "-c", LOOK_UP_MANY], keep=True)
+    with cloche.Sandbox.attach("x") as sandbox:
+        sandbox.process(process.id).wait()
+    with cloche.Sandbox.attach("x") as sandbox:
+        assert refused(sandbox) == {f"{one}.example": 1 for one in range(800)}
+        sandbox.kill()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_rules_that_two_add_at_the_same_moment_hold_both() -> None:
+    """Neither has to know of the other's, and all are told of both."""
+
+    async def main() -> None:
+        async with cloche.AsyncSandbox(name="x", keep="1h", network_allow=["good.example"]) as one:
+            async with cloche.AsyncSandbox.attach("x") as other:
+                mine, others = one.network, other.network
+                await asyncio.gather(mine.allow("a.example"), others.deny("b.example"), mine.deny("c.example"))
+                await asyncio.gather(mine.traffic(), others.traffic())  # which comes after what was told before
+                assert mine.rules == others.rules
+                wire = mine.rules.as_wire()
+                assert wire["allow"] == ["good.example", "a.example"]
+                assert sorted(wire["deny"]) == ["b.example", "c.example"]
+            await one.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_whoever_is_attached_is_asked() -> None:
-    """Once for a host, and not those who do not decide; while nobody can be asked, the answer is no, for now."""
+    """Once for a host, and not those who do not decide; where none of them does, the answer is no, for now."""
     asked: list[tuple[str, int]] = []
 
     def decide(host: str, port: int) -> bool:

@@ -25,7 +25,7 @@ from .approval import Decided, host_request
 from .queue import ApprovalQueue
 from .toolbox import record_decision
 
-IDLE_S = 60.0
+IDLE_S, END_S = 60.0, 30.0
 log = logging.getLogger("cloche.agent")
 
 
@@ -43,6 +43,13 @@ class HostApprovals:
     def is_asking(self) -> bool:
         """Tell whether anything waits for a decision."""
         return self._asking > 0
+
+    async def close(self) -> None:
+        """Wait until what nobody waits for any more is closed in the queue, too."""
+        async with asyncio.timeout(END_S):
+            while self.is_asking:
+                self.asked.clear()
+                await self.asked.wait()
 
     async def decide(self, host: str, port: int) -> bool | None:
         """Return what was decided, None where nobody did in time, or it could not be recorded."""
@@ -85,6 +92,7 @@ async def _stand_in(name: str, control: socket.socket) -> None:
                 return
     finally:
         shared.close()
+        await approvals.close()
 
 
 def _ceiling(said: Mapping[str, Any] | None) -> NetworkCeiling | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche.egress.ledger import MORE_HOSTS, MOST_ROWS, Ledger
+from cloche.egress.ledger import KEPT_ROWS, MORE_HOSTS, MOST_ROWS, Ledger, Sum
 from cloche.egress.windows import Window
 
 
@@ -35,3 +35,19 @@ def test_a_connection_that_goes_on_is_counted_in_the_row_of_all_others() -> None
     ledger.take({row})
     row.sent += 7
     assert [one["sent"] for one in ledger.take({row})["rows"]] == [7]
+
+
+def test_of_what_is_kept_for_who_comes_later_the_last_rows_are() -> None:
+    """A ledger that nobody asks hands its rows on before it is full; the oldest lose the row of their own."""
+    history = Sum(KEPT_ROWS)
+    ledger = Ledger(lambda: history.add(ledger.take(set())))
+    for is_allowed in (True, False):
+        for number in range(KEPT_ROWS + 50):
+            ledger.row("0.example", 443, is_allowed=is_allowed)
+            ledger.row(f"{number}.example", 443, is_allowed=is_allowed).sent += 1
+    history.add(ledger.take(set()))
+    for is_allowed in (True, False):
+        hosts = {row["host"] for row in history.rows if row["is_allowed"] == is_allowed} - {MORE_HOSTS}
+        assert hosts == {f"{number}.example" for number in (0, *range(51, KEPT_ROWS + 50))}
+    assert [row["connections"] for row in history.rows if row["host"] == MORE_HOSTS] == [50]
+    assert history.unlisted == 50

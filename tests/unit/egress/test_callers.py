@@ -1,0 +1,80 @@
+"""Who is asked about hosts, by socket pairs in place of callers: nothing is told, or kept, that nobody would answer."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cloche.egress.callers import WANTED_AGAIN_S, Caller, Callers, Questions
+from cloche.jail import messages
+
+
+@contextmanager
+def callers(*, is_kept: bool, others: int = 0) -> Iterator[tuple[Callers, list[int]]]:
+    """Hold the callers of a sandbox; give the far ends of their links, that of the control end first."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(others + 1)]
+    found = Callers(pairs[0][0].fileno(), is_kept=is_kept)
+    for ours, _ in pairs[1:]:
+        found.by_end[ours.fileno()] = Caller(ours.fileno())
+    try:
+        yield found, [theirs.fileno() for _, theirs in pairs]
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+
+
+def told(end: int) -> list[str]:
+    """Return the tags of what was told to a caller."""
+    found = []
+    while select.select([end], [], [], 0)[0]:
+        found.append(messages.receive(end)[0])
+    return found
+
+
+def test_nobody_is_told_what_nobody_would_answer() -> None:
+    """However often a guest tries; once somebody decides, the host is asked about."""
+
+    async def main() -> None:
+        with callers(is_kept=False) as (found, (end,)):
+            questions = Questions(found)
+            for _ in range(3000):
+                assert not await questions.ask("a.example", 443)
+            assert told(end) == []
+            questions.put_to(found.control)
+            asking = asyncio.create_task(questions.ask("a.example", 443))
+            await asyncio.sleep(0)
+            assert told(end) == ["ask"]
+            questions.take_answer(found.control.end, 3001, is_allowed=True, is_final=True)
+            assert await asking
+            assert await questions.ask("a.example", 443)
+            assert told(end) == []
+
+    asyncio.run(main())
+
+
+def test_who_stands_in_is_wanted_at_a_pace() -> None:
+    """One that ends at once, whatever the guest tries, is not started for each try."""
+
+    async def main() -> None:
+        with callers(is_kept=True, others=1) as (found, (end, other)):
+            (attached,) = found.attached()
+            attached.stands_in = True  # who comes when it is wanted
+            questions = Questions(found)
+            for number in range(100):
+                asking = asyncio.create_task(questions.ask(f"{number}.example", 443))
+                await asyncio.sleep(0)
+                questions.lose(attached)
+                assert not await asking
+            assert (told(end), told(other)) == (["wanted"], [])
+            questions._wanted_at -= WANTED_AGAIN_S
+            asking = asyncio.create_task(questions.ask("a.example", 443))
+            await asyncio.sleep(0)
+            questions.put_to(attached)
+            assert (told(end), told(other)) == (["wanted"], ["ask"])
+            asking.cancel()
+
+    asyncio.run(main())
