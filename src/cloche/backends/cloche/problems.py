@@ -54,7 +54,7 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
         return ConnectionRefusedError(detail)
     if kind in _SIMPLE:
         return _SIMPLE[kind](by)
-    if kind in ("backend-unavailable", "network-fixed"):
+    if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
     if kind == "cancelled":
         return OutcomeUnknown(f"the service at {account.host} has cancelled this: {said}; look there before a retry")

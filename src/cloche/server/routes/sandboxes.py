@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.limits import parse_duration
 from cloche.core.result import Result
@@ -35,6 +34,7 @@ from .code import allowed_options
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=JsonRoute)
 LIFETIME_S, MOST_LIFETIME_S = 3_600.0, 24 * 3_600.0  # below scope admin
 MOST_LABELS = 32
+MOST_ROWS = 256  # of traffic, of each kind
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
 
 Label = Annotated[str, StringConstraints(pattern=rf"^{_LABEL.pattern}$")]
@@ -271,7 +271,7 @@ async def ports(use: Reading) -> dict[str, Any]:
 
 @router.get("/{sandbox_id}/network", responses=RESPONSES)
 async def network(use: Reading) -> dict[str, Any]:
-    """Return what it may reach, and what it reached or was refused; `traffic` is null where nobody is told that."""
+    """Return what it may reach, and what it reached or was refused: the last rows."""
     mode = use.sandbox.policy.network
     if mode not in ("allowlist", "open"):
         return {"mode": mode, "allow": [], "deny": [], "traffic": []}
@@ -279,41 +279,26 @@ async def network(use: Reading) -> dict[str, Any]:
     return {"mode": mode, "allow": list(rules["allow"]), "deny": list(rules["deny"]), "traffic": await _traffic(use)}
 
 
-async def _traffic(use: Use) -> list[dict[str, Any]] | None:
-    try:
-        rows = await use.sandbox.network.traffic()
-    except BackendUnavailable:  # it is kept, and its keeper does not pass that on
-        return None
-    return [{camel(name): value for name, value in row.items()} for row in rows]
+async def _traffic(use: Use) -> list[dict[str, Any]]:
+    """Return the last rows of each kind."""
+    rows = await use.sandbox.network.traffic()
+    shown = [row for kind in (True, False) for row in [row for row in rows if row["is_allowed"] is kind][-MOST_ROWS:]]
+    return [{camel(name): value for name, value in row.items()} for row in shown]
 
 
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
 async def allow(use: Running, asked: NetworkRules) -> dict[str, Any]:
-    """Allow further hosts, no more than the settings or their ceilings do, where its rules can be changed."""
+    """Allow further hosts, no more than the settings or their ceilings do. What others add meanwhile holds as well."""
     try:
         await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": asked.rules})
     except PolicyDenied as error:
         raise PolicyDenied(str(error).replace("networkAllow: ", "rules: ", 1)) from None
-    with _changing_rules():
-        await use.sandbox.network.allow(*asked.rules)
+    await use.sandbox.network.allow(*asked.rules)
     return await network(use)
 
 
 @router.post("/{sandbox_id}/network/deny", responses=RESPONSES)
 async def deny(use: Running, asked: NetworkRules) -> dict[str, Any]:
-    """Deny hosts, where its rules can be changed; their connections are closed."""
-    with _changing_rules():
-        await use.sandbox.network.deny(*asked.rules)
+    """Deny hosts; their connections are closed. What others add meanwhile holds as well."""
+    await use.sandbox.network.deny(*asked.rules)
     return await network(use)
-
-
-@contextmanager
-def _changing_rules() -> Iterator[None]:
-    """Turn the refusal of a sandbox whose rules stay into one that trying again does not help."""
-    try:
-        yield
-    except BackendUnavailable as error:
-        raise Refused(
-            409, "network-fixed", "this sandbox keeps the rules of the network that it was opened with",
-            remedy="open another one with networkAllow and networkDeny: POST /api/sandboxes",
-        ) from error  # fmt: skip
