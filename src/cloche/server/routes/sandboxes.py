@@ -25,7 +25,7 @@ from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
 from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, read_files, read_input
 from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
 from ..service import Service
 from ..workspaces import opened_workspace
