@@ -21,8 +21,8 @@ from typing import Any
 
 from cloche.blocking.calls import in_own_thread
 from cloche.core.errors import ApprovalDenied, InvalidRequest
-from cloche.core.record import dataclass, field, replace
 from cloche.core.policy import Policy
+from cloche.core.record import dataclass, field, replace
 
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
