@@ -59,6 +59,16 @@ class ApprovalRequest:
     changes: str = ""
     is_confirmation: bool = False
 
+    @classmethod
+    def of_host(cls, host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "") -> ApprovalRequest:
+        """Return what is asked about a host that no rule names; of the `sandbox` with a name, where it has one."""
+        rules = {"network": policy.network, "network_allow": policy.network_allow}
+        return cls(
+            tool="network", risk=Risk.HIGH,
+            arguments={"host": host, "port": port, **({"sandbox": sandbox} if sandbox else {})},
+            rules={"runs_on": runs_on, "policy": rules},
+        )  # fmt: skip
+
     @property
     def call(self) -> str:
         """Return what is asked for in short: code, a command, or a host."""
@@ -73,16 +83,6 @@ class ApprovalRequest:
         """Return the SHA-256 of the call and its rules, in hex; a remembered approval holds for this value only."""
         data = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def host_request(host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "") -> ApprovalRequest:
-    """Return what is asked about a host that no rule names; of the `sandbox` with a name, where it has one."""
-    rules = {"network": policy.network, "network_allow": policy.network_allow}
-    return ApprovalRequest(
-        tool="network", risk=Risk.HIGH,
-        arguments={"host": host, "port": port, **({"sandbox": sandbox} if sandbox else {})},
-        rules={"runs_on": runs_on, "policy": rules},
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

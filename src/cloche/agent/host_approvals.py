@@ -21,7 +21,7 @@ from cloche.execution.network import check_ceiling, may_be_asked
 from cloche.keeper import registry
 from cloche.keeper.attach import Kept, read_entry
 
-from .approval import Decided, host_request
+from .approval import ApprovalRequest, Decided
 from .queue import ApprovalQueue
 from .toolbox import record_decision
 
@@ -55,7 +55,10 @@ class HostApprovals:
         """Return what was decided, None where nobody did in time, or it could not be recorded."""
         if not may_be_asked(self._check, host, port):
             return False
-        request = host_request(host, port, policy=self._kept.policy, runs_on=self._kept.backend, sandbox=self._name)
+        kept = self._kept
+        request = ApprovalRequest.of_host(
+            host, port, policy=kept.policy, runs_on=kept.backend, sandbox=self._name
+        )  # fmt: skip
         self._asking += 1
         try:
             decision = await self._queue(request)

@@ -43,18 +43,7 @@ from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
 
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
-from .approval import (
-    ON_HOST,
-    PATIENCE_S,
-    ApprovalEvent,
-    ApprovalRequest,
-    Approver,
-    Decided,
-    Gate,
-    Risk,
-    deny,
-    host_request,
-)
+from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (
     Tool,
     ToolAction,
@@ -508,7 +497,7 @@ class Toolbox:
 
     async def _approve_host(self, host: str, port: int) -> bool:
         """Ask the approver about a host that no rule names."""
-        request = host_request(host, port, policy=self.policy, runs_on=self._sandbox.backend)
+        request = ApprovalRequest.of_host(host, port, policy=self.policy, runs_on=self._sandbox.backend)
         try:
             await self._gate.approve(request)
         except ApprovalDenied:

@@ -154,10 +154,7 @@ class SupportsNetwork(Protocol):
         ...
 
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
-        """Decide by further rules, too, from now on, and close connections that they do not allow.
-
-        What others add meanwhile holds as well. Raises InvalidRequest where they are too many together.
-        """
+        """Decide by further rules, beside all that others add, and close what they do not allow."""
         ...
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
