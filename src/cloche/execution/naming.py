@@ -69,8 +69,8 @@ def _stand_in(name: str) -> dict[str, Any] | None:
             return None
     if APPROVALS in env:
         env[APPROVALS] = os.path.abspath(env[APPROVALS])
-    packages = [found for one in _PACKAGES if (found := importlib.util.find_spec(one)) is not None]
-    paths = [os.path.dirname(os.path.dirname(os.path.abspath(str(found.origin)))) for found in packages]
+    packages = [spec for one in _PACKAGES if (spec := importlib.util.find_spec(one)) is not None]
+    paths = [os.path.dirname(os.path.dirname(os.path.abspath(str(spec.origin)))) for spec in packages]
     boot = f"import sys; sys.path += {paths!r}; from cloche.agent.host_approvals import main; main(sys.argv[1])"
     return {"command": [sys.executable, "-I", "-c", boot, name], "env": env}
 
