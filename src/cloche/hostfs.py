@@ -13,9 +13,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
 
 # Where nobody but the system puts anything: a terminal, or a descriptor, is what the user means by its name there.
 DEVICES = ("/dev", "/dev/fd", "/dev/pts")

@@ -18,8 +18,9 @@ import pytest
 import cloche
 from cloche.agent.approval import Decision, auto, callback
 from cloche.agent.toolbox import Toolbox
-from cloche.audit.log import Audit, sha256_of
-from cloche.audit.writer import load
+from cloche.audit.artifacts import load
+from cloche.audit.chain import sha256_of
+from cloche.audit.log import Audit
 from cloche.autofix.loop import AutoFix
 from cloche.cli import audit as verbs
 from cloche.config.keys import Settings

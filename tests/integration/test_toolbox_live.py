@@ -16,7 +16,7 @@ from cloche.agent.catalog import TOOLS
 from cloche.agent.exports import plain_functions
 from cloche.agent.interpreters import Room
 from cloche.agent.toolbox import Toolbox
-from cloche.audit.log import sha256_of
+from cloche.audit.chain import sha256_of
 from cloche.core.errors import InvalidRequest
 from cloche.core.result import Result
 from cloche.testing.fake import FakeBackend

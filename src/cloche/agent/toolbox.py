@@ -21,7 +21,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from cloche.audit.log import Audit, acting, sha256_of
+from cloche.audit.chain import sha256_of
+from cloche.audit.log import Audit, acting
 from cloche.audit.recording import Execution, is_traced, recorded
 from cloche.blocking import calls
 from cloche.config.options import SandboxOptions

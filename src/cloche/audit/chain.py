@@ -8,16 +8,24 @@ adds a `recovery` event, which has length and hash of what was left.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-from collections.abc import Iterable, Mapping
-from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any
+from _collections_abc import Mapping
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from hashlib import sha256 as _sha256
+    from json.encoder import encode_basestring_ascii as _quoted
+    from typing import Any
+else:  # a command that runs one thing writes two lines: what these are made of is at hand sooner
+    try:
+        from _json import encode_basestring_ascii as _quoted
+        from _sha256 import sha256 as _sha256
+    except ImportError:  # other versions of Python have it elsewhere
+        from hashlib import sha256 as _sha256
+        from json.encoder import encode_basestring_ascii as _quoted
 
 VERSION = 1
 NOTHING = "0" * 64  # what the first line of all names as the one before
@@ -26,13 +34,14 @@ MOST_CHARS, MOST_ITEMS, MOST_DEPTH, MOST_NAME = 2_000, 64, 4, 64
 RESERVED = frozenset({"v", "seq", "time", "kind", "prev", "hash"})
 RECOVERY, ROTATION, REMOVAL = "recovery", "rotation", "removal"
 
-_ENDING = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
-_BEGINNING = re.compile(rb'\{"v":1,"seq":([1-9][0-9]{0,18}),"time":"')
-_PREVIOUS = re.compile(rb',"prev":"([0-9a-f]{64})"\Z')
+_ENDING, _PREVIOUS, _END_OF_LINE = b',"hash":"', b',"prev":"', b'"}'
+_BEGINNING, _AFTER_SEQ, _MOST_DIGITS = b'{"v":1,"seq":', b',"time":"', 19
+_HEX_CHARS, _HEX, _DIGITS = 64, b"0123456789abcdef", b"0123456789"
 _MOST_NUMBER = 1 << 63
 LISTS = (list, tuple, set, frozenset)
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_ENDING_BYTES = len(b',"hash":"' + NOTHING.encode() + b'"}')
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_ENDING_BYTES = len(_ENDING) + _HEX_CHARS + len(_END_OF_LINE)
+_PREVIOUS_BYTES = len(_PREVIOUS) + _HEX_CHARS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ class Line:
 
     def fields(self) -> dict[str, Any]:
         """Return the event with all its members."""
+        import json
+
         read: dict[str, Any] = json.loads(self.raw)
         return read
 
@@ -73,7 +84,7 @@ FIRST = Link(seq=0, hash=NOTHING)
 
 def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
     """Return the line of an event, with its newline, and its link. Raises InvalidRequest for a name that is taken."""
-    if not _KIND.fullmatch(kind):
+    if not 0 < len(kind) <= MOST_NAME or kind[0] not in _LETTERS or kind.strip(f"{_LETTERS}0123456789_"):
         raise InvalidRequest(f"audit: {kind!r} is no kind of event; give a word of small letters, digits and _")
     taken = RESERVED.intersection(fields)
     if taken:
@@ -84,11 +95,15 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
     if len(text) > MOST_LINE_BYTES - _ENDING_BYTES:
         text = f'{event}{_clipped_text(fields)}"prev":"{last.hash}"'
     body = text.encode("ascii")
-    digest = hashlib.sha256(body).hexdigest()
+    digest = _sha256(body).hexdigest()
     return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), Link(seq=seq, hash=digest)
 
 
-_as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+def _as_json(value: object) -> str:
+    """Return JSON without spaces, of what is not written by the shortest way."""
+    import json
+
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _members_text(fields: Mapping[str, Any]) -> str:
@@ -111,7 +126,7 @@ def _text(value: object, depth: int) -> str:
         return _quoted(value)  # type: ignore[arg-type]
     if kind is int and -_MOST_NUMBER < value < _MOST_NUMBER:  # type: ignore[operator]
         return repr(value)
-    if kind is float and math.isfinite(value):  # type: ignore[arg-type]
+    if kind is float and _is_finite(value):  # type: ignore[arg-type]
         return repr(value)
     if kind is bool:
         return "true" if value else "false"
@@ -133,7 +148,7 @@ def bounded(fields: Mapping[str, Any], *, most: int = MOST_CHARS) -> dict[str, A
 
 
 def _plain(value: object, depth: int, most: int) -> Any:  # noqa: ANN401 - JSON
-    if value is None or isinstance(value, bool) or (type(value) is float and math.isfinite(value)):
+    if value is None or isinstance(value, bool) or (type(value) is float and _is_finite(value)):
         return value
     if isinstance(value, int):
         return int(value) if abs(value) < _MOST_NUMBER else str(value)[:most]
@@ -146,18 +161,39 @@ def _plain(value: object, depth: int, most: int) -> Any:  # noqa: ANN401 - JSON
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
+def sha256_of(text: str | bytes) -> str:
+    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
+    if isinstance(text, bytes):
+        return _sha256(text).hexdigest()
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character pair, which no file has
+        data = text.encode("utf-8", "surrogatepass")
+    return _sha256(data).hexdigest()
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0
+
+
 def read_line(raw: bytes) -> Line | None:
     """Return the line that `raw` (without its newline) is; None when it is not whole, or not what was written."""
-    ending = _ENDING.fullmatch(raw, len(raw) - _ENDING_BYTES) if len(raw) > _ENDING_BYTES else None
-    beginning = _BEGINNING.match(raw)
-    if ending is None or beginning is None:
+    body, found = raw[:-_ENDING_BYTES], _hash_in(raw[-_ENDING_BYTES:], _ENDING, _END_OF_LINE)
+    previous = _hash_in(body[-_PREVIOUS_BYTES:], _PREVIOUS, b'"')
+    digits, comma, _ = body[len(_BEGINNING) : len(_BEGINNING) + _MOST_DIGITS + len(_AFTER_SEQ)].partition(_AFTER_SEQ)
+    is_number = 0 < len(digits) <= _MOST_DIGITS and not digits.strip(_DIGITS) and digits[:1] != b"0"
+    if not found or not previous or not body.startswith(_BEGINNING) or not comma or not is_number:
         return None
-    body = raw[: ending.start()]
-    previous = _PREVIOUS.search(body, len(body) - 80)
-    found = ending[1].decode()
-    if previous is None or hashlib.sha256(body).hexdigest() != found:
+    if _sha256(body).hexdigest() != found:
         return None
-    return Line(link=Link(seq=int(beginning[1]), hash=found), prev=previous[1].decode(), raw=raw)
+    return Line(link=Link(seq=int(digits), hash=found), prev=previous, raw=raw)
+
+
+def _hash_in(piece: bytes, before: bytes, after: bytes) -> str:
+    """Return the hash that stands between two texts, which are all else of a piece; nothing where it is not so."""
+    found = piece[len(before) : len(piece) - len(after)]
+    is_so = len(found) == _HEX_CHARS and piece.startswith(before) and piece.endswith(after) and not found.strip(_HEX)
+    return found.decode() if is_so else ""
 
 
 def is_beginning(raw: bytes, last: Link) -> bool:
@@ -168,4 +204,14 @@ def is_beginning(raw: bytes, last: Link) -> bool:
     text = raw.rstrip(b"\0")
     expected = b'{"v":1,"seq":%d,"time":"' % (last.seq + 1)
     is_like = text.startswith(expected) or expected.startswith(text)
-    return is_like and len(raw) < MOST_LINE_BYTES and b"\n" not in raw and not _ENDING.search(text)
+    return is_like and len(raw) < MOST_LINE_BYTES and b"\n" not in raw and not _has_ending(text)
+
+
+def _has_ending(text: bytes) -> bool:
+    """Tell whether the end of a line stands anywhere in a text."""
+    at = text.find(_ENDING)
+    while at >= 0:
+        if _hash_in(text[at : at + _ENDING_BYTES], _ENDING, _END_OF_LINE):
+            return True
+        at = text.find(_ENDING, at + 1)
+    return False

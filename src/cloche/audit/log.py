@@ -135,7 +135,7 @@ class Audit:
         if what not in self.keep:
             return None
         data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-        from .writer import store
+        from .artifacts import store
 
         digest = store(self.folder, redactor.data(data))
         if time.monotonic() >= self._prune_at and not (self._keep_age_s is None and self._keep_bytes is None):
@@ -156,19 +156,6 @@ def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - 
     if value is None or name.endswith("_sha256"):
         return value
     return redactor.member(name, value)
-
-
-def sha256_of(text: str | bytes) -> str:
-    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
-    import hashlib
-
-    if isinstance(text, bytes):
-        return hashlib.sha256(text).hexdigest()
-    try:
-        data = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a character pair, which no file has
-        data = text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(data).hexdigest()
 
 
 def switch_on(front_end: str) -> None:

@@ -3,7 +3,7 @@
 Theory of operation: the event `removal` is written first, so a crash leaves at worst a file that the log calls removed,
 and the next pruning removes it. Only our own regular files whose name is a hash are touched, each by its name in an
 open folder: symbolic links are not followed, and hard links are not removed. Artifacts of the last minute stay: the
-event that names them may not be written yet (see `writer`).
+event that names them may not be written yet (see `artifacts`).
 
 A process that stores an artifact starts this at most once an hour: in a thread, with bounded time, a few files per
 lock, in random order of folders. If the time runs out, it goes on a minute later. The files seen until then are a
@@ -30,8 +30,9 @@ from typing import Any, Protocol
 from cloche.core.errors import AuditFailed
 from cloche.core.record import dataclass, field
 
+from .artifacts import FOLDER
 from .chain import MOST_ITEMS, REMOVAL
-from .writer import FOLDER, LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
+from .writer import LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
 
 YOUNG_S = 60.0
 MOST_ODD = 20  # that are named

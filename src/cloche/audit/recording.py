@@ -24,7 +24,8 @@ from cloche.core.record import dataclass, field
 from cloche.core.remote import RemoteAccount
 from cloche.core.result import Result
 
-from .log import Audit, audit_for, log, sha256_of
+from .chain import sha256_of
+from .log import Audit, audit_for, log
 
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
@@ -116,13 +117,14 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
     except BaseException as error:
         duration_s = round(time.monotonic() - started, 6)
         setattr(error, _TOLD, True)
-        audit.note("execution", redactor=redactor, **facts, **_failure(error), duration_s=duration_s)
+        audit.note("execution", redactor=redactor, **facts, **failure(error), duration_s=duration_s)
         raise
-    _conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
+    conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
     return result
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return what an event says of a run that came to no result."""
     if isinstance(error, Detached):
         return {"status": "detached", "error": None, "reason": "it goes on without the caller who started it"}
     is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
@@ -130,7 +132,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return {"status": "cancelled" if is_cancelled else "failed", "error": type(error).__name__, "reason": reason}
 
 
-def _conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
+def conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
+    """Record how a run ended, and note in the result which event says so."""
     lost = ""
     artifacts: dict[str, Any] = {}
     for row in result.network_refused:

@@ -25,13 +25,13 @@ from cloche.config.settings import load_settings
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
 from cloche.core.record import dataclass, field
 
-from . import writer
+from . import artifacts
+from .artifacts import ArtifactState
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
 from .log import default_folder
 from .writer import (
     LOCK_TIMEOUT_S,
     NAME,
-    ArtifactState,
     check_writable,
     failure,
     full_files,
@@ -328,7 +328,7 @@ class Reading:
                 continue
             subject = f"event {line.link.seq}: what is kept as {kind} ({digest})"
             try:
-                state = writer.state_of(self._folder, digest)
+                state = artifacts.state_of(self._folder, digest)
                 if state is ArtifactState.CHANGED:
                     self.report.add(name, number, f"{subject} was changed")
                 elif state is ArtifactState.MISSING:

@@ -1,4 +1,4 @@
-"""Writing the log: a private folder, one file that grows, the files that are full, and the artifacts beside them.
+"""Writing the log: a private folder, one file that grows, and the files that are full.
 
 Theory of operation: each append opens the file anew, so that `flock` works between threads and forked processes, takes
 its lock, and reads only the end: the last line has number and hash. If the end is byte for byte the line that this
@@ -6,40 +6,33 @@ process wrote last, number and hash come from the cache. A line is written by on
 append-only (`chattr +a`). The rest of a line that a crash cut off stays, a newline is added, and a `recovery` event
 follows. A full file is renamed after the number of its first event; the new file begins with a `rotation` event, which
 says how the chain goes on and which files were dropped.
-
-Artifacts are code and output, each in a file named by the SHA-256 of its content. An artifact is never changed and
-stored only once; its time is that of the last time it was stored. Storing holds a shared lock of the folder, removing
-(`prune`) an exclusive one. Recent artifacts are not removed: the event that names them may not be written yet.
 """
 
 from __future__ import annotations
 
-import enum
 import errno
 import fcntl
-import hashlib
 import os
-import re
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
-from typing import Any
 
 from cloche import hostfs
 from cloche.core.errors import AuditFailed
-from cloche.core.limits import MIB
 from cloche.core.record import dataclass
 
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
 NAME = "audit.jsonl"
-FOLDER = "audit-artifacts"
-FILE_BYTES = 32 * MIB
+FILE_BYTES = 32 << 20
 MOST_FILES = 32  # full ones that are kept
 LOCK_TIMEOUT_S = 10.0
 MOST_CACHED = 16  # folders whose last line is remembered
-_FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
+_FULL_BEFORE, _FULL_AFTER, _LEAST_DIGITS = "audit-", ".jsonl", 12
 _TAIL_BYTES = 4096
 
 
@@ -75,7 +68,7 @@ def append(
                     return _begin(at, fresh, folder, kind, fields, most_files)
             return _write(file, folder, size, tail, [(kind, fields)])
     except OSError as error:
-        raise failure(f"{folder}/{NAME}", f"{_reason(error)}") from error
+        raise failure(f"{folder}/{NAME}", f"{reason(error)}") from error
 
 
 def head(folder: str) -> Link | None:
@@ -91,7 +84,7 @@ def head(folder: str) -> Link | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise failure(f"{folder}/{NAME}", _reason(error), is_read=True) from error
+        raise failure(f"{folder}/{NAME}", reason(error), is_read=True) from error
 
 
 def check_writable(folder: str) -> None:
@@ -109,7 +102,7 @@ def check_writable(folder: str) -> None:
             parent = os.path.dirname(parent)
         _check_space(parent)
     except OSError as error:
-        raise failure(f"{folder}/{NAME}", _reason(error)) from error
+        raise failure(f"{folder}/{NAME}", reason(error)) from error
 
 
 def _check_space(folder: str) -> None:
@@ -129,7 +122,8 @@ def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
     )
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
+    """Return what the system says of an error."""
     return error.strerror or str(error)
 
 
@@ -349,6 +343,8 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
     """Write events by one call, or nothing of them."""
     data, line, last = b"", b"", tail.last
     if tail.left:
+        import hashlib
+
         data = b"\n"
         recovery = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
         events = [(RECOVERY, recovery), *events]
@@ -373,26 +369,34 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
 
 
 def _now() -> str:
+    global _last_second
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-    return f"{_second(seconds)}.{nanoseconds // 1000:06d}Z"
+    last = _last_second  # other threads replace it
+    if last[0] != seconds:
+        last = _last_second = (seconds, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)))
+    return f"{last[1]}.{nanoseconds // 1000:06d}Z"
 
 
-@lru_cache(maxsize=1)
-def _second(seconds: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+_last_second = (-1, "")  # and how it is written
 
 
 def full_files(at: int) -> list[tuple[int, str]]:
     """Return the files that are full, oldest first, each with the number of its first event."""
-    return sorted((int(found[1]), name) for name in os.listdir(at) if (found := _FULL.fullmatch(name)))
+    found = [(name.removeprefix(_FULL_BEFORE).removesuffix(_FULL_AFTER), name) for name in os.listdir(at)]
+    return sorted((int(digits), name) for digits, name in found if _is_full(digits, name))
+
+
+def _is_full(digits: str, name: str) -> bool:
+    is_number = digits.isascii() and digits.isdigit() and len(digits) >= _LEAST_DIGITS
+    return is_number and name == f"{_FULL_BEFORE}{digits}{_FULL_AFTER}"
 
 
 def _set_aside(at: int, file: int) -> bool:
     """Give a full file its own name; it simply goes on growing where that is not allowed."""
-    first = re.match(rb'\{"v":1,"seq":([0-9]+),', os.pread(file, 64, 0))
-    if first is None:
+    first, comma, _ = os.pread(file, 64, 0).removeprefix(b'{"v":1,"seq":').partition(b",")
+    if not comma or not first.isdigit():
         return False
-    name = f"audit-{int(first[1]):012d}.jsonl"
+    name = f"{_FULL_BEFORE}{int(first):012d}{_FULL_AFTER}"
     if hostfs.look(name, at) is None:
         with suppress(OSError):
             os.rename(NAME, name, src_dir_fd=at, dst_dir_fd=at)
@@ -415,62 +419,3 @@ def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any]
     for _, name in dropped:
         os.unlink(name, dir_fd=at)
     return link
-
-
-class ArtifactState(enum.Enum):
-    """Say in which state the artifact of a hash is."""
-
-    WHOLE = enum.auto()
-    CHANGED = enum.auto()
-    MISSING = enum.auto()
-
-
-def store(folder: str, data: bytes) -> str:
-    """Store data, once for equal data, and return its hash. Raises AuditFailed."""
-    digest = hashlib.sha256(data).hexdigest()
-    path = f"{folder}/{FOLDER}/{digest[:2]}"
-    try:
-        with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as whole:
-            lock(whole, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
-            with opened_folder(path, create=True) as at:
-                _store_once(at, path, digest, data)
-    except OSError as error:
-        raise failure(f"{path}/{digest}", _reason(error)) from error
-    return digest
-
-
-def _store_once(at: int, path: str, digest: str, data: bytes) -> None:
-    with suppress(FileNotFoundError), opened_file(at, digest, path) as existing:
-        if os.fstat(existing).st_size == len(data):
-            os.utime(existing)
-            return
-    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
-
-
-def load(folder: str, digest: str) -> bytes | None:
-    """Return the artifact of a hash, None where it is missing or changed. Raises AuditFailed."""
-    data = _read(folder, digest)
-    return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
-
-
-def state_of(folder: str, digest: str) -> ArtifactState:
-    """Return whether the artifact of a hash is whole, changed or missing. Raises AuditFailed."""
-    data = _read(folder, digest)
-    if data is None:
-        return ArtifactState.MISSING
-    return ArtifactState.WHOLE if hashlib.sha256(data).hexdigest() == digest else ArtifactState.CHANGED
-
-
-def _read(folder: str, digest: str) -> bytes | None:
-    path = f"{folder}/{FOLDER}/{digest[:2]}"
-    try:
-        with (
-            opened_folder(path, create=False) as at,
-            opened_file(at, digest, path) as file,
-            os.fdopen(os.dup(file), "rb") as reader,
-        ):
-            return reader.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise failure(f"{path}/{digest}", _reason(error), is_read=True) from error

@@ -145,7 +145,7 @@ class Channel:
             self.on_end(body[0])
         elif kind == wire.CLOSE:
             error = read_guest_object(body).get("error")
-            self.conclude(_failure(error) if isinstance(error, dict) else None)
+            self.conclude(failure_of(error) if isinstance(error, dict) else None)
         else:
             raise wire.WireError(f"a frame of kind {kind} from a sandbox")
 
@@ -298,5 +298,6 @@ def read_guest_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _failure(error: dict[str, Any]) -> OperationFailed:
+def failure_of(error: dict[str, Any]) -> OperationFailed:
+    """Return what an error of the wire says."""
     return OperationFailed(str(error.get("kind", "other"))[:100], str(error.get("message", ""))[:2000], error)

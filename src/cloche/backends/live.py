@@ -103,7 +103,7 @@ class LiveProcess:
             self._channel.abandon("it did not say that it had started a process")
             raise OutcomeUnknown("the sandbox did not answer, and was closed; the process may have run") from error
         except OperationFailed as error:
-            raise _not_started(error) from error
+            raise not_started(error) from error
         self.id, self.pid = str(started.get("id", "")), int(_number(started.get("pid")))
         self._announce()
         self._started_at = monotonic()
@@ -196,7 +196,7 @@ class LiveProcess:
             return await asyncio.shield(self._end)
         except OperationFailed as error:
             if error.kind == "start":
-                raise _not_started(error) from error
+                raise not_started(error) from error
             if error.kind == "replaced":
                 raise Detached(f"process {self.id}: {error}") from error
             if self._is_detached:
@@ -262,7 +262,8 @@ def _retrieve(end: asyncio.Task[dict[str, Any]]) -> None:
         end.exception()
 
 
-def _not_started(error: OperationFailed) -> Exception:
+def not_started(error: OperationFailed) -> Exception:
+    """Return what is raised where a process could not be started."""
     if error.details.get("step") == "cwd":
         return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
     if error.details.get("step") == "user":
@@ -470,29 +471,11 @@ class LiveSandbox(LiveFiles):
 
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
         """Return what came of a command."""
-        usage = usage_of(ended)
-        dropped = ended.get("dropped")
-        is_less = any(one.is_truncated for one in process.kept.values())
-        return make_result(
-            process.verdict(ended),
-            stdout=process.kept[wire.STDOUT].joined(),
-            stderr=process.kept[wire.STDERR].joined(),
-            is_truncated=is_less or bool(dropped),
-            value=None,
-            value_is_repr=False,
-            outputs=(),
-            usage=usage,
-            enforcement=self.enforcement,
-            found=Changes(),
-            meta={
-                **run_notes(None, "", self.limits, self.enforcement, usage.wall_s),
-                **self._notes(),
-                "backend": self.backend,
-                "process": process.id,
-                **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
-                **process.traffic.notes(is_shared=True),
-            },
-        )
+        notes = {**self._notes(), "backend": self.backend, "process": process.id}
+        return command_result(
+            process.verdict(ended), ended, kept=process.kept, limits=self.limits, enforcement=self.enforcement,
+            notes={**notes, **process.traffic.notes(is_shared=True)},
+        )  # fmt: skip
 
     async def begun(self, process: LiveProcess) -> LiveProcess:
         """Wait until a process has started, and return it; what does not is given up."""
@@ -561,6 +544,37 @@ class LiveSandbox(LiveFiles):
             channel.close()
             raise
         return tunnel
+
+
+def command_result(
+    verdict: Verdict,
+    ended: Mapping[str, Any],
+    *,
+    kept: Mapping[int, HeadTail],
+    limits: Limits,
+    enforcement: Enforcement,
+    notes: Mapping[str, Any],
+) -> Result:
+    """Return what came of a command, by how its end was reported and by what is kept of its output."""
+    usage = usage_of(ended)
+    dropped = ended.get("dropped")
+    return make_result(
+        verdict,
+        stdout=kept[wire.STDOUT].joined(),
+        stderr=kept[wire.STDERR].joined(),
+        is_truncated=any(one.is_truncated for one in kept.values()) or bool(dropped),
+        value=None,
+        value_is_repr=False,
+        outputs=(),
+        usage=usage,
+        enforcement=enforcement,
+        found=Changes(),
+        meta={
+            **run_notes(None, "", limits, enforcement, usage.wall_s),
+            **notes,
+            **({"dropped_bytes": dropped} if isinstance(dropped, int) and dropped else {}),
+        },
+    )
 
 
 def _process_info(row: Mapping[str, Any]) -> ProcessInfo:

@@ -32,6 +32,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         _print_version()
         return
+    if sys.argv[1:2] == ["exec"]:
+        from ._fast_path import run_named
+
+        code = run_named(sys.argv[2:])
+        if code is not None:
+            os._exit(code)
     from .app import root
 
     try:

@@ -11,6 +11,7 @@ import click
 
 from cloche.core.errors import InvalidRequest
 
+from ._fast_path import tell_unread_input
 from ._named import NamedCommand, refuse_options
 from ._review import check_review, settle_attached, settle_changes, tell_folder, without_folder
 from .app import root
@@ -25,7 +26,7 @@ from .options import (
     sandbox_options,
     users_option,
 )
-from .output import exit_code_of, log_to_stderr, say
+from .output import exit_code_of, log_to_stderr
 from .run import conclude, read_files, read_pairs, run_and_report
 
 if TYPE_CHECKING:
@@ -159,8 +160,7 @@ def run_command(
             tell_folder(sandbox.notes)
             start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
             exit_code = run_and_report(start, as_json=as_json, debug=False)
-            if _has_unread_input():
-                say("standard input was not passed on; -i does that")
+            tell_unread_input()
             if folder is not None:
                 settle_changes(sandbox, review=review)
             return exit_code
@@ -181,21 +181,6 @@ def run_command(
     )  # fmt: skip
     conclude(result, as_json=False)
     return exit_code_of(result)
-
-
-def _has_unread_input() -> bool:
-    """Tell whether a file or a pipe at our standard input holds anything."""
-    import fcntl
-    import stat
-    import termios
-
-    try:
-        facts = os.fstat(0)
-        if stat.S_ISREG(facts.st_mode):
-            return facts.st_size > os.lseek(0, 0, os.SEEK_CUR)
-        return stat.S_ISFIFO(facts.st_mode) and any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
-    except OSError:  # it is closed
-        return False
 
 
 def has_own_terminal() -> bool:

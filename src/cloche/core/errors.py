@@ -5,7 +5,9 @@ What the guest did is a status on the result; only what *we* could not do is an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class ClocheError(Exception):

@@ -18,6 +18,7 @@ from cloche.core.protocols import Backend, OpenSandbox, SupportsNames
 from cloche.keeper import attach
 from cloche.keeper.attach import Kept, Terms
 
+from .git_inside import variables_for
 from .live import LiveOperations
 from .prepare import Prepared
 
@@ -100,6 +101,8 @@ class NameOperations(LiveOperations):
             stand_in = None
             if prepared.policy.on_network == "ask":
                 entry["asking"], stand_in = _asking(prepared), _stand_in(self._terms.name)
+            if prepared.policy.host_folder is not None:
+                entry["folder_environment"] = variables_for(prepared.policy.host_folder)
             keeping = attach.Keeping(self._terms, entry, stand_in)
             return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
         return super()._opening()

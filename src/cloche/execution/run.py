@@ -21,7 +21,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
 
-from cloche.audit.log import sha256_of
+from cloche.audit.chain import sha256_of
 from cloche.audit.recording import Execution, is_traced, is_wanted, note_fallback, recorded, refusals
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature

@@ -15,7 +15,7 @@ import marshal
 import os
 import time
 
-from . import relay
+from . import plain_json, relay
 from .relay import POLLIN, Client, Relay, awake, now
 
 TYPE_CHECKING = False
@@ -33,51 +33,6 @@ LAST_S, AGAIN_S = 10.0, 0.01  # for the helper to clear up
 MOST_S = 366 * 24 * 3600.0
 SUFFIXES = (".sock", ".json")
 LOCK_SUFFIX = ".lock"
-
-
-class Json:
-    """Read and write JSON by the parts of the interpreter that `json` is made of: importing it costs a megabyte."""
-
-    def __init__(self) -> None:
-        import _json
-
-        class Settings:
-            strict = True
-            object_hook = object_pairs_hook = None
-            parse_float, parse_int, parse_constant = float, int, float
-            memo = None
-
-        inner: Any = _json
-        self._scan, self._quote = inner.make_scanner(Settings), inner.encode_basestring_ascii
-
-    def read(self, body: bytes) -> dict[str, Any]:
-        """Return the object that a body is. Raises ValueError."""
-        try:
-            text = body.decode("utf-8", "surrogatepass")
-            found, end = self._scan(text, 0)
-        except (StopIteration, RecursionError) as error:
-            raise ValueError("a frame holds no JSON") from error
-        if not isinstance(found, dict) or end != len(text):
-            raise ValueError("a frame holds no JSON object")
-        return found
-
-    def write(self, value: object) -> bytes:
-        """Return a plain value as JSON."""
-        return self._write(value).encode("ascii")
-
-    def _write(self, value: object) -> str:
-        if value is None or isinstance(value, bool):
-            return {None: "null", True: "true", False: "false"}[value]
-        if isinstance(value, str):
-            quoted: str = self._quote(value)
-            return quoted
-        if isinstance(value, dict):
-            return "{" + ",".join(f"{self._quote(str(name))}:{self._write(one)}" for name, one in value.items()) + "}"
-        if isinstance(value, list | tuple):
-            return "[" + ",".join(map(self._write, value)) + "]"
-        if isinstance(value, int | float) and value - value == 0:
-            return repr(value)
-        raise ValueError(f"{type(value).__name__} has no place in a frame")
 
 
 class Keeper:
@@ -368,13 +323,12 @@ def main(fd: int) -> None:
     data, fds = _receive(caller, MOST_ORDER_BYTES)
     if not data:
         os._exit(0)
-    json = Json()
-    order = json.read(data)
+    order = plain_json.read(data)
     wire = load("init.wire")
     for number in (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE, _signal.SIGCHLD):
         _signal.signal(number, _signal.SIG_IGN)  # of the last the kernel takes note by itself then
     os.umask(0o077)
-    keeper = Keeper(order, dict(zip(order["descriptors"], fds, strict=True)), wire, json)
+    keeper = Keeper(order, dict(zip(order["descriptors"], fds, strict=True)), wire, plain_json)
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     _signal.set_wakeup_fd(wake)
 

@@ -11,19 +11,23 @@ Sockets are reached through that descriptor. A name is one of its user's, so eac
 
 from __future__ import annotations
 
+import _socket
 import fcntl
-import json
 import os
-import re
-import socket
 import stat
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from cloche import hostfs
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.record import dataclass, field
+
+from . import plain_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
 SYSTEM = "/run/cloche"  # where root makes a folder for each user
 SOCKET, ENTRY, LOCK = ".sock", ".json", ".lock"
@@ -31,13 +35,13 @@ MOST_NAMES = 4096
 KEEPER = b"\nkeeper.process.main("  # in the command line of one, see `jail.setup.launch`
 MOST_ENTRY_BYTES = 1 << 18
 BACKLOG = 64
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+MOST_CHARS, _FIRST = 63, "abcdefghijklmnopqrstuvwxyz0123456789"
 _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
 
 def is_name(word: object) -> bool:
     """Tell whether a sandbox could have this name."""
-    return isinstance(word, str) and _NAME.fullmatch(word) is not None
+    return isinstance(word, str) and 0 < len(word) <= MOST_CHARS and word[0] != "-" and not word.strip(f"{_FIRST}-")
 
 
 def check_name(name: object) -> str:
@@ -67,7 +71,7 @@ class Claimed:
 
     def describe(self, entry: Mapping[str, Any]) -> None:
         """Write what attaching needs to know. Raises OSError."""
-        hostfs.replace(self.folder, self.name + ENTRY, json.dumps(entry).encode(), mode=0o600, kept=0o600)
+        hostfs.replace(self.folder, self.name + ENTRY, plain_json.write(entry), mode=0o600, kept=0o600)
 
     def release(self) -> None:
         """Close our descriptors; the name stays with who has others."""
@@ -92,11 +96,17 @@ class Found:
 
     def connect(self) -> socket.socket:
         """Return a connection to its keeper, whose user is checked to be us. Raises OSError."""
+        import socket
+
+        return socket.socket(fileno=self.reach().detach())
+
+    def reach(self) -> _socket.socket:
+        """Return the connection as `connect` does, without importing `socket`."""
         folder = _open(self.path)
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             link.connect(_through(folder, self.name + SOCKET))
-            uid = int.from_bytes(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little")
+            uid = int.from_bytes(link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8], "little")
             if uid != os.geteuid():
                 raise PermissionError(f"{self.path}/{self.name}{SOCKET} is served by user {uid}")
         except BaseException:
@@ -133,6 +143,8 @@ def _claim_in(folder: int, name: str) -> Claimed:
     lock = _take_lock(folder, name)
     if lock is None:
         raise _taken(name)
+    import socket
+
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         for suffix in (SOCKET, ENTRY):  # of a keeper that was killed
@@ -247,7 +259,7 @@ def _names(path: str) -> list[str]:
     """
     with _opened(path) as folder:
         stems = {stem for stem, suffix in map(os.path.splitext, os.listdir(folder)) if suffix in (SOCKET, ENTRY, LOCK)}
-        names = sorted(stem for stem in stems if _NAME.fullmatch(stem))[:MOST_NAMES]
+        names = sorted(stem for stem in stems if is_name(stem))[:MOST_NAMES]
         return [name for name in names if _may_be_lock(hostfs.look(name + LOCK, folder))]
 
 
@@ -259,7 +271,7 @@ def _read(name: str, path: str) -> Found:
     with _opened(path) as folder, suppress(OSError, ValueError):
         fd, state = hostfs.open_regular(name + ENTRY, folder)
         with open(fd, "rb") as file:
-            entry = json.loads(file.read(MOST_ENTRY_BYTES + 1)) if state.st_uid == os.geteuid() else None
+            entry = plain_json.read(file.read(MOST_ENTRY_BYTES + 1)) if state.st_uid == os.geteuid() else None
         if isinstance(entry, dict):
             return Found(name=name, path=path, entry=entry)
     return Found(name=name, path=path)

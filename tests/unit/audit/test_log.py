@@ -18,11 +18,11 @@ import pytest
 
 from cloche.audit import log, writer
 from cloche.audit import verify as verify_verify
-from cloche.audit.chain import FIRST, MOST_LINE_BYTES, bounded, line_after
-from cloche.audit.log import Audit, acting, audit_for, sha256_of
+from cloche.audit.artifacts import load
+from cloche.audit.chain import FIRST, MOST_LINE_BYTES, bounded, line_after, sha256_of
+from cloche.audit.log import Audit, acting, audit_for
 from cloche.audit.redaction import Redactor
 from cloche.audit.verify import ExpectedHead, Reading, read_heads, verify
-from cloche.audit.writer import load
 from cloche.config.keys import Settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import AuditFailed, InvalidRequest

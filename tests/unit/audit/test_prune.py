@@ -13,11 +13,11 @@ import pytest
 
 from cloche.audit import prune as prune_prune
 from cloche.audit import writer
+from cloche.audit.artifacts import load
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.prune import CHECK_EVERY_S, Artifact, Bounds, chosen_of, prune, prune_when_due
 from cloche.audit.redaction import Redactor
 from cloche.audit.verify import verify
-from cloche.audit.writer import load
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.core.errors import AuditFailed, InvalidRequest

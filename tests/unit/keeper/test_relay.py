@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from cloche.init import wire
-from cloche.keeper import process, relay
-from cloche.keeper.process import Json, Keeper
+from cloche.keeper import plain_json, process, relay
+from cloche.keeper.process import Keeper
 
 Frame = tuple[int, int, bytes]
 VALUES = some.recursive(
@@ -67,7 +67,7 @@ class Scene:
             "folder": os.open(folder, os.O_RDONLY), "lock": os.open(os.devnull, os.O_RDONLY),
         }  # fmt: skip
         order = {"name": "x", "keep_s": 60.0, "lifetime_s": 3600.0, "idle_s": None, **terms, "said": {"boot": "b"}}
-        self.keeper = Keeper(order, fds, wire, Json())
+        self.keeper = Keeper(order, fds, wire, plain_json)
         self.relay = self.keeper.relay
         self.init.send(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, inside="i"))
         self.pump()
@@ -360,7 +360,7 @@ def test_it_is_over_when_init_is_gone_or_breaks_the_protocol(scene: Scene, end: 
 @given(VALUES)
 def test_its_json_is_json(value: object) -> None:
     """What it writes, and what others write, is read as what it was."""
-    codec = Json()
+    codec = plain_json
     assert json.loads(codec.write({"value": value})) == {"value": value}
     assert codec.read(json.dumps({"value": value}, ensure_ascii=False).encode("utf-8", "surrogatepass")) == {
         "value": value

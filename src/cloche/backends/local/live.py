@@ -64,6 +64,7 @@ from .plan import (
     guest_environment,
     show_folder,
     show_toolchain,
+    unfilled_layers,
     with_layers,
     with_toolchains,
 )
@@ -276,13 +277,21 @@ class LocalLiveSandbox(LiveSandbox):
         with connection.release() as helper, ours, hold_layers(self._policy.layers) as layers:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
             held |= own.held if own is not None else {}
-            client = await keeping.take(ours, held, connection.groups, {"enforcement": self.enforcement.as_dict()})
+            client = await keeping.take(ours, held, connection.groups, self._said())
         if own is not None:
             own.release()
         if self._claim is not None:
             self._claim.forget()
             self._claim = None
         return await self.join(client, keeping.join_network, is_owner=keeping.ends_with_caller)
+
+    def _said(self) -> dict[str, Any]:
+        """Return what whoever comes in later needs to know of it, as plain data."""
+        return {
+            "enforcement": self.enforcement.as_dict(),
+            "environment": self.environment({}),
+            "environment_until": unfilled_layers(self._policy.layers),
+        }
 
     async def join(
         self,

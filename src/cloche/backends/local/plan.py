@@ -362,6 +362,12 @@ def _filled(layers: Sequence[str]) -> list[str]:
     return [layer for layer in layers if os.path.exists(f"{layer}/{LAYER_MANIFEST}")]
 
 
+def unfilled_layers(layers: Sequence[str]) -> list[str]:
+    """Return the files whose making changes what `with_layers` makes of these layers."""
+    filled = _filled(layers)
+    return [f"{layer}/{LAYER_MANIFEST}" for layer in layers if layer not in filled]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Hold a run for the helper, the toolchain, and the input files' content by path."""

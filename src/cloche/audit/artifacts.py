@@ -1,0 +1,80 @@
+"""What is kept beside the log: code and output, each in a file named by the SHA-256 of its content.
+
+An artifact is never changed and stored only once; its time is that of the last time it was stored. Storing holds a
+shared lock of the folder, removing (`prune`) an exclusive one. Recent artifacts are not removed: the event that names
+them may not be written yet.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hashlib
+import os
+import time
+from contextlib import suppress
+
+from cloche import hostfs
+
+from .writer import LOCK_TIMEOUT_S, failure, lock, opened_file, opened_folder, reason
+
+FOLDER = "audit-artifacts"
+
+
+class ArtifactState(enum.Enum):
+    """Say in which state the artifact of a hash is."""
+
+    WHOLE = enum.auto()
+    CHANGED = enum.auto()
+    MISSING = enum.auto()
+
+
+def store(folder: str, data: bytes) -> str:
+    """Store data, once for equal data, and return its hash. Raises AuditFailed."""
+    digest = hashlib.sha256(data).hexdigest()
+    path = f"{folder}/{FOLDER}/{digest[:2]}"
+    try:
+        with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as whole:
+            lock(whole, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
+            with opened_folder(path, create=True) as at:
+                _store_once(at, path, digest, data)
+    except OSError as error:
+        raise failure(f"{path}/{digest}", reason(error)) from error
+    return digest
+
+
+def _store_once(at: int, path: str, digest: str, data: bytes) -> None:
+    with suppress(FileNotFoundError), opened_file(at, digest, path) as existing:
+        if os.fstat(existing).st_size == len(data):
+            os.utime(existing)
+            return
+    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
+
+
+def load(folder: str, digest: str) -> bytes | None:
+    """Return the artifact of a hash, None where it is missing or changed. Raises AuditFailed."""
+    data = _read(folder, digest)
+    return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
+
+
+def state_of(folder: str, digest: str) -> ArtifactState:
+    """Return whether the artifact of a hash is whole, changed or missing. Raises AuditFailed."""
+    data = _read(folder, digest)
+    if data is None:
+        return ArtifactState.MISSING
+    return ArtifactState.WHOLE if hashlib.sha256(data).hexdigest() == digest else ArtifactState.CHANGED
+
+
+def _read(folder: str, digest: str) -> bytes | None:
+    path = f"{folder}/{FOLDER}/{digest[:2]}"
+    try:
+        with (
+            opened_folder(path, create=False) as at,
+            opened_file(at, digest, path) as file,
+            os.fdopen(os.dup(file), "rb") as reader,
+        ):
+            return reader.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(f"{path}/{digest}", reason(error), is_read=True) from error

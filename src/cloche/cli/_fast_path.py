@@ -1,0 +1,415 @@
+"""`cloche exec [--cwd DIR] NAME -- COMMAND` at the cost of a shell's: the usual case, with hardly any imports.
+
+`run_named` does what the command of `exec` does, for these words alone, a sandbox without a network, no terminal and no
+configuration; it leaves everything else to that command, before anything is started or recorded. How most commands
+end, with an exit code, is told here; of every other end the modules of the whole command are imported and tell it.
+What both do alike, `tests/integration/test_fast_path.py` compares.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from time import monotonic
+
+from cloche.audit.chain import sha256_of
+from cloche.audit.writer import append
+from cloche.core.errors import ClocheError
+from cloche.hostfs import own_folder
+from cloche.init import wire
+from cloche.keeper import plain_json, registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from types import FrameType
+    from typing import Any
+
+    from ._rare_ends import RareEnd
+
+_signal: Any = __import__("_signal")
+MOST_BYTES_OF_WORDS = 1 << 16
+MOST_EVENT_BYTES = 1 << 16  # what is longer is read as what a guest wrote
+MOST_EVENTS, MOST_DOTENV_BYTES = 16, 1 << 16
+READ_BYTES = 1 << 18
+GRANTED_AT_ONCE = wire.WINDOW_BYTES // 4
+START_S, LATE_S = 60.0, 10.0
+CHANNEL, KILL_CHANNEL = 1, 2
+NOT_FOUND = 127
+# Variables that configure, and where configuration is: with any of it, the whole command says what that means.
+OURS, AUDIT = ("CLOCHE_", "SANDBOX_"), "CLOCHE_AUDIT"
+USER_FILES = ("config.json", "cloche.yaml", "config.yaml")
+CHECKOUT_FILES = ("config.yaml", "cloche.yaml")
+# Advice is looked for in what such a command has said.
+ADVISED = (b"ptrace", b"ensurepip")
+
+
+def run_named(words: list[str]) -> int | None:
+    """Run `NAME -- COMMAND` and return its exit code; None, where nothing was done, if that is not so simple."""
+    cwd, words = (words[1], words[2:]) if words[:1] == ["--cwd"] and words[1:] else ("/workspace", words)
+    name, command = words[0] if words else "", words[2:]
+    if words[1:2] != ["--"] or not command or not command[0] or not cwd or not registry.is_name(name):
+        return None
+    if sum(map(len, command)) > MOST_BYTES_OF_WORDS or os.isatty(1) or os.isatty(2) or is_configured():
+        return None
+    folder = _audit_folder()
+    if folder is None:
+        return None
+    try:
+        found = registry.find(name)
+        environment = _environment_of(found)
+        link = None if environment is None else _connected(found)
+    except (ClocheError, OSError, ValueError):
+        return None  # which the whole command says in words
+    if link is None or environment is None:
+        return None
+    _end_orderly()
+    return Run(found, link, command, environment, cwd, folder).run()
+
+
+def is_configured() -> bool:
+    """Tell whether the environment or a file may say how things are done; see `config.sources`."""
+    if any(name.startswith(OURS) and name != AUDIT for name in os.environ):
+        return True
+    home, folder = os.environ.get("HOME", ""), own_folder("XDG_CONFIG_HOME", ".config")
+    if not os.path.isabs(home) or folder is None:
+        return True
+    paths = [f"{home}/.cloche/config.json", *(f"{folder}/{name}" for name in USER_FILES), *CHECKOUT_FILES]
+    return any(map(os.path.lexists, paths)) or _may_configure(".env")
+
+
+def _may_configure(path: str) -> bool:
+    """Tell whether a `.env`, which most projects have for themselves, has a word of ours."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            data = os.read(file, MOST_DOTENV_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+        finally:
+            os.close(file)
+    except OSError:
+        return True
+    return not 0 < len(data) < MOST_DOTENV_BYTES or any(one.encode() in data for one in (*OURS, "E2B_", "DAYTONA_"))
+
+
+def _audit_folder() -> str | None:
+    """Return the folder of the audit log, empty where it is off; None where that is not so simple."""
+    said = os.environ.get(AUDIT, "on")
+    if said == "off":
+        return ""
+    if said == "on":
+        return own_folder("XDG_STATE_HOME", ".local/state")
+    return os.path.normpath(said) if os.path.isabs(said) else None
+
+
+def _environment_of(found: registry.Found) -> dict[str, str] | None:
+    """Return the environment of commands, None where it must be found out anew, or more than a command is needed."""
+    entry = found.entry
+    policy = entry.get("policy", {})
+    if entry.get("version") != wire.VERSION or entry.get("backend") != "local" or policy.get("network") != "off":
+        return None
+    if "bash" not in policy["languages"] or any(map(os.path.exists, entry.get("environment_until", ("/",)))):
+        return None
+    return {**entry["environment"], **entry.get("folder_environment", {})}
+
+
+def _connected(found: registry.Found) -> _socket.socket | None:
+    """Return a connection to the keeper of a name that has greeted us as such."""
+    link = found.reach()
+    link.sendall(_frame(wire.HELLO, 0, {"version": wire.VERSION}))
+    link.settimeout(LATE_S)
+    frames = wire.FrameBuffer()
+    while data := link.recv(READ_BYTES):
+        for kind, _, body in frames.feed(data):
+            greeting = plain_json.read(body) if kind == wire.HELLO else {}
+            said = greeting.get("keeper") or {}
+            is_it = said.get("name") == found.name and said.get("boot") == registry.boot_id()
+            link.settimeout(None)
+            return link if is_it and greeting.get("version") == wire.VERSION else None
+    return None
+
+
+def _frame(kind: int, channel: int, body: dict[str, Any]) -> bytes:
+    return wire.frame(kind, channel, plain_json.write(body))
+
+
+def _end_orderly() -> None:
+    """Be ended as by Ctrl-C, so that what runs is killed and waited for; what is ignored stays so."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (_signal.SIGTERM, _signal.SIGHUP):
+        if _signal.getsignal(number) is _signal.SIG_DFL:
+            _signal.signal(number, end)
+
+
+class _Failed(Exception):
+    """Hold how init, or the keeper, has refused or lost what was asked; `error` is what it says, None for a loss."""
+
+    def __init__(self, message: str, error: dict[str, Any] | None = None):
+        super().__init__(message)
+        self.error = error
+
+
+class Run:
+    """Run one command: what it was asked for, and what came of it until now."""
+
+    def __init__(
+        self, found: registry.Found, link: _socket.socket, command: list[str], environment: dict[str, str], cwd: str,
+        folder: str,
+    ):  # fmt: skip
+        self.found, self.link, self.folder = found, link, folder
+        self.command, self.environment = command, environment
+        self.cwd = cwd if cwd.startswith("/") else f"/workspace/{cwd}"
+        self.limits: dict[str, Any] = found.entry["limits"]
+        self.timeout_s: float = self.limits["timeout_s"]
+        self.frames = wire.FrameBuffer()
+        self.expected = {wire.STDOUT: wire.WINDOW_BYTES, wire.STDERR: wire.WINDOW_BYTES}
+        self.kept: dict[int, Any] = {wire.STDOUT: [], wire.STDERR: []}  # pieces; a HeadTail once they are too many
+        self.sizes = {wire.STDOUT: 0, wire.STDERR: 0}
+        self.is_flooded = False
+        self.events: list[dict[str, Any]] = []  # what has started, and how it has ended
+        self.is_closed = False
+        self.late_at = monotonic() + START_S
+        self.began_at = 0.0
+        self.facts: dict[str, Any] = {}
+
+    def run(self) -> int | None:
+        """Return the exit code; None where nothing was started."""
+        if self.folder and not self._record_start():
+            return None
+        self.began_at = monotonic()
+        order = {
+            "op": "start", "waits": True, "argv": self.command, "env": self.environment, "cwd": self.cwd,
+            "user": None, "timeout_s": self.timeout_s, "streams": [wire.STDOUT, wire.STDERR], "terminal": None,
+            "is_kept": False, "remove": [],
+        }  # fmt: skip
+        try:
+            self._send(_frame(wire.OPEN, CHANNEL, order))
+            while not self.is_closed:
+                self._take_next()
+        except _Failed as failure:
+            return self._rare_end().fail(failure.error, str(failure))
+        except BaseException as error:  # Ctrl-C, a signal, output that nobody reads
+            self._stop()
+            return self._rare_end().stop(error)
+        ended = self.events[1]
+        code = self._plain_code(ended)
+        if code is None or (self.folder and not self._record_end(ended, code)):
+            return self._rare_end().conclude(ended)
+        tell_unread_input()
+        return code
+
+    def _rare_end(self) -> RareEnd:
+        from ._rare_ends import RareEnd
+
+        return RareEnd(self)
+
+    # The wire.
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.link.sendall(data)
+        except OSError as error:
+            raise _Failed(f"the sandbox has ended: the connection is lost: {error}") from error
+
+    def _receive(self) -> bytes:
+        """Return what comes next, nothing where it is late."""
+        self.link.settimeout(max(0.0, self.late_at - monotonic()) + LATE_S)
+        try:
+            data = self.link.recv(READ_BYTES)
+        except TimeoutError:
+            self._check_time()
+            return b""
+        except OSError as error:
+            raise _Failed(f"the sandbox has ended: the connection is lost: {error}") from error
+        if not data:
+            raise _Failed("the sandbox has ended: the connection was closed from inside")
+        return data
+
+    def _take_next(self) -> None:
+        """Take what comes next, and pass output on."""
+        try:
+            for kind, channel, body in self.frames.feed(self._receive()):
+                if channel == CHANNEL:
+                    self._take(kind, body)
+        except ValueError as error:  # of the wire, or of JSON that is none
+            raise _Failed(f"the sandbox has ended: it broke the protocol: {error}") from error
+
+    def _take(self, kind: int, body: bytes) -> None:
+        if kind == wire.DATA:
+            stream, data = wire.read_data(body)
+            if stream not in self.expected or self.expected[stream] < len(data):
+                raise wire.WireError("more than the window")
+            self.expected[stream] -= len(data)
+            self._pass_on(stream, bytes(data))
+            used = wire.WINDOW_BYTES - self.expected[stream]
+            if used >= GRANTED_AT_ONCE:
+                self.expected[stream] = wire.WINDOW_BYTES
+                self._send(wire.grant_frame(CHANNEL, stream, used))
+        elif kind == wire.EVENT:
+            self._take_event(_read(body))
+        elif kind == wire.CLOSE:
+            self.is_closed = True
+            error = _read(body).get("error")
+            if len(self.events) < 2 or isinstance(error, dict):
+                said = error if isinstance(error, dict) else {"kind": "closed", "message": "the operation has ended"}
+                raise _Failed(str(said.get("message", "")), said)
+        elif kind not in (wire.END, wire.WINDOW):
+            raise wire.WireError(f"a frame of kind {kind} from a sandbox")
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "waiting":  # for room
+            self.late_at = monotonic() + self.timeout_s + START_S
+            return
+        self.events.append(event)
+        self.late_at = monotonic() + self.timeout_s
+        if len(self.events) > MOST_EVENTS:
+            raise wire.WireError("more events than an operation has")
+
+    def _pass_on(self, stream: int, data: bytes) -> None:
+        """Keep what results keep, and write it; a flood is ended."""
+        self.sizes[stream] += len(data)
+        kept = self.kept[stream]
+        if isinstance(kept, list) and self.sizes[stream] > self.limits["output_bytes"]:
+            from cloche.core.events import HeadTail
+
+            pieces, kept = kept, HeadTail(self.limits["output_bytes"])
+            for piece in pieces:
+                kept.add(piece)
+            self.kept[stream] = kept
+        (kept.append if isinstance(kept, list) else kept.add)(data)
+        if self.is_flooded:
+            return
+        _write(stream, data)
+        if self.sizes[stream] > self.limits["flood_bytes"]:
+            self.is_flooded = True
+            self._kill("output_limit")
+
+    def _kill(self, cause: str) -> None:
+        self._send(_frame(wire.ASK, CHANNEL, {"do": "kill", "cause": cause}))
+        if self.events:  # where it has ended: what it has left behind
+            self._send(_frame(wire.OPEN, KILL_CHANNEL, {"op": "kill", "id": self.events[0].get("id", "")}))
+
+    def _stop(self) -> None:
+        """Kill it, and wait until that is done; what it still says is dropped."""
+        until = monotonic() + LATE_S
+        self.is_flooded = True
+        try:
+            self._kill("cancelled")
+            while not self.is_closed and monotonic() < until:
+                self._take_next()
+        except (_Failed, ClocheError, OSError):
+            pass  # it is gone
+
+    def _check_time(self) -> None:
+        """End the wait for what should have said long ago that it has ended, and has said nothing since."""
+        if monotonic() < self.late_at:
+            return
+        if not self.events:
+            raise _Failed("the sandbox did not answer, and was closed; the process may have run")
+        from cloche.keeper.attach import visit
+
+        paused_s = float(visit(self.found, "info").get("paused_s") or 0.0)
+        if monotonic() >= self.late_at + paused_s:
+            raise _Failed("the sandbox has ended: it did not end a process whose time-out was over")
+
+    # What came of it.
+
+    def _plain_code(self, ended: dict[str, Any]) -> int | None:
+        """Return the exit code of a command that ended by itself, of which nothing else is to be told; else None."""
+        status = ended.get("status")
+        if not isinstance(status, int) or not os.WIFEXITED(status & 0xFFFF) or ended.get("cause") or self.is_flooded:
+            return None
+        code = os.WEXITSTATUS(status & 0xFFFF)
+        if code == NOT_FOUND or any(map(ended.get, ("dropped", "pids_hits", "denied", "is_full"))):
+            return None
+        said = b"".join(map(_joined, self.kept.values())).lower() if code else b""
+        return None if any(word in said for word in ADVISED) else code
+
+    def _record_start(self) -> bool:
+        """Write that it is about to run; False where that cannot be, so that nothing may run."""
+        self.facts = {
+            "door": "cli", "uid": os.getuid(), "pid": os.getpid(), "run": os.urandom(8).hex(), "what": "exec",
+            "backend": "local", "language": "bash", "argv_sha256": sha256_of("\0".join(self.command)),
+            "network": self.found.entry["policy"]["network"],
+        }  # fmt: skip
+        try:
+            append(self.folder, "start", self.facts)
+        except ClocheError:
+            return False
+        return True
+
+    def _record_end(self, ended: dict[str, Any], code: int) -> bool:
+        enforcement = self.found.entry["enforcement"]
+        usage = ended.get("usage")
+        wall_s = usage.get("wall_s") if isinstance(usage, dict) else None
+        try:
+            append(
+                self.folder, "execution",
+                {
+                    **self.facts, "limits": self.limits, "status": "error" if code else "ok", "exit_code": code,
+                    "duration_s": round(float(wall_s), 6) if isinstance(wall_s, int | float) else 0.0,
+                    "level": enforcement["level"],
+                    "enforcement": {name: row["state"] for name, row in enforcement["controls"].items()},
+                    "stdout_bytes": len(_joined(self.kept[wire.STDOUT])),
+                    "stderr_bytes": len(_joined(self.kept[wire.STDERR])),
+                    "is_truncated": any(not isinstance(one, list) for one in self.kept.values()), "files": 0,
+                },
+            )  # fmt: skip
+        except ClocheError:
+            return False
+        return True
+
+
+def _joined(kept: Any) -> bytes:  # noqa: ANN401 - a list, or HeadTail, which is not imported
+    """Return what is kept of a stream: pieces, or a HeadTail."""
+    return b"".join(kept) if isinstance(kept, list) else kept.joined()
+
+
+def _write(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:  # the descriptor's other owner made it non-blocking
+            import select
+
+            select.select([], [fd], [])
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """Return an object that a guest may have written. Raises ValueError, of which WireError is one."""
+    if len(body) <= MOST_EVENT_BYTES:
+        try:
+            return plain_json.read(body)
+        except ValueError:
+            pass
+    from cloche.backends.init_link import read_guest_object
+
+    return read_guest_object(body)
+
+
+def tell_unread_input() -> None:
+    """Say so where a file or a pipe at our standard input holds something: commands get it with -i alone."""
+    if _has_unread_input():
+        sys.stderr.write("cloche: standard input was not passed on; -i does that\n")
+        sys.stderr.flush()
+
+
+def _has_unread_input() -> bool:
+    try:
+        facts = os.fstat(0)
+        if stat.S_ISREG(facts.st_mode):
+            return facts.st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(facts.st_mode):
+            return False
+        import fcntl
+        import termios
+
+        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is closed
+        return False
