@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": BELOW_MECHANISM | MECHANISM,
     "backends/containers/inside": {"interpreter", "init"},
     "keeper": set(),
-    "keeper/registry": BELOW_MECHANISM,
+    "keeper/registry": BELOW_MECHANISM | {"keeper"},
     "keeper/attach": BELOW_MECHANISM | {"init", "jail/setup", "keeper/registry", "keeper"},
     "config": BELOW_CONFIG,
     "audit": BELOW_CONFIG | {"config"},

@@ -33,7 +33,7 @@ from cloche.egress.client import Traffic
 from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
-from .init_link import Channel, InitLink, OperationFailed
+from .init_link import Channel, InitLink, OperationFailed, failure_of
 from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
@@ -544,6 +544,21 @@ class LiveSandbox(LiveFiles):
             channel.close()
             raise
         return tunnel
+
+
+def command_error(said: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
+    """Return why a command did not start, or why its end is not known; `process` is its id, None if it did not start.
+
+    `said` is the error of its channel, None where the sandbox is lost, of which `message` says more.
+    """
+    if said is None:
+        return OutcomeUnknown(message)
+    error = failure_of(said)
+    if process is None or error.kind == "start":
+        return not_started(error)
+    if error.kind == "replaced":
+        return Detached(f"process {process}: {error}")
+    return OutcomeUnknown(f"the end of the process is not known: {error}")
 
 
 def command_result(

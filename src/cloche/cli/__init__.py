@@ -35,9 +35,13 @@ def main() -> None:
     if sys.argv[1:2] == ["exec"]:
         from ._fast_path import run_named
 
-        code = run_named(sys.argv[2:])
-        if code is not None:
-            os._exit(code)
+        run = run_named(sys.argv[2:])
+        if run is not None and run.code is not None:
+            os._exit(run.code)
+        if run is not None:
+            from ._rare_ends import tell
+
+            sys.exit(tell(run))
     from .app import root
 
     try:

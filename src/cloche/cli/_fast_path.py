@@ -2,7 +2,7 @@
 
 `run_named` does what the command of `exec` does, for these words alone, a sandbox without a network, no terminal and no
 configuration; it leaves everything else to that command, before anything is started or recorded. How most commands
-end, with an exit code, is told here; of every other end the modules of the whole command are imported and tell it.
+end, with an exit code, is told here; every other end is told by `_rare_ends`, with the modules of the whole command.
 What both do alike, `tests/integration/test_fast_path.py` compares.
 """
 
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from ._rare_ends import RareEnd
-
 _signal: Any = __import__("_signal")
 MOST_BYTES_OF_WORDS = 1 << 16
-MOST_EVENT_BYTES = 1 << 16  # what is longer is read as what a guest wrote
+MOST_EVENT_BYTES, MOST_PARTS = 1 << 16, 40_000  # what is longer is read as what a guest wrote, of so many parts
 MOST_EVENTS, MOST_DOTENV_BYTES = 16, 1 << 16
 READ_BYTES = 1 << 18
 GRANTED_AT_ONCE = wire.WINDOW_BYTES // 4
@@ -45,8 +43,8 @@ CHECKOUT_FILES = ("config.yaml", "cloche.yaml")
 ADVISED = (b"ptrace", b"ensurepip")
 
 
-def run_named(words: list[str]) -> int | None:
-    """Run `NAME -- COMMAND` and return its exit code; None, where nothing was done, if that is not so simple."""
+def run_named(words: list[str]) -> Run | None:
+    """Run `NAME -- COMMAND` and return what came of it; None, where nothing was done, if that is not so simple."""
     cwd, words = (words[1], words[2:]) if words[:1] == ["--cwd"] and words[1:] else ("/workspace", words)
     name, command = words[0] if words else "", words[2:]
     if words[1:2] != ["--"] or not command or not command[0] or not cwd or not registry.is_name(name):
@@ -173,12 +171,16 @@ class Run:
         self.is_flooded = False
         self.events: list[dict[str, Any]] = []  # what has started, and how it has ended
         self.is_closed = False
+        # What came of it: our exit code, or what stands in its way; none of them where more is to be told.
+        self.code: int | None = None
+        self.failure: _Failed | None = None
+        self.stopped: BaseException | None = None
         self.late_at = monotonic() + START_S
         self.began_at = 0.0
         self.facts: dict[str, Any] = {}
 
-    def run(self) -> int | None:
-        """Return the exit code; None where nothing was started."""
+    def run(self) -> Run | None:
+        """Run it to its end; None where nothing was started."""
         if self.folder and not self._record_start():
             return None
         self.began_at = monotonic()
@@ -192,21 +194,16 @@ class Run:
             while not self.is_closed:
                 self._take_next()
         except _Failed as failure:
-            return self._rare_end().fail(failure.error, str(failure))
+            self.failure = failure
         except BaseException as error:  # Ctrl-C, a signal, output that nobody reads
             self._stop()
-            return self._rare_end().stop(error)
-        ended = self.events[1]
-        code = self._plain_code(ended)
-        if code is None or (self.folder and not self._record_end(ended, code)):
-            return self._rare_end().conclude(ended)
-        tell_unread_input()
-        return code
-
-    def _rare_end(self) -> RareEnd:
-        from ._rare_ends import RareEnd
-
-        return RareEnd(self)
+            self.stopped = error
+        else:
+            code = self._plain_code(self.events[1])
+            if code is not None and (not self.folder or self._record_end(self.events[1], code)):
+                self.code = code
+                tell_unread_input()
+        return self
 
     # The wire.
 
@@ -388,9 +385,12 @@ def _read(body: bytes) -> dict[str, Any]:
             return plain_json.read(body)
         except ValueError:
             pass
-    from cloche.backends.init_link import read_guest_object
+    from cloche.core.guest_json import decode
 
-    return read_guest_object(body)
+    found, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
+    if not isinstance(found, dict):
+        raise ValueError("a frame holds no JSON object")
+    return found
 
 
 def tell_unread_input() -> None:

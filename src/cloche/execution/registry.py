@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
@@ -33,6 +33,7 @@ from cloche.core.protocols import (
 from cloche.core.record import dataclass, replace
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import WorkspaceContainer
+from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
 from cloche.keeper import registry as names
 from cloche.packages.folders import default_folder, sweep
@@ -313,3 +314,17 @@ def why_not_ready(name: str, images: Mapping[str, str], *, needs_image: bool = F
 def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
     """Return the backend with these images, where it uses any."""
     return cast("SupportsImages", backend).with_images(images) if has_power(backend, SupportsImages) else backend
+
+
+def command_result(ended: Mapping[str, Any], cause: KillCause | None, **facts: Any) -> Result:  # noqa: ANN401 - theirs
+    """Return what came of a command in a sandbox of backend `local`, by how its end was reported."""
+    from cloche.backends import live
+
+    return live.command_result(decide(live.observed_end(ended, cause)), ended, **facts)
+
+
+def command_error(said: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
+    """Return why such a command did not start, or why its end is not known."""
+    from cloche.backends import live
+
+    return live.command_error(said, message, process=process)
