@@ -14,6 +14,7 @@ CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollb
 DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
 DOCKER_WARM, GVISOR_WARM = "cloche, docker warm", "cloche, gVisor warm"
 NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
+EXEC, EXEC_NAMED = "cloche exec", "cloche exec NAME"
 LIVE_OPENED, LIVE_COLD = "live sandbox, opened", "live sandbox, opened cold"
 LIVE_COMMAND, LIVE_RUN, ECHO = "live sandbox, true", "live sandbox, print(1)", "live sandbox, terminal echo"
 DIRECT, FORWARDED = "64 MiB by loopback", "64 MiB by a forwarded port"
@@ -42,6 +43,10 @@ TARGETS: tuple[Target, ...] = (
     ("start", "rows", "cloche run / python -c pass, processor time", 12.0, False, _p50(COMMAND, NOTHING)),
     ("start", "rows", "a process with one cloche.run / python -c pass, processor time", 6.0, False,
      _p50(f"{FIRST}, whole process", NOTHING)),
+    ("start", "rows", "cloche exec NAME -- true / python -c pass, processor time", 2.2, False,
+     _p50(EXEC_NAMED, NOTHING)),
+    ("start", "rows", "the same by the clock", 2.2, False, _p50(f"{EXEC_NAMED}, wall", f"{NOTHING}, wall")),
+    ("start", "rows", "cloche exec -- true / python -c pass, processor time", 14.0, False, _p50(EXEC, NOTHING)),
     ("containers", "rows", "cloche run p50 / docker run p50", 0.6, False, _p50(COMMAND, DOCKER_RUN)),
     ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
     ("live", "rows", "a sandbox that lives, opened p50 / plain p50", 1.0, False, _p50(LIVE_OPENED, PLAIN)),

@@ -61,6 +61,8 @@ FIRST_RUN, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 EMPTY = "interpreter, nothing imported"
 NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
 WHOLE_FIRST = "first cloche.run, whole process"
+EXEC, EXEC_NAMED, EXEC_WHOLE = "cloche exec", "cloche exec NAME", "cloche exec NAME, --timeout"
+WALL = ", wall"  # of the same process
 CELL = "x = 1; x"
 SESSION, OPENED = "cloche, session cell", "cloche, session opened"
 TABLE_CELL = "cloche, session shows a DataFrame"
@@ -146,8 +148,8 @@ def whole_command(setting: Setting) -> Case:
     )
 
 
-def starts(setting: Setting, _: ExitStack) -> Cases:
-    """Enter whole processes by the processor time that they and what they waited for took."""
+def starts(setting: Setting, stack: ExitStack) -> Cases:
+    """Enter whole processes by the processor time that they and what they waited for took, and some by the clock."""
     main = "import sys; from cloche.cli import main; sys.argv = ['cloche', *sys.argv[1:]]; main()"  # as a script does
     first = f"import cloche; print(cloche.run({CODE!r}).stdout, end='')"
     for name, words, call, expected in (
@@ -155,9 +157,24 @@ def starts(setting: Setting, _: ExitStack) -> Cases:
         (VERSION, ["-c", main, "--version"], "cloche --version", f"cloche {cloche.__version__}\n".encode()),
         (COMMAND, ["-c", main, "run", "-c", CODE], f"cloche run -c '{CODE}'", b"1\n"),
         (WHOLE_FIRST, ["-c", first], f'python -c "{first}"', b"1\n"),
+        (EXEC, ["-c", main, "exec", "--", "true"], "cloche exec -- true", b""),
+        *((case, ["-c", main, "exec", *words], call, b"") for case, words, call in _commands_in_a_named_one(stack)),
     ):
-        measure = partial(_processor_time, [sys.executable, *words], setting.env())
+        command = [sys.executable, *words]
+        measure = partial(_processor_time, command, setting.env())
         yield Case(name=name, call=f"{call}: processor time", measure=measure, expected=expected)
+        if name in (NOTHING, EXEC_NAMED, EXEC):
+            measure = timed(partial(output_of, command, setting.env()))
+            yield Case(name=f"{name}{WALL}", call=f"{call}: wall time", measure=measure, expected=expected)
+
+
+def _commands_in_a_named_one(stack: ExitStack) -> Iterator[tuple[str, list[str], str]]:
+    """Yield commands in a sandbox with a name, the second with an option that the short way leaves to the whole one."""
+    name = f"bench-{os.getpid()}"
+    sandbox = stack.enter_context(cloche.Sandbox(name=name, keep="10m"))
+    stack.callback(sandbox.kill)
+    yield EXEC_NAMED, [name, "--", "true"], "cloche exec NAME -- true"
+    yield EXEC_WHOLE, ["--timeout", "30s", name, "--", "true"], "cloche exec --timeout 30s NAME -- true"
 
 
 def _processor_time(command: list[str], env: dict[str, str] | None) -> Measurement:
