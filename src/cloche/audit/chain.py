@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from json.encoder import encode_basestring_ascii as _quoted
     from typing import Any
 else:  # a command that runs one thing writes two lines: what these are made of is at hand sooner
+    from _json import encode_basestring_ascii as _quoted
+
     try:
-        from _json import encode_basestring_ascii as _quoted
-        from _sha256 import sha256 as _sha256
-    except ImportError:  # other versions of Python have it elsewhere
-        from hashlib import sha256 as _sha256
-        from json.encoder import encode_basestring_ascii as _quoted
+        from _sha2 import sha256 as _sha256
+    except ImportError:  # before Python 3.12, and in builds without them
+        try:
+            from _sha256 import sha256 as _sha256
+        except ImportError:
+            from hashlib import sha256 as _sha256
 
 VERSION = 1
 NOTHING = "0" * 64  # what the first line of all names as the one before

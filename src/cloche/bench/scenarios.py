@@ -164,8 +164,8 @@ def starts(setting: Setting, stack: ExitStack) -> Cases:
         measure = partial(_processor_time, command, setting.env())
         yield Case(name=name, call=f"{call}: processor time", measure=measure, expected=expected)
         if name in (NOTHING, EXEC_NAMED, EXEC):
-            measure = timed(partial(output_of, command, setting.env()))
-            yield Case(name=f"{name}{WALL}", call=f"{call}: wall time", measure=measure, expected=expected)
+            whole = timed(partial(output_of, command, setting.env()))
+            yield Case(name=f"{name}{WALL}", call=f"{call}: wall time", measure=whole, expected=expected)
 
 
 def _commands_in_a_named_one(stack: ExitStack) -> Iterator[tuple[str, list[str], str]]:
