@@ -3,8 +3,9 @@
 Side by side, in turns: a request on a connection that is kept against `python -c` as a child process; the processor
 time of a run in the library's process, and in the service's, by a request and by the wire (at most 2.2 of the
 library's); then requests of 8 and 32 connections, and as many calls of one wire, against the library's own runs of as
-many tasks (at least 0.55). With --minutes, mixed load for so long, and what memory and descriptors the service has at
-the beginning and at the end. As whoever runs it; the figures say who.
+many tasks (at least 0.55); then pages of lists of 20,000 runs (at most 50 ms). With --minutes, mixed load for so long,
+and what memory and descriptors the service has at the beginning and at the end. As whoever runs it; the figures say
+who.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sqlalchemy import insert, select
+
+from cloche.records.database import Database
+from cloche.records.ids import new_id
+from cloche.records.tables import Run
 from tests.harness.service import Service, serving
 from tests.harness.wire_client import WireClient, wired
 
@@ -31,6 +37,9 @@ CODE, CLIENTS, WARM_UP = "print(1)", (8, 32), 20
 TURNS, RUNS = 5, 100  # of processor time
 BODY = json.dumps({"code": CODE}).encode()
 SAMPLE_S = 5.0
+LISTED, LIST_ROUNDS = 20_000, 100
+LAST = "?limit=200&cursor="  # is followed to the last page
+LISTS = ("", "?limit=200", "?status=timeout", "?sessionId=one", "?sessionId=none", LAST)
 # Of the mixed load: code, and what is sent beside it.
 MIXED: tuple[dict[str, Any], ...] = (
     {"code": "print(1)"},
@@ -62,6 +71,8 @@ def main() -> int:
         }
         if options.minutes:
             report["load"] = asyncio.run(_load(service, options.minutes * 60))
+        _add_runs(service, LISTED)
+        report["lists"] = {query: _list_times(service, query) for query in LISTS}
     _show(report)
     if options.json:
         Path(options.json).write_text(f"{json.dumps(report)}\n")
@@ -192,6 +203,28 @@ async def _client(address: str, key: str, seconds: float, bodies: list[bytes], *
     return count
 
 
+def _add_runs(service: Service, count: int) -> None:
+    """Write runs down as a worker does, with the result of a real one; every hundredth timed out, in one session."""
+    database = Database(service.database)
+    with database.reading() as session:
+        row = session.scalars(select(Run).where(Run.status == "ok").limit(1)).one()
+    common = {"project": row.project, "worker": row.worker, "document": row.document, "created_at": row.created_at}
+    kinds = [{"status": "timeout", "session_id": "one"}, *[{"status": "ok", "session_id": None}] * 99]
+    with database.writing() as session:
+        session.execute(insert(Run), [{**common, **kinds[n % 100], "id": new_id("run")} for n in range(count)])
+    database.close()
+
+
+def _list_times(service: Service, query: str) -> list[float]:
+    """Return the seconds that one page of a list takes, each time."""
+    with service.client() as client:
+        cursor = "" if query == LAST else None
+        while cursor is not None:
+            query = LAST + cursor if cursor else "?limit=200"
+            cursor = client.get(f"/api/runs{query}").raise_for_status().json()["nextCursor"]
+        return [_timed(lambda: client.get(f"/api/runs{query}").raise_for_status()) for _ in range(LIST_ROUNDS)]
+
+
 async def _load(service: Service, seconds: float) -> dict[str, Any]:
     """Run mixed load and sample the service's memory (MiB) and descriptors."""
     bodies = [json.dumps(one).encode() for one in MIXED]
@@ -243,6 +276,10 @@ def _show(report: dict[str, Any]) -> None:
         for way in ("REST", "wire"):
             ratio = statistics.median(turn[way] / turn["library"] for turn in turns)
             print(f"{count} at once, runs a second: {way} {ratio:.2f} of the library's (0.55)")
+    for query, times in report["lists"].items():
+        cuts = statistics.quantiles(times, n=100)
+        name = f"GET /api/runs{query} of {LISTED}"
+        print(f"{name:45} p50 {statistics.median(times) * 1e3:7.2f} ms   p99 {cuts[98] * 1e3:7.2f} ms (50)")
     if "load" in report:
         load = report["load"]
         print(f"{load['runs']} runs in {load['seconds']:.0f} s: MiB {load['mib']}, descriptors {load['descriptors']}")
