@@ -475,7 +475,10 @@ def test_two_snapshots_are_compared_and_files_restored(page: Page, home: Path) -
     page.get_by_role("button", name="Compare").last.click()
     expect(page.get_by_role("region", name="Files, modified")).to_contain_text("orders.py")
     page.get_by_role("link", name="ws_").first.click()
-    page.get_by_role("button", name="Restore").click()
+    page.get_by_label("Workspace", exact=True).press("Enter")  # asks nothing, and restores nothing
+    page.get_by_role("button", name="Restore", exact=True).click()
+    assert (shop / "orders.py").read_text() == "print(2)\n"
+    page.get_by_role("button", name="Restore them").click()
     expect(page.get_by_role("region", name="What was done")).to_contain_text("restored")
     assert (shop / "orders.py").read_text() == "print(1)\n"
     for path in ("/etc", str(home), f"{shop}/../..", "shop"):
@@ -499,8 +502,45 @@ def test_keys_are_made_shown_once_rotated_and_revoked(page: Page, service: Servi
         page.goto("/settings")
         assert text not in page.content()
         page.get_by_role("button", name="Revoke for <tests>").click()
+        page.get_by_role("button", name="Revoke it").click()
         expect(page.locator("tr", has_text="for <tests>")).to_contain_text("revoked")
         assert client.get("/api/runs").status_code == 401
+
+
+def test_what_nobody_can_undo_asks_first(
+    page: Page, service: Service, browser: Browser, cookies: StorageState, home: Path, box: str
+) -> None:
+    """The focus is on leaving it, by Escape or Return; the act is one Tab further. It needs no script."""
+    shop = {"workspacePath": str(home / "shop"), "contents": True}
+    with service.client() as client:
+        key = client.post("/api/keys", json={"name": "asked"}).raise_for_status().json()["id"]
+        kept = client.post("/api/workspace/snapshots", json=shop).raise_for_status().json()["id"]
+    acts = (
+        ("/settings", "Rotate asked"), ("/settings", "Revoke asked"), (f"/snapshots/{kept}", "Delete this snapshot"),
+        (f"/snapshots/{kept}", "Restore"), (f"/sandboxes/{box}", "End the sandbox"),
+    )  # fmt: skip
+    for path, name in acts:
+        page.goto(path)
+        opener = page.get_by_role("button", name=name, exact=True)
+        question = page.get_by_role("dialog", name=name)
+        for word in ("Escape", "Enter"):
+            opener.press("Enter")
+            expect(question.get_by_role("button", name="Leave it as it is")).to_be_focused()
+            assert violations(page) == []
+            page.keyboard.press(word)
+            expect(question).to_be_hidden()
+            expect(opener).to_be_focused()
+    with service.client() as client:
+        assert client.get(f"/api/sandboxes/{box}").json()["state"] == "running"
+        assert client.get(f"/api/workspace/snapshots/{kept}").status_code == 200
+        assert {one["id"]: one["revokedAt"] for one in client.get("/api/keys").json()["items"]}[key] is None
+    with opened(browser, cookies, base_url=service.address, java_script_enabled=False) as seen:
+        seen.page.goto("/settings")
+        seen.page.get_by_role("button", name="Revoke asked").press("Enter")
+        seen.page.keyboard.press("Tab")
+        with seen.page.expect_navigation():
+            seen.page.keyboard.press("Enter")
+        expect(seen.page.locator("tr", has_text="asked")).to_contain_text("revoked")
 
 
 @pytest.mark.soak
