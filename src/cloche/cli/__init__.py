@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 COMES_BACK = ("microsandbox._microsandbox",)
-EXIT_UNFLUSHED = 120
+EXIT_UNFLUSHED, EXIT_INTERRUPTED = 120, 130
 
 
 def main() -> None:
@@ -34,15 +34,7 @@ def main() -> None:
         _print_version()
         return
     if sys.argv[1:2] == ["exec"]:
-        from ._fast_path import run_named
-
-        run = run_named(sys.argv[2:])
-        if run is not None and run.code is not None:
-            os._exit(run.code)
-        if run is not None:
-            from ._rare_ends import tell
-
-            sys.exit(tell(run))
+        _run_named()
     from .app import root
 
     try:
@@ -51,6 +43,22 @@ def main() -> None:
         if any(name in sys.modules for name in COMES_BACK):
             leave(end.code)
         raise
+
+
+def _run_named() -> None:
+    """Run a command in a sandbox with a name, and exit with its code; return where that is not so simple."""
+    try:
+        from ._fast_path import run_named
+
+        run = run_named(sys.argv[2:])
+    except KeyboardInterrupt:
+        os._exit(EXIT_INTERRUPTED)
+    if run is not None and run.code is not None:
+        os._exit(run.code)
+    if run is not None:
+        from ._rare_ends import tell
+
+        sys.exit(tell(run))
 
 
 def _print_version() -> None:

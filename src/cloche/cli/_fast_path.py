@@ -32,7 +32,7 @@ MOST_EVENT_BYTES, MOST_PARTS = 1 << 16, 40_000  # what is longer is read as what
 MOST_EVENTS, MOST_DOTENV_BYTES = 16, 1 << 16
 READ_BYTES = 1 << 18
 GRANTED_AT_ONCE = wire.WINDOW_BYTES // 4
-START_S, LATE_S = 60.0, 10.0
+START_S, LATE_S, MOST_S = 60.0, 10.0, 1e18
 CHANNEL, KILL_CHANNEL = 1, 2
 NOT_FOUND = 127
 # Variables that configure, and where configuration is: with any of it, the whole command says what that means.
@@ -170,12 +170,12 @@ class Run:
         self.sizes = {wire.STDOUT: 0, wire.STDERR: 0}
         self.is_flooded = False
         self.events: list[dict[str, Any]] = []  # what has started, and how it has ended
-        self.is_closed = False
+        self.is_closed = self.has_waited = False
         # What came of it: our exit code, or what stands in its way; none of them where more is to be told.
         self.code: int | None = None
         self.failure: _Failed | None = None
         self.stopped: BaseException | None = None
-        self.late_at = monotonic() + START_S
+        self.ends_at = self.look_at = monotonic() + START_S  # when it should be over; when to look whether it is late
         self.began_at = 0.0
         self.facts: dict[str, Any] = {}
 
@@ -214,12 +214,14 @@ class Run:
             raise _Failed(f"the sandbox has ended: the connection is lost: {error}") from error
 
     def _receive(self) -> bytes:
-        """Return what comes next, nothing where it is late."""
-        self.link.settimeout(max(0.0, self.late_at - monotonic()) + LATE_S)
+        """Return what comes next, nothing where that is late."""
+        left_s = self.look_at + LATE_S - monotonic()
+        if left_s <= 0:
+            self._check_time()
+        self.link.settimeout(max(0.01, left_s))
         try:
             data = self.link.recv(READ_BYTES)
         except TimeoutError:
-            self._check_time()
             return b""
         except OSError as error:
             raise _Failed(f"the sandbox has ended: the connection is lost: {error}") from error
@@ -259,11 +261,11 @@ class Run:
             raise wire.WireError(f"a frame of kind {kind} from a sandbox")
 
     def _take_event(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "waiting":  # for room
-            self.late_at = monotonic() + self.timeout_s + START_S
-            return
-        self.events.append(event)
-        self.late_at = monotonic() + self.timeout_s
+        is_waiting = not self.has_waited and not self.events and event.get("event") == "waiting"  # for room
+        self.ends_at = self.look_at = monotonic() + self.timeout_s + (START_S if is_waiting else 0.0)
+        self.has_waited = True
+        if not is_waiting:
+            self.events.append(event)
         if len(self.events) > MOST_EVENTS:
             raise wire.WireError("more events than an operation has")
 
@@ -281,7 +283,10 @@ class Run:
         (kept.append if isinstance(kept, list) else kept.add)(data)
         if self.is_flooded:
             return
+        began_at = monotonic()
         _write(stream, data)
+        waited_s = monotonic() - began_at  # for who reads our output: it need not be over meanwhile
+        self.ends_at, self.look_at = self.ends_at + waited_s, self.look_at + waited_s
         if self.sizes[stream] > self.limits["flood_bytes"]:
             self.is_flooded = True
             self._kill("output_limit")
@@ -303,15 +308,14 @@ class Run:
             pass  # it is gone
 
     def _check_time(self) -> None:
-        """End the wait for what should have said long ago that it has ended, and has said nothing since."""
-        if monotonic() < self.late_at:
-            return
+        """End the wait for what should have said long ago that it has ended."""
         if not self.events:
             raise _Failed("the sandbox did not answer, and was closed; the process may have run")
         from cloche.keeper.attach import visit
 
         paused_s = float(visit(self.found, "info").get("paused_s") or 0.0)
-        if monotonic() >= self.late_at + paused_s:
+        self.look_at = monotonic()
+        if self.look_at >= self.ends_at + paused_s + LATE_S:
             raise _Failed("the sandbox has ended: it did not end a process whose time-out was over")
 
     # What came of it.
@@ -342,14 +346,12 @@ class Run:
 
     def _record_end(self, ended: dict[str, Any], code: int) -> bool:
         enforcement = self.found.entry["enforcement"]
-        usage = ended.get("usage")
-        wall_s = usage.get("wall_s") if isinstance(usage, dict) else None
         try:
             append(
                 self.folder, "execution",
                 {
                     **self.facts, "limits": self.limits, "status": "error" if code else "ok", "exit_code": code,
-                    "duration_s": round(float(wall_s), 6) if isinstance(wall_s, int | float) else 0.0,
+                    "duration_s": _seconds(ended.get("usage")),
                     "level": enforcement["level"],
                     "enforcement": {name: row["state"] for name, row in enforcement["controls"].items()},
                     "stdout_bytes": len(_joined(self.kept[wire.STDOUT])),
@@ -360,6 +362,12 @@ class Run:
         except ClocheError:
             return False
         return True
+
+
+def _seconds(usage: object) -> float:
+    """Return how long it ran, as far as what a sandbox has said of that is a number."""
+    wall_s = usage.get("wall_s") if isinstance(usage, dict) else None
+    return round(float(wall_s), 6) if isinstance(wall_s, int | float) and abs(wall_s) < MOST_S else 0.0
 
 
 def _joined(kept: Any) -> bytes:  # noqa: ANN401 - a list, or HeadTail, which is not imported

@@ -85,9 +85,7 @@ def reached(path: str) -> Iterator[str]:
 class Peers:
     """Know the other workers, and tell them of this one."""
 
-    def __init__(
-        self, database: Database, writer: Writer, worker: str, *, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, database: Database, writer: Writer, worker: str, *, clock: Callable[[], float] = time.monotonic):
         self._database, self._writer, self._worker, self._clock = database, writer, worker, clock
         self._known: dict[str, WorkerFacts] = {}
         self._risen: dict[str, tuple[int, float]] = {}  # the last number of each, and when that was first seen
