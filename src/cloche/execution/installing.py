@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # What somebody writes out of habit, and what changes nothing here.
 _IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache-dir", "--disable-pip-version-check"})
+MOST_CELL_CHARS = 1 << 16  # of a cell that is looked at
 _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
 
 log = logging.getLogger("cloche.runtime")
@@ -168,8 +169,11 @@ class PackageOperations(LiveOperations):
 
 
 def pip_lines(code: str) -> dict[int, str]:
-    """Return the lines of a cell that are `%pip install ...`, by number, with what follows; none in a text. Pure."""
-    lines = code.split("\n")
+    """Return the lines of a cell that are `%pip install ...`, by number, with what follows; none in a text. Pure.
+
+    Of a cell that a parser would be busy with for long there are none.
+    """
+    lines = code.split("\n") if len(code) <= MOST_CELL_CHARS else []
     found = {number: match["words"] for number, line in enumerate(lines) if (match := _PIP.fullmatch(line))}
     if not found:
         return {}

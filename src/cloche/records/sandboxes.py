@@ -109,9 +109,10 @@ def take_over(session: Session, sandbox_id: str, *, of: str, by: str) -> None:
     session.execute(update(LiveSandbox).where(LiveSandbox.id == sandbox_id, LiveSandbox.worker == of).values(worker=by))
 
 
-def count_living(session: Session) -> int:
-    """Return how many these are."""
-    return session.scalar(select(func.count()).select_from(LiveSandbox).where(LiveSandbox.status != ENDED)) or 0
+def count_living(session: Session, api_key: str | None = None) -> int:
+    """Return how many these are, of one key if that is given."""
+    query = select(func.count()).select_from(LiveSandbox).where(LiveSandbox.status != ENDED)
+    return session.scalar(query if api_key is None else query.where(LiveSandbox.api_key == api_key)) or 0
 
 
 def conditions(labels: Mapping[str, str], states: Collection[str], name: str | None) -> Sequence[ColumnElement[bool]]:

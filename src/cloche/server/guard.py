@@ -21,8 +21,10 @@ from cloche.core.errors import ClocheError
 
 from .bodies import MOST_JSON, JsonBounds
 from .html import answer as answer_to
+from .identities import Caller
 from .observe import CALLER
 from .problems import Refused, answer
+from .shares import Shares
 
 MOST_BODY = 32 << 20  # of what brings files
 MOST_BODY_OF_NOBODY = 4 << 10  # before it is known whose it is
@@ -35,7 +37,7 @@ _WITH_FILES = re.compile(r"/run|/api/code/exec|/api/sandboxes(/[^/]+/(exec|proce
 SEND_S = 30.0  # a client that reads nothing for so long is dropped
 LOOK_EVERY_S = 5.0  # at whether the key of somebody who is being sent something still holds
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
-Identify = Callable[[HTTPConnection], Awaitable[object]]
+Identify = Callable[[HTTPConnection], Awaitable[Caller]]
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -59,7 +61,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, names: Sequence[str], identify: Identify, is_any_host: bool = False):
         self._app, self._names, self._is_any_host = app, frozenset(names), is_any_host
         self._identify = identify
-        self._held = 0  # bytes of bodies that are being received or worked on
+        self._held = Shares(MOST_HELD)  # bytes of bodies that are being received or worked on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it."""
@@ -94,34 +96,37 @@ class Guard:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         sent = _with_headers(_bounded(self._while_known(HTTPConnection(scope), send)))
         try:
-            most = await self._most(scope, headers)
+            most, whose = await self._most(scope, headers)
         except (Refused, ClocheError) as error:
             await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
         is_held = most < MOST_UPLOAD  # an upload is passed on piece by piece
         kind = "bytes" if UPLOADS.fullmatch(scope["path"]) else _kind(headers)
-        body = _Body(self, receive, most, is_held=is_held, kind=kind)
+        body = _Body(self._held, whose, receive, most, is_held=is_held, kind=kind)
         try:
             await self._app(scope, body.receive, sent)
         finally:
-            self._held -= body.held
+            self._held.give_back(whose, body.held)
 
-    async def _most(self, scope: Scope, headers: Headers) -> int:
-        """Return how large the body may be. Raises Refused for one that says it is larger, or is nobody's."""
+    async def _most(self, scope: Scope, headers: Headers) -> tuple[int, str | None]:
+        """Return how large the body may be, and whose a large one is.
+
+        Raises Refused for one that says it is larger, or is nobody's.
+        """
         _check_charset(headers.get("content-type", ""))
         _check_query(scope.get("query_string", b""))
         length = headers.get("content-length", "")
         size = int(length) if length.isdigit() else 0
         if size <= MOST_BODY_OF_NOBODY and "transfer-encoding" not in headers:
-            return MOST_BODY_OF_NOBODY
+            return MOST_BODY_OF_NOBODY, None
         if scope["path"] == "/login":
             raise _too_large(MOST_BODY_OF_NOBODY)
         # A body is received, and read as JSON, before a route asks whose it is.
-        await self._identify(HTTPConnection(scope))
+        caller = await self._identify(HTTPConnection(scope))
         most = _most_at(scope["path"])
         if size > most:
             raise _too_large(most)
-        return most
+        return most, caller.key_id
 
     def _while_known(self, connection: HTTPConnection, send: Send) -> Send:
         """Return a sender that ends an answer which goes on when the key that it is for holds no more."""
@@ -137,14 +142,6 @@ class Guard:
             await send(message)
 
         return while_known
-
-    def hold(self, size: int) -> None:
-        """Count bytes that a request holds. Raises Refused (503) where all requests together hold too many."""
-        if self._held + size > MOST_HELD:
-            raise Refused(
-                503, "busy", "other requests hold all memory there is for bodies", headers={"Retry-After": "2"}
-            )
-        self._held += size
 
 
 def _most_at(path: str) -> int:
@@ -183,11 +180,13 @@ def _too_large(most: int) -> Refused:
 class _Body:
     """Receive a body that may not go on beyond its bounds, counted among those of all requests.
 
-    A form comes in pieces, as its parser takes a turn of the loop for each.
+    Those of one caller have a share of all. A form comes in pieces, as its parser takes a turn of the loop for each.
     """
 
-    def __init__(self, guard: Guard, receive: Receive, most: int, *, is_held: bool, kind: str):
-        self._guard, self._receive, self._most = guard, receive, most
+    def __init__(
+        self, all_held: Shares, whose: str | None, receive: Receive, most: int, *, is_held: bool, kind: str
+    ):  # fmt: skip
+        self._all_held, self._whose, self._receive, self._most = all_held, whose, receive, most
         self._is_held, self._kind = is_held, kind
         self._bounds = JsonBounds()
         self.held = self._seen = self._pairs = 0
@@ -218,7 +217,11 @@ class _Body:
             if self._pairs > MOST_PAIRS:
                 raise Refused(413, "body-too-large", f"the form has more than {MOST_PAIRS} fields")
         if self._is_held:
-            self._guard.hold(len(body))
+            if not self._all_held.has_room(self._whose, len(body)):
+                raise Refused(
+                    503, "busy", "other requests hold all memory there is for bodies", headers={"Retry-After": "2"}
+                )
+            self._all_held.take(self._whose, len(body))
             self.held += len(body)
 
     def _next_piece(self) -> Message:

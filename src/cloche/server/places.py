@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 
 
 class Places:
-    """Hold so many places. Of callers who wait, each gets one before any gets a second."""
+    """Hold so many places. Of callers who wait, each gets one before any gets a second.
+
+    Of several places one is never for who has all the others: what runs for long keeps nobody else waiting.
+    """
 
     def __init__(self, count: int):
-        self._free = count
+        self._free, self._most_of_one = count, max(1, count - 1)
+        self._has: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # whose turn it is comes first
 
     async def take(self, whose: str | None) -> None:
         """Wait for a place; `release` it then."""
-        if self._free and not self._waiting:
-            self._free -= 1
+        if self._free and not self._waiting and self._may_have(whose):
+            self._note(whose)
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(whose, deque()).append(turn)
@@ -25,21 +29,35 @@ class Places:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # it was given, and nobody takes it
-                self.release()
+                self.release(whose)
             raise
 
-    def release(self) -> None:
+    def release(self, whose: str | None) -> None:
         """Give a place back."""
         self._free += 1
+        self._has[whose] -= 1
+        if not self._has[whose]:
+            del self._has[whose]
         self._give()
 
+    def _may_have(self, whose: str | None) -> bool:
+        return self._has[whose] < self._most_of_one
+
+    def _note(self, whose: str | None) -> None:
+        self._free -= 1
+        self._has[whose] += 1
+
     def _give(self) -> None:
-        while self._free and self._waiting:
-            whose = next(iter(self._waiting))
-            turns = self._waiting.pop(whose)
+        while self._free:
+            whose, turns = next(
+                ((one, turns) for one, turns in self._waiting.items() if self._may_have(one)), (None, None)
+            )
+            if turns is None:
+                return
+            del self._waiting[whose]
             turn = turns.popleft()
             if turns:
                 self._waiting[whose] = turns
             if not turn.done():  # who has gone meanwhile needs none
-                self._free -= 1
+                self._note(whose)
                 turn.set_result(None)

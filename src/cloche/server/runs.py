@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
@@ -45,6 +44,7 @@ from .events import LiveRun
 from .places import Places
 from .problems import Refused
 from .results import event_as_wire, read_files
+from .shares import Shares
 
 MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
 FEW_BYTES, FEW_FILES = 16 << 10, 16
@@ -110,18 +110,23 @@ class RunQueue:
         self._note_refusal: NoteRefusal = note_refusal or _note_nothing
         self._writer, self._worker = writer, worker
         self._observer: RunObserver = observer or Unobserved()
-        self._queue_limit, self._deadline_s = queue_limit, deadline_s
+        self._deadline_s = deadline_s
         self._places = Places(default_count())
-        self._waiting_of: Counter[str | None] = Counter()  # by key
+        self._waiting, self._bytes = Shares(queue_limit), Shares(MOST_QUEUED_BYTES)
         self._live: dict[str, LiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
-        self.waiting = self.running = self._bytes = self._kept_bytes = 0
+        self.running = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
         self._beside: set[asyncio.Task[None]] = set()  # rows that nobody waits for
         self._later: list[Coroutine[Any, Any, None]] = []  # of these, what is written together in a moment
         self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
+
+    @property
+    def waiting(self) -> int:
+        """Count what waits."""
+        return self._waiting.held
 
     def find(self, run_id: str, project: str) -> LiveRun | None:
         """Return a run of this worker that goes on, or ended a moment ago."""
@@ -147,12 +152,11 @@ class RunQueue:
     async def _submit(self, order: RunOrder) -> LiveRun:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
-        if self._is_full(order.api_key) or self._bytes + order.size > MOST_QUEUED_BYTES:
+        if not (self._waiting.has_room(order.api_key) and self._bytes.has_room(order.api_key, order.size)):
             raise self._no_room(f"{self.waiting} runs wait already", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
-        self.waiting += 1
-        self._waiting_of[order.api_key] += 1
-        self._bytes += order.size
+        self._waiting.take(order.api_key)
+        self._bytes.take(order.api_key, order.size)
         try:
             if order.noted_beside and self._takes_rows:
                 live.row = asyncio.get_running_loop().call_later(BESIDE_S, self._begin_beside, live, order)
@@ -204,19 +208,18 @@ class RunQueue:
     @asynccontextmanager
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
         """Hold a place for other work of a caller that runs code. Raises Refused (503) where none comes free."""
-        if self.is_closed or self._is_full(api_key):
+        if self.is_closed or not self._waiting.has_room(api_key):
             why = "the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already"
             raise self._no_room(why, 5)
-        self.waiting += 1
-        self._waiting_of[api_key] += 1
+        self._waiting.take(api_key)
         try:
             await self._place(api_key)
         finally:
-            self._waits_no_more(api_key)
+            self._waiting.give_back(api_key)
         try:
             yield
         finally:
-            self._places.release()
+            self._places.release(api_key)
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, let what runs end for so long, then kill it."""
@@ -237,20 +240,9 @@ class RunQueue:
             for writing in left_unwritten:
                 writing.cancel()  # the next start notes these runs as lost
 
-    def _is_full(self, api_key: str | None) -> bool:
-        """Tell whether there is no room; a key's own runs take three of four places in the queue at most."""
-        share = self._queue_limit - self._queue_limit // 4
-        return self.waiting >= self._queue_limit or (api_key is not None and self._waiting_of[api_key] >= share)
-
     def _leave_queue(self, order: RunOrder) -> None:
-        self._waits_no_more(order.api_key)
-        self._bytes -= order.size
-
-    def _waits_no_more(self, api_key: str | None) -> None:
-        self.waiting -= 1
-        self._waiting_of[api_key] -= 1
-        if not self._waiting_of[api_key]:
-            del self._waiting_of[api_key]
+        self._waiting.give_back(order.api_key)
+        self._bytes.give_back(order.api_key, order.size)
 
     async def _run(self, live: LiveRun, order: RunOrder) -> str:
         try:
@@ -277,7 +269,7 @@ class RunQueue:
             if live.row is not None:
                 live.row.cancel()
             self.running -= 1
-            self._places.release()
+            self._places.release(order.api_key)
         recording = self._record(live, order, str(result.status), stored)
         if order.noted_beside and self._takes_rows:
             self._write_later(recording)

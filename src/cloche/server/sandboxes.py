@@ -43,7 +43,7 @@ from .identities import BROWSER, Caller
 from .problems import Refused
 
 MOST_LIVING = 64  # of the service, as each has processes and memory
-MOST_ATTACHED = 48  # of one worker
+MOST_ATTACHED, MOST_OF_KEY = 60, 56  # of one worker; of one key, which leaves others room in both
 UNUSED_S = 60.0  # how long a worker stays in one that it does not use
 JUST_S = 1.0  # whoever came in so recently is about to use it
 LOOK_EVERY_S = 10.0
@@ -372,16 +372,21 @@ async def _ready(attachment: Attachment) -> Attachment:
 
 
 def _begin(session: Session, *, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    _check_room(session)
+    _check_room(session, row["api_key"])
     records.begin(session, **row, document=document)
 
 
-def _check_room(session: Session) -> None:
-    if records.count_living(session) >= MOST_LIVING:
-        raise Refused(
-            429, "too-many-sandboxes", f"{MOST_LIVING} sandboxes live already, as many as the service has",
-            remedy="end one: DELETE /api/sandboxes/{id}",
-        )  # fmt: skip
+def _check_room(session: Session, api_key: str | None) -> None:
+    if api_key is not None and records.count_living(session, api_key) >= MOST_OF_KEY:
+        why = f"{MOST_OF_KEY} sandboxes of this key live already, as many as one has"
+    elif records.count_living(session) >= MOST_LIVING:
+        why = f"{MOST_LIVING} sandboxes live already, as many as the service has"
+    else:
+        return
+    raise Refused(
+        429, "too-many-sandboxes", why,
+        remedy="end one: DELETE /api/sandboxes/{id}",
+    )  # fmt: skip
 
 
 def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.recording import note_denial
+from cloche.backends.host import measure_host
 from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
@@ -289,6 +290,8 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         await asyncio.to_thread(approvals.take_over_older, database)
         await service.peers.refresh()
         await service.peers.close_of_gone()
+        with suppress(OSError):  # said where it matters: at the first run
+            await asyncio.to_thread(measure_host)  # which takes seconds at first, and all would wait
         yield service
     finally:
         for task in beside:

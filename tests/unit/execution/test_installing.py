@@ -22,6 +22,7 @@ from cloche.execution.installing import _named, pip_lines
         ("%pip list", {}),
         ("print('pip install rich')", {}),
         ("%pip install rich\nnot python (", {}),
+        ("%pip install rich\n" + "x = 1\n" * 20_000, {}),  # a parser would keep everybody waiting
     ],
 )
 def test_lines_that_install_are_found(code: str, found: dict[int, str]) -> None:

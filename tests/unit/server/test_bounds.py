@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cloche.backends.host import measure_host
 from cloche.core.result import Result
 from cloche.records.database import Database, Writer
+from cloche.records.ids import new_id
 from cloche.records.reproductions import Reproductions
-from cloche.server import runs
+from cloche.server import guard, runs, sandboxes
 from cloche.server.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
 from cloche.server.pages import show_output
 from cloche.server.places import Places
 from cloche.server.problems import Refused
 from cloche.server.routes import sandbox
 from cloche.server.runs import RunOrder, RunQueue
+from cloche.server.service import ServiceOptions, opened
+from cloche.server.wire.load import WireLoad
 
 
 @pytest.fixture
@@ -116,7 +121,7 @@ def test_a_place_that_nobody_waits_for_any_more_goes_on() -> None:
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
-        places.release()  # to c, which is cancelled before it runs again
+        places.release("a")  # to c, which is cancelled before it runs again
         given.cancel()
         await asyncio.gather(gone, given, return_exceptions=True)
         async with asyncio.timeout(5):
@@ -167,5 +172,138 @@ def _result(stdout: str = "") -> Result:
     return Result(status="ok", exit_code=0, stdout=stdout, stderr="", duration=0.0)
 
 
-def _order(start: Any, key: str | None = None) -> RunOrder:
-    return RunOrder(project="default", api_key=key, session_id=None, start=start, summary={}, size=1)
+def _order(start: Any, key: str | None = None, size: int = 1) -> RunOrder:
+    return RunOrder(project="default", api_key=key, session_id=None, start=start, summary={}, size=size)
+
+
+def test_one_key_never_has_all_places() -> None:
+    """Runs that take long, however many one key has, keep no other key's run waiting for a place."""
+
+    async def work() -> None:
+        places = Places(4)
+        taken = [asyncio.ensure_future(places.take("a")) for _ in range(9)]
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in taken) == 3
+        async with asyncio.timeout(5):
+            await places.take("b")
+        late = asyncio.ensure_future(places.take("b"))
+        await asyncio.sleep(0)
+        places.release("b")
+        async with asyncio.timeout(5):
+            await late  # which came after a's six, and a has its share
+        places.release("a")
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in taken) == 4
+        for one in taken:
+            one.cancel()
+        await asyncio.gather(*taken, return_exceptions=True)
+        only = Places(1)
+        await only.take("a")
+
+    asyncio.run(work())
+
+
+def test_large_requests_of_one_key_leave_room_in_the_queue(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Bytes that wait are shared as places in the queue are: a few requests with large inputs are no full queue."""
+    monkeypatch.setattr(runs, "MOST_QUEUED_BYTES", 4_000)
+    writer, may_end = Writer(database), asyncio.Event()
+
+    async def start(_: object) -> Result:
+        await may_end.wait()
+        return _result()
+
+    async def work() -> None:
+        queue = RunQueue(writer, "worker", queue_limit=100, deadline_s=60)
+        queue._places = Places(1)
+        made = [await queue.submit(_order(start, key="a", size=1_000)) for _ in range(1)]
+        await asyncio.sleep(0)  # it has its place
+        made += [await queue.submit(_order(start, key="a", size=1_000)) for _ in range(3)]
+        with pytest.raises(Refused, match="wait already"):
+            await queue.submit(_order(start, key="a", size=1_000))
+        made.append(await queue.submit(_order(start, key="b", size=1_000)))
+        may_end.set()
+        await asyncio.gather(*(one.wait() for one in made))
+
+    asyncio.run(work())
+    writer.close()
+
+
+def test_bodies_of_one_key_leave_memory_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends large bodies slowly, and never to the end, keeps nobody else's body out."""
+    monkeypatch.setattr(guard, "MOST_HELD", 100_000)
+    names = iter("aab")
+
+    async def identify(_: object) -> Any:
+        return SimpleNamespace(key_id=next(names))
+
+    async def app(_: object, receive: Any, __: object) -> None:
+        while (await receive())["more_body"]:
+            pass
+
+    async def work() -> None:
+        door = guard.Guard(app, names=["x"], identify=identify)  # type: ignore[arg-type]
+        may_end = asyncio.Event()
+
+        async def request(size: int, *, is_slow: bool = False) -> None:
+            pieces = [{"type": "http.request", "body": bytes(size), "more_body": is_slow}]
+
+            async def receive() -> Any:
+                if not pieces:
+                    await may_end.wait()
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                return pieces.pop()
+
+            headers = [(b"host", b"x"), (b"content-length", str(size).encode())]
+            scope = {"type": "http", "method": "POST", "path": "/api/code/exec", "headers": headers}
+            await door(scope, receive, lambda _: asyncio.sleep(0))
+
+        slow = asyncio.ensure_future(request(70_000, is_slow=True))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="other requests hold all memory"):
+            await request(10_000)
+        await request(20_000)  # another key's
+        may_end.set()
+        await slow
+        assert door._held.held == 0
+
+    asyncio.run(work())
+
+
+def test_sandboxes_and_wires_of_one_key_leave_room_for_others(database: Database) -> None:
+    """One key has most of what there is, and never all."""
+
+    def open_one(key: str) -> None:
+        row = {"id": new_id("sb"), "project": "default", "name": new_id("sb"), "worker": "w", "api_key": key}
+        with database.writing() as session:
+            sandboxes._begin(session, row=row, document={})
+
+    for _ in range(sandboxes.MOST_OF_KEY):
+        open_one("a")
+    with pytest.raises(Refused, match="56 sandboxes of this key"):
+        open_one("a")
+    open_one("b")
+    assert sandboxes.MOST_OF_KEY < sandboxes.MOST_ATTACHED < sandboxes.MOST_LIVING
+    load = WireLoad()
+    with ExitStack() as stack:
+        for _ in range(24):
+            stack.enter_context(load.connection("a"))
+        with pytest.raises(Refused, match="24 wires are open"):
+            stack.enter_context(load.connection("a"))
+        stack.enter_context(load.connection("b"))
+        load.hold("a", 96 << 20)
+        with pytest.raises(Refused, match="all memory"):
+            load.hold("a", 1)
+        load.hold("b", 16 << 20)
+
+
+def test_the_host_is_measured_before_anybody_asks(tmp_path: Path) -> None:
+    """What takes seconds the first time is done when the service takes requests, so that no first run keeps others."""
+    measure_host.cache_clear()
+
+    async def work() -> None:
+        async with opened(str(tmp_path / "records" / "r.db"), ServiceOptions(drain_s=1)):
+            assert measure_host.cache_info().currsize == 1
+
+    asyncio.run(work())

@@ -131,7 +131,7 @@ def test_what_never_ran_gives_its_idempotency_key_back(tmp_path: Path) -> None:
 
 def test_a_full_queue_refuses_before_anything_is_kept(tmp_path: Path) -> None:
     """With a time to come back; what has a place, or waits for one, is not touched."""
-    go, places = asyncio.Event(), default_count()
+    go, places = asyncio.Event(), default_count() - 1
 
     async def start(_: Sink | None) -> Result:
         await go.wait()
@@ -160,14 +160,14 @@ def test_who_waits_too_long_is_refused_and_noted(tmp_path: Path) -> None:
         raise AssertionError
 
     async def attempt(queue: RunQueue) -> None:
-        live = [await queue.submit(_order(forever)) for _ in range(default_count() + 1)]
+        live = [await queue.submit(_order(forever)) for _ in range(default_count())]
         with pytest.raises(Refused, match="no place came free"):
             await live[-1].wait()
         await queue.drain(0)
 
     errors = [row.document["error"] for row in _rows(_try(tmp_path, attempt, deadline_s=0.05))]
     waited = "no place came free within 0.05 s; nothing was run"
-    assert sorted(errors) == sorted([*[runs.SERVICE_STOPPED] * default_count(), waited])
+    assert sorted(errors) == sorted([*[runs.SERVICE_STOPPED] * (default_count() - 1), waited])
 
 
 def test_a_run_without_a_row_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ router = APIRouter(prefix="/api")
 @router.websocket("/wire")
 async def wire(websocket: WebSocket) -> None:
     """Carry many calls at once, each checked as a request is."""
-    await find_caller(websocket)
+    caller = await find_caller(websocket)
     service = service_of(websocket)
-    with service.wire.connection():
+    with service.wire.connection(caller.key_id):
         await websocket.accept()
         await Wire(websocket, service).serve()

@@ -45,7 +45,8 @@ class Call:
     verb: str
     _send: Send
     _send_text: SendText
-    held: int = 0  # bytes of fields that came in pieces
+    held: int = 0  # bytes of fields that came in pieces, and of files
+    whose: str | None = None  # the key that they count for
     task: asyncio.Task[None] | None = None
     is_cancelled: bool = False
     incoming: dict[int, Incoming] = field(default_factory=dict)
@@ -54,6 +55,11 @@ class Call:
     def __post_init__(self) -> None:
         self.incoming = {channel: Incoming(self.number, channel, self._send) for channel in FROM_CLIENT}
         self.outgoing = {channel: Outgoing(self.number, channel, self._send) for channel in FROM_SERVICE}
+
+    def hold(self, service: Service, size: int) -> None:
+        """Count bytes until it ends. Raises Refused (503) where too many are held."""
+        service.wire.hold(self.whose, size)
+        self.held += size
 
     def cancel(self) -> None:
         """End it; a second time changes nothing, so that what it clears up is not cut short."""
@@ -110,8 +116,7 @@ class Call:
         async for piece in self.incoming[JSON].pieces():
             if bounds.seen + len(piece) > MOST_FIELDS:
                 raise Refused(413, "body-too-large", f"the fields of this call have more than {MOST_FIELDS} bytes")
-            service.wire.hold(len(piece))
-            self.held += len(piece)
+            self.hold(service, len(piece))
             bounds.feed(piece)
             found.append(piece)
         text = b"".join(found)

@@ -131,7 +131,7 @@ class Wire:
                 await self._service.note_refusal(error, what=f"WIRE {call.verb}")
             status, last = _error(call.number, error)
         finally:
-            self._service.wire.held -= call.held
+            self._service.wire.held.give_back(call.whose, call.held)
             self._calls.pop(call.number, None)
         self._note(call.verb, status, asyncio.get_running_loop().time() - begun)
         await self._send_text(last)
@@ -144,6 +144,7 @@ class Wire:
 
     async def _answer(self, call: Call, said: dict[str, Any]) -> object:
         caller = await find_caller(self._websocket)
+        call.whose = caller.key_id
         verb = _verb(said["verb"])
         call.verb = said.pop("verb")
         caller.require(verb.scope)

@@ -11,57 +11,63 @@ from cloche.core.record import dataclass, field
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.ids import new_id
 
+from ..identities import Caller
 from ..problems import Refused
+from ..shares import Shares
 
 MOST_CONNECTIONS = 32  # each with a window for every channel of its calls
 MOST_HELD = 128 << 20  # bytes of fields and files that are held whole
-MOST_WORKSPACES, MOST_OF_PROJECT = 64, 32
+MOST_WORKSPACES = 64
 
 
 @dataclass(slots=True)
 class WireLoad:
     """Count what all wires of a worker hold together: connections, workspaces, and bytes that are held whole."""
 
-    connections: int = 0
-    held: int = 0
+    connections: Shares = field(default_factory=lambda: Shares(MOST_CONNECTIONS))
+    held: Shares = field(default_factory=lambda: Shares(MOST_HELD))
+    workspaces: Shares = field(default_factory=lambda: Shares(MOST_WORKSPACES))
     _workspaces: dict[str, tuple[str, AsyncSandbox]] = field(default_factory=dict)  # by id, with the project
 
     @contextmanager
-    def connection(self) -> Iterator[None]:
-        """Count a connection for the body. Raises Refused (503) for one too many."""
-        if self.connections >= MOST_CONNECTIONS:
+    def connection(self, whose: str | None) -> Iterator[None]:
+        """Count a connection of a key for the body. Raises Refused (503) for one too many."""
+        if not self.connections.has_room(whose):
             raise Refused(
-                503, "busy", f"{MOST_CONNECTIONS} wires are open already; one carries many calls at once",
+                503, "busy",
+                f"{self.connections.held} wires are open already, of {MOST_CONNECTIONS}, and of "
+                f"{self.connections.most_of_one} of one key; one carries many calls at once",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
-        self.connections += 1
+        self.connections.take(whose)
         try:
             yield
         finally:
-            self.connections -= 1
+            self.connections.give_back(whose)
 
-    def hold(self, size: int) -> None:
-        """Count bytes that are held. Raises Refused (503) where there are too many."""
-        if self.held + size > MOST_HELD:
+    def hold(self, whose: str | None, size: int) -> None:
+        """Count bytes that are held for a key. Raises Refused (503) where there are too many."""
+        if not self.held.has_room(whose, size):
             raise Refused(503, "busy", "other calls hold all memory there is for them", headers={"Retry-After": "2"})
-        self.held += size
+        self.held.take(whose, size)
 
     @contextmanager
-    def workspace(self, project: str, sandbox: AsyncSandbox) -> Iterator[str]:
+    def workspace(self, caller: Caller, sandbox: AsyncSandbox) -> Iterator[str]:
         """Let calls of a project find a workspace for the body, by the id that this yields. Raises Refused (429)."""
-        own = sum(owner == project for owner, _ in self._workspaces.values())
-        if len(self._workspaces) >= MOST_WORKSPACES or own >= MOST_OF_PROJECT:
+        if not self.workspaces.has_room(caller.key_id):
             raise Refused(
                 429, "too-many-workspaces",
-                f"{len(self._workspaces)} workspaces are open, {own} of them of this project (at most "
-                f"{MOST_WORKSPACES} and {MOST_OF_PROJECT}); close one before another",
+                f"{self.workspaces.held} workspaces are open (at most {MOST_WORKSPACES}, and "
+                f"{self.workspaces.most_of_one} of one key); close one before another",
             )  # fmt: skip
         number = new_id("ws")
-        self._workspaces[number] = project, sandbox
+        self._workspaces[number] = caller.project, sandbox
+        self.workspaces.take(caller.key_id)
         try:
             yield number
         finally:
             del self._workspaces[number]
+            self.workspaces.give_back(caller.key_id)
 
     def find_workspace(self, number: str, project: str) -> AsyncSandbox:
         """Return one. Raises NotFound."""

@@ -219,7 +219,7 @@ async def open_workspace(call: Call, asked: Asked) -> object:
     """Keep a workspace, in which runs are one fresh process after the other, until the call is cancelled."""
     options = await allowed_options(asked.service, asked.caller, asked.fields.options())
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
-    with asked.service.wire.workspace(asked.caller.project, sandbox) as number:
+    with asked.service.wire.workspace(asked.caller, sandbox) as number:
         async with sandbox:
             await call.event("opened", {"id": number})
             await asyncio.Event().wait()
@@ -273,8 +273,7 @@ async def write_of_session(call: Call, asked: Asked) -> object:
 
 async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
     data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
-    asked.service.wire.hold(len(data))
-    call.held += len(data)
+    call.hold(asked.service, len(data))
     await call.outgoing[OUT].send(data)
     await call.outgoing[OUT].end()
     return {"size": len(data)}
@@ -286,8 +285,7 @@ async def _take_whole(call: Call, asked: Asked, write: Callable[[str, bytes], Aw
     async for piece in call.content():
         if len(found) + len(piece) > MOST_FIELDS:
             raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes, which are held as a whole here")
-        asked.service.wire.hold(len(piece))
-        call.held += len(piece)
+        call.hold(asked.service, len(piece))
         found += piece
     await write(asked.fields.read(), bytes(found))
     return {"size": len(found)}
