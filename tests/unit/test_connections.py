@@ -80,13 +80,37 @@ async def _is_answered(stream: Stream) -> bool:
     return b" 204 " in await stream[0].readline()
 
 
-def test_one_connection_too_many_is_closed() -> None:
-    """Those that are there are served all the same, and one that leaves makes room."""
+def test_one_connection_too_many_takes_the_place_of_an_idle_one() -> None:
+    """Whoever connects and asks for nothing keeps nobody out: the oldest that never asked goes first."""
 
     async def work(connect: Connect) -> None:
-        there = [await connect() for _ in range(3)]
+        silent, *others = [await connect() for _ in range(3)]
+        assert await _is_answered(await connect())
+        assert await _is_closed(silent)
+        assert all([await _is_answered(stream) for stream in others])
+
+    serve(work, most=3, head_s=60)
+
+
+def test_one_connection_too_many_is_closed_where_all_ask() -> None:
+    """Those that are being served are served all the same, and one that leaves makes room."""
+    asking = asyncio.Event()
+
+    async def wait(scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        if scope["path"] == "/wait":
+            asking.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        await _answer(scope, receive, send)
+
+    async def work(connect: Connect) -> None:
+        there = []
+        for _ in range(3):
+            there.append(await connect())
+            asking.clear()
+            there[-1][1].write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asking.wait()
         assert await _is_closed(await connect())
-        assert all([await _is_answered(stream) for stream in there])
         await _leave(there[0])
         while True:  # until the server has heard of it
             stream = await connect()
@@ -96,7 +120,7 @@ def test_one_connection_too_many_is_closed() -> None:
             except ConnectionError:
                 continue
 
-    serve(work, most=3, head_s=60)
+    serve(work, most=3, head_s=60, app=wait)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: local"])

@@ -44,7 +44,10 @@ def _share(part: int, most: int) -> int:
 
 
 class BoundedProtocol(H11Protocol):
-    """Speak HTTP on one connection of not too many; one that stays without a request, or within one, is closed."""
+    """Speak HTTP on one connection of not too many; one that stays without a request, or within one, is closed.
+
+    One too many takes the place of one that is idle, so that who only connects keeps nobody out.
+    """
 
     most: int = MOST_CONNECTIONS
     head_s: float = HEAD_S
@@ -53,14 +56,27 @@ class BoundedProtocol(H11Protocol):
     _looking: asyncio.TimerHandle | None = None
     _receiving: asyncio.TimerHandle | None = None  # while a body comes
     _received: int = 0  # bytes, of all requests
+    _begun_at: float = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        is_one_too_many = len(self.connections) >= self.most
+        is_one_too_many = len(self.connections) >= self.most and not self._drop_idle()
         super().connection_made(cast("asyncio.Transport", transport))
+        self._begun_at = self.loop.time()
         if is_one_too_many:
             cast("asyncio.Transport", transport).abort()
         else:
             self._look_later()
+
+    def _drop_idle(self) -> bool:
+        """Close a connection without a request, those first that never had one, then the oldest; False for none."""
+        idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and one._is_idle()]
+        if idle:
+            min(idle, key=lambda one: (one.cycle is not None, one._begun_at)).transport.abort()
+        return bool(idle)
+
+    def _is_idle(self) -> bool:
+        cycle: Any = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timers()

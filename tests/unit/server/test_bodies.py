@@ -19,6 +19,7 @@ from cloche.server import app
 from cloche.server.bodies import JsonBounds, JsonRoute, validated
 from cloche.server.exec_options import MOST_FAULTS, WireModel, decoded
 from cloche.server.guard import Guard
+from cloche.server.identities import Caller
 from cloche.server.problems import Refused, response_to
 from cloche.server.wire.verbs import VERBS
 from cloche.serving.json_bounds import MOST_PARTS_AT_ALL, MOST_RICH
@@ -138,8 +139,8 @@ def test_a_form_is_parsed_a_piece_at_a_time() -> None:
         async def receive() -> Any:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        async def identify(_: object) -> object:
-            return None
+        async def identify(_: object) -> Caller:
+            return Caller(project="default", scopes=("run",), key_id="key")
 
         async def send(message: Any) -> None:
             sizes.append(-message.get("status", 0))
