@@ -20,13 +20,13 @@ from sqlalchemy.orm import Session
 from cloche.agent.catalog import DEFAULT_TIER, risk_of, tools_of
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.recording import note_denial
-from cloche.backends.host import measure_host
 from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.config.sources import use_stored_settings
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
 from cloche.core.record import dataclass, field
+from cloche.execution.prepare import prepare
 from cloche.records import approvals
 from cloche.records import runs as run_records
 from cloche.records.database import Database, Writer
@@ -51,6 +51,7 @@ LOGINS_EVERY_S = 10.0  # between two events of logins that were refused
 NOTE_USE_EVERY_S, FORGET_EVERY_S = 30.0, 3_600.0
 KEEP_RUNS_S = 30 * 86_400.0
 THREADS = 48  # for reading the database and other short work
+MEASURE_S = 10.0  # for the host to be measured before anybody asks: a daemon may not answer
 FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
 REFUSALS = frozenset({403, 429, 503})  # what is recorded when somebody is answered so
 MOST_PENDING = 200  # approvals, in the record of a workspace
@@ -273,6 +274,11 @@ class Service:
                     await self.write(partial(note_use, key_ids=used))
 
 
+def _measure(options: SandboxOptions) -> None:
+    """Look at what this host gives, which takes seconds at first, and all would wait."""
+    prepare(**options).backend.capabilities()
+
+
 @asynccontextmanager
 async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator[Service]:
     """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
@@ -290,8 +296,9 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         await asyncio.to_thread(approvals.take_over_older, database)
         await service.peers.refresh()
         await service.peers.close_of_gone()
-        with suppress(OSError):  # said where it matters: at the first run
-            await asyncio.to_thread(measure_host)  # which takes seconds at first, and all would wait
+        with suppress(ClocheError, OSError, TimeoutError):  # said where it matters: at the first run
+            async with asyncio.timeout(MEASURE_S):
+                await asyncio.to_thread(_measure, options.options)
         yield service
     finally:
         for task in beside:
