@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from click.testing import CliRunner, Result
 from playwright.sync_api import expect
 from websockets.sync.client import connect
 
+from cloche.cli.app import root
 from tests.harness.browser import WAIT_MS, chromium, opened
 from tests.harness.proxy import proxying
 from tests.harness.service import Service, serving, start
@@ -100,6 +102,30 @@ def test_programs_are_led_below_the_path(service: Service, strips: bool) -> None
         where = f"{proxy.address.replace('http', 'ws', 1)}/api/wire"
         with connect(where, additional_headers=headers, proxy=None) as link:
             assert link.recv()
+
+
+def test_the_command_line_has_a_running_service_make_a_link(service: Service, tmp_path: Path) -> None:
+    """With an admin's key of a file or a variable, which goes to no other machine in the clear; no other key does."""
+    admin, reader = tmp_path / "admin", tmp_path / "reader"
+    admin.write_text(f"{service.key}\n")
+    reader.write_text(service.new_key("read"))
+
+    def link(*words: str, **environ: str) -> Result:
+        return CliRunner().invoke(root, ["serve", "link", *words], env=environ)
+
+    configured = {"CLOCHE_REMOTE_URL": service.address, "CLOCHE_REMOTE_KEY": service.key}
+    for made in (link("--url", service.address, "--key-file", str(admin)), link(**configured)):
+        assert made.exit_code == 0, made.stderr
+        address = urlsplit(made.stdout.strip())
+        assert made.stdout.startswith(f"{service.address}/login?")
+        with service.client("") as browser:
+            entered = browser.post("/login", data={"code": parse_qs(address.query)["code"][0]})
+        assert entered.headers["location"] == f"{ROOT}/run"
+    refused = link("--url", service.address, "--key-file", str(reader))
+    assert (refused.exit_code, "admin" in refused.stderr) == (125, True)
+    in_the_clear = link("--url", "http://service.example", "--key-file", str(admin))
+    assert (in_the_clear.exit_code, "not https" in in_the_clear.stderr) == (2, True)
+    assert link("--url", service.address, CLOCHE_REMOTE_KEY="").exit_code == 2
 
 
 @pytest.mark.parametrize("word", ["/api", "cloche", "/../x", "/a//b", "//x"])

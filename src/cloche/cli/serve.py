@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import debug_option, flag, folder_options, no_sandbox_option, option, sandbox_options
+from .options import Command, debug_option, flag, folder_options, no_sandbox_option, option, sandbox_options
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
@@ -83,7 +83,34 @@ def _mcp(
     return serve(command)
 
 
-@root.command("serve")
+class _Serve(Command):
+    """Serve; with `link` as the first word, be the command of that name."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any,  # noqa: ANN401
+    ) -> click.Context:  # fmt: skip
+        """Return the context of the command that is meant."""
+        if args[:1] == ["link"]:
+            return _link.make_context(f"{info_name} link", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("link", cls=Command)
+@option("--url", metavar="URL", help="Where the service is. Default: cloche.url of your configuration, else loopback.")
+@option("--key-file", metavar="FILE", help="A file with a key of scope admin. Default: cloche.api_key.")
+def _link(url: str | None, key_file: str | None) -> int:
+    """Have a service that runs make a link for one browser, and print it.
+
+    It holds once, for ten minutes.
+    """
+    from ._service import ask_service
+
+    service, made = ask_service("POST", "/api/login-links", url=url, key_file=key_file)
+    print(f"{service}{made['path']}")
+    return 0
+
+
+@root.command("serve", cls=_Serve)
 @option("--host", metavar="HOST", default="127.0.0.1", help="Where to listen.")
 @option("--port", metavar="N", default=8470, help="The port; 0 takes a free one.")
 @option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
@@ -143,7 +170,8 @@ def _serve(
     """Serve the REST API and the page.
 
     Started with nothing configured it listens on 127.0.0.1, makes a key, and prints the address to open. The options of
-    a sandbox hold for every run, and no caller below scope admin gets more.
+    a sandbox hold for every run, and no caller below scope admin gets more. Another link, while it runs: cloche serve
+    link.
     """
     from cloche.audit.log import switch_on
     from cloche.config.settings import given_options

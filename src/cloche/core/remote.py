@@ -14,6 +14,7 @@ PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Secret(str):
@@ -91,3 +92,19 @@ class RemoteAccount:
         if found is None:
             return self.domain or DOMAINS.get(self.provider, "")
         return found.netloc.rpartition("@")[2]
+
+
+def why_no_address(text: str) -> str:
+    """Say what is wrong with the address that a key is sent to, empty if nothing; the address is not repeated."""
+    from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
+
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        return "is no address"
+    if "@" in parts.netloc or parts.query or parts.fragment or not host:
+        return "is no plain address, without a name, a password and a query"
+    if parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK):
+        return ""
+    return "is not https, and a key is sent there (http is for this host alone)"

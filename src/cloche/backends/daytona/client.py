@@ -29,9 +29,9 @@ from urllib.parse import quote
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.record import dataclass, replace
-from cloche.core.remote import DOMAINS, RemoteAccount
+from cloche.core.remote import DOMAINS, RemoteAccount, why_no_address
 
-from ..remote.accounts import check_account, why_no_address
+from ..remote.accounts import check_account
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
 
 log = logging.getLogger("cloche.remote")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.remote import LEAST_SILENCE_S, RemoteAccount
+from cloche.core.remote import LEAST_SILENCE_S, RemoteAccount, why_no_address
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -44,17 +42,3 @@ def check_account(
     if account.ca_file and not os.path.isfile(account.ca_file):
         raise refused(f"ca_file: there is no file {account.ca_file}", "Correct the path, or leave it out.")
     return account
-
-
-def why_no_address(text: str) -> str:
-    """Say what is wrong with the address that a key is sent to, empty if nothing; the address is not repeated."""
-    try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname or "", parts.port
-    except ValueError:
-        return "is no address"
-    if "@" in parts.netloc or parts.query or parts.fragment or not host:
-        return "is no plain address, without a name, a password and a query"
-    if parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK):
-        return ""
-    return "is not https, and a key is sent there (http is for this host alone)"

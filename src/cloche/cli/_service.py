@@ -1,0 +1,75 @@
+"""A service that runs, asked as its clients do: by its address, with a key of the configuration or of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, PolicyDenied
+from cloche.core.escape import escape_line
+from cloche.core.remote import RemoteAccount, why_no_address
+
+HERE = "http://127.0.0.1:8470"
+TIMEOUT_S = 30.0
+MOST_KEY = 4096
+NOT_KNOWN = (401, 403)
+
+
+def ask_service(method: str, path: str, *, url: str | None, key_file: str | None) -> tuple[str, dict[str, Any]]:
+    """Return scheme and host of the service, and what it answered. Raises InvalidRequest, BackendUnavailable, …"""
+    import ssl
+    from urllib.parse import urlsplit
+
+    from cloche.records import require_extra
+
+    require_extra()
+    import httpx
+
+    account = _account()
+    address = (url or account.url or HERE).rstrip("/")
+    key = account.api_key.reveal() if key_file is None else _read_key(key_file)
+    _check(address, key)
+    verify = ssl.create_default_context(cafile=account.ca_file) if account.ca_file else True
+    try:
+        with httpx.Client(verify=verify, trust_env=False, timeout=TIMEOUT_S) as client:
+            answer = client.request(method, address + path, headers={"Authorization": f"Bearer {key}"})
+            said = answer.json()
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise BackendUnavailable(
+            f"the service at {escape_line(address)} does not answer as one: {escape_line(str(error))}"
+        ) from error
+    if answer.is_success and isinstance(said, dict):
+        return "{0.scheme}://{0.netloc}".format(urlsplit(address)), said
+    raise _failure(answer.status_code, said)
+
+
+def _account() -> RemoteAccount:
+    from cloche.config.settings import load_settings
+    from cloche.execution.accounts import accounts_of
+
+    return accounts_of(load_settings({})).get("cloche", RemoteAccount(provider="cloche"))
+
+
+def _read_key(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(MOST_KEY).strip()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"--key-file {escape_line(path)}: cannot be read: {error}") from error
+
+
+def _check(address: str, key: str) -> None:
+    if why := why_no_address(address):
+        raise InvalidRequest(f"--url {why}")
+    if not key:
+        raise InvalidRequest(
+            "no key: name a file with --key-file, or set CLOCHE_REMOTE_KEY; "
+            "cloche keys create NAME --scope admin makes one"
+        )
+    if not key.isprintable() or not key.isascii():
+        raise InvalidRequest("--key-file: this is no key")
+
+
+def _failure(status: int, said: object) -> ClocheError:
+    detail = said.get("detail") if isinstance(said, dict) else None
+    text = f"the service refused: {escape_line(str(detail or status))}"
+    return PolicyDenied(text) if status in NOT_KNOWN else BackendUnavailable(text)
