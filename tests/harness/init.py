@@ -158,7 +158,7 @@ from init import files, server
 class Mark:
     count = 0
     def __init__(self, pid):
-        self.pid = pid
+        self.number = pid
         Mark.count += 1
     def close(self):
         Mark.count -= 1
@@ -185,17 +185,17 @@ class Host:
         elif order["argv"] != ["nothing"]:
             os.execvp(order["argv"][0], order["argv"])
         os._exit(0)
-    def members(self, mark):
-        found = []
+    def look(self):
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and os.getsid(int(name)) == mark.pid:
+                if name.isdigit():
                     with open(f"/proc/{name}/stat") as file:
                         if file.read().rpartition(")")[2].split()[0] not in "ZX":
-                            found.append(int(name))
+                            yield int(name), os.getsid(int(name))
             except OSError:
                 pass
-        return found
+    def members(self, mark):
+        return [pid for pid, number in self.look() if number == mark.number]
     def note_orphan(self, pid): pass
     def others(self):
         return [pid for one in serving.processes.values() for pid in self.members(one.mark)]

@@ -10,7 +10,7 @@ from . import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, Protocol
 
     class Host(Protocol):
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
             """
             ...
 
-        def members(self, mark: Mark) -> list[int]:
-            """Return the pids of all that have this mark, and still live."""
+        def look(self) -> Iterator[tuple[int, int]]:
+            """Yield the pid of each process that lives, the newest first, and the number of its mark; but us."""
             ...
 
         def note_orphan(self, pid: int) -> None:
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
     class Mark(Protocol):
         """Stand for all that belongs to a process."""
+
+        number: int
 
         def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ import select
 import struct
 import termios
 
-from . import terminal, tree, wire
+from . import terminal, wire
 from .loop import now
 
 TYPE_CHECKING = False
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from .loop import Host, Loop
+    from .tree import Ender
 
     class Owner(Protocol):
         """Hold all processes, and their channels."""
+
+        ender: Ender
 
         def close(self, channel: int, **error: Any) -> None: ...
         def forget(self, process: Process) -> None: ...
@@ -41,7 +44,6 @@ MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet w
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 INTO = (wire.STDIN, wire.REQUESTS)
 SIGHUP, SIGKILL = 1, 9
-AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
 
 
 class Incoming:
@@ -507,8 +509,7 @@ class Process:
             return
         try:
             if to == "tree":
-                for pid in self.host.members(self.mark):
-                    tree.send(pid, number)
+                self.owner.ender.signal(self.mark.number, number)
             elif to == "group":
                 group = terminal.foreground(self.master) if self.master >= 0 else 0
                 os.killpg(group or self.pid, number)
@@ -524,16 +525,11 @@ class Process:
         if self.status is None and not self.cause:
             self.cause = cause
         self.loop.cancel((self, self._kind_of_clock))
-        self._kill_again(MOST_ROUNDS)
-
-    def _kill_again(self, rounds: int) -> None:
-        self.is_killing = tree.kill(lambda: self.host.members(self.mark)) and rounds > 0
-        if self.is_killing:
-            self.loop.call_at((self, "kill"), now() + AGAIN_S, lambda: self._kill_again(rounds - 1))
-        else:
-            self._note_nothing_left()
+        self.is_killing = True
+        self.owner.ender.end(self.mark.number, self._note_nothing_left)
 
     def _note_nothing_left(self) -> None:
+        self.is_killing = False
         if self.is_forgotten:
             self.mark.close()
         elif self.status is not None and self.is_session:

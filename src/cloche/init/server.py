@@ -13,6 +13,7 @@ from .lifetime import Lifetime
 from .loop import POLLIN, Loop, now
 from .ports import Listing, connect
 from .process import MOST_KEPT_EXITS, Process, seconds
+from .tree import Ender
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Server:
         """Take the descriptor of the client, or one to read and another `out` to write."""
         self.host = host
         self.loop = Loop(link, self._receive, out)
+        self.ender = Ender(self.loop, host)
         self.frames = wire.FrameBuffer()
         self.channels: dict[int, Channel] = {}
         self.processes: dict[str, Process] = {}

@@ -1,15 +1,126 @@
-"""Ending all that belongs to a process: stopped first, so that a fork bomb stands still, then killed."""
+"""Ending all that belongs to a process: stopped first, so that a fork bomb stands still, then killed.
+
+Theory of operation: who belongs to a process is known by its mark. One look at all that live serves every process that
+is to be ended, and a look goes on for a moment in each turn of the loop: a guest may have thousands. What is found is
+stopped, until a look finds nobody new; the next one kills. Then it is looked again until nothing is left.
+"""
 
 from __future__ import annotations
 
 import os
 
+from .loop import now
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from .loop import Host, Loop
 
 SIGKILL, SIGSTOP = 9, 19
-MOST_PASSES = 50  # of stopping; who is faster than that is killed as far as it was found, and looked for again
+TURN_S = 0.005  # of looking, in one turn
+HIDDEN = -1  # the mark of who lets nobody see it: it belongs to everybody
+MOST_PASSES = 50  # of stopping; who is faster than that is killed as far as it is found, and looked for again
+AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
+
+
+class _Target:
+    """Hold what is known of one that is to be ended."""
+
+    def __init__(self, done: Callable[[], None]):
+        self.done = done
+        self.rounds = MOST_ROUNDS
+        self.begin()
+
+    def begin(self) -> None:
+        """Stop all that is found, from the beginning."""
+        self.stopped: set[int] = set()
+        self.passes, self.due = 0, 0.0
+        self.has_new = self.is_killing = False
+
+    def take(self, pid: int) -> None:
+        """Take one that belongs to it."""
+        if self.is_killing:
+            send(pid, SIGKILL)
+        elif pid not in self.stopped:
+            send(pid, SIGSTOP)
+            self.stopped.add(pid)
+            self.has_new = True
+
+    def conclude(self) -> bool:
+        """Settle after a look what the next one is for; tell whether there is none, as nothing is left."""
+        if self.is_killing:
+            self.rounds -= 1
+            self.begin()
+            self.due = now() + AGAIN_S
+            return self.rounds <= 0
+        self.passes += 1
+        self.is_killing = bool(self.stopped) and not (self.has_new and self.passes < MOST_PASSES)
+        self.has_new = False
+        return not self.stopped
+
+
+class Ender:
+    """End what has certain marks, and tell who asked for it when nothing is left."""
+
+    def __init__(self, loop: Loop, host: Host):
+        self.loop, self.host = loop, host
+        self._targets: dict[int, _Target] = {}  # by mark
+        self._looking: Iterator[tuple[int, int]] | None = None
+        self._looked_for: dict[int, _Target] = {}
+
+    def end(self, mark: int, done: Callable[[], None] = lambda: None) -> None:
+        """Kill all that has a mark, now and in the turns to come, and then call `done`."""
+        self._targets[mark] = _Target(done)
+        if self._looking is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        until = now() + TURN_S
+        while self._looking is not None or self._begin():
+            for pid, mark in self._looking or ():
+                for target in self._found(mark):
+                    target.take(pid)
+                if now() > until:
+                    self.loop.call_at(self, now(), self._go_on)
+                    return
+            self._conclude()
+
+    def _begin(self) -> bool:
+        """Begin a look for all that are due; tell whether there are any."""
+        moment = now()
+        self._looked_for = {mark: one for mark, one in self._targets.items() if one.due <= moment}
+        if self._looked_for:
+            self._looking = self.host.look()
+        elif self._targets:
+            self.loop.call_at(self, min(one.due for one in self._targets.values()), self._go_on)
+        return bool(self._looked_for)
+
+    def _found(self, mark: int) -> tuple[_Target, ...]:
+        if mark == HIDDEN:
+            return (*self._looked_for.values(),)
+        found = self._looked_for.get(mark)
+        return () if found is None else (found,)
+
+    def _conclude(self) -> None:
+        looked_for, self._looking = self._looked_for, None
+        for mark, target in looked_for.items():
+            if target.conclude() and self._targets.get(mark) is target:
+                del self._targets[mark]
+                target.done()
+
+    def signal(self, mark: int, number: int) -> None:
+        """Send a signal once to all that has a mark."""
+        self._signal_on(self.host.look(), mark, number)
+
+    def _signal_on(self, looking: Iterator[tuple[int, int]], wanted: int, number: int) -> None:
+        until = now() + TURN_S
+        for pid, mark in looking:
+            if mark in (wanted, HIDDEN):
+                send(pid, number)
+            if now() > until:
+                self.loop.call_at(looking, now(), lambda: self._signal_on(looking, wanted, number))
+                return
 
 
 def send(pid: int, number: int) -> None:
@@ -18,18 +129,3 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def kill(members: Callable[[], list[int]]) -> bool:
-    """Kill all that `members` finds; tell whether there was anybody, who may take a moment to be gone."""
-    stopped: set[int] = set()
-    for _ in range(MOST_PASSES):
-        new = set(members()) - stopped
-        if not new:
-            break
-        for pid in new:
-            send(pid, SIGSTOP)
-        stopped |= new
-    for pid in stopped:
-        send(pid, SIGKILL)
-    return bool(stopped)

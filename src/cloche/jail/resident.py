@@ -43,7 +43,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from .sandbox_state import SandboxState
@@ -56,7 +56,7 @@ MOST_PARENTS = 32  # that are looked at for the mark of a process which hides it
 OWN_MARKS = -16  # less their pids: marks of programs of ours that share a namespace
 ENOSPC = 28
 MARKS_KEPT = "a process inside keeps the namespaces of others: nothing more can be started; end it, or the sandbox"
-HIDDEN = -1  # in place of the mark of a process that runs a program which nobody may read
+HIDDEN = -1  # as in `init.tree`: in place of the mark of a process that runs a program which nobody may read
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
 SPARES = 2  # guests that wait: the next one is at hand while we fork another
 LEFT = "left"  # the clock by which it is looked once whether anybody who was left behind still lives
@@ -207,7 +207,7 @@ class Resident(CommandParent):
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
         building = Building.of_parts(*messages.unpack(self.plan_fd).values())
-        server, self.kill_tree = load("init.server"), load("init.tree").kill
+        server = load("init.server")
         seconds = self.build(building, private)
         messages.send_retrying(self.link, "ready", {"seconds": seconds})
         load_notify()
@@ -264,7 +264,7 @@ class Resident(CommandParent):
             if process.mark.number == number:
                 process.kill("out_of_memory")
                 return
-        self.kill_tree(lambda: self._members(number))
+        self.server.ender.end(number)
 
     # What `init.server` asks of its host.
 
@@ -377,14 +377,12 @@ class Resident(CommandParent):
         if not self.server.processes:
             self._report_pace(is_busy=False)
 
-    def members(self, mark: Mark) -> list[int]:
-        """Return all that live with this mark, or hide theirs; but us, who have the newest one."""
-        return self._members(mark.number)
-
-    def _members(self, number: int) -> list[int]:
-        pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
+    def look(self) -> Iterator[tuple[int, int]]:
+        """Yield all that live but us, the newest first, each with its mark, which may be HIDDEN."""
         known: dict[int, int] = {}
-        return [pid for pid in pids if self._mark_of(pid, known) in (number, HIDDEN)]
+        for name in reversed(posix.listdir("/proc")):
+            if name.isdigit() and name != "1":
+                yield int(name), self._mark_of(int(name), known)
 
     def _mark_of(self, pid: int, known: dict[int, int], depth: int = MOST_PARENTS) -> int:
         """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it.

@@ -36,7 +36,7 @@ from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_our
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 STDIN_FD, STDOUT_FD = 0, 1  # the caller's link
@@ -131,10 +131,10 @@ class Marker:
 
 
 class Mark:
-    """Stand for all that belongs to a process; its number is never given again. `pid` is that of the process itself."""
+    """Stand for all that belongs to a process; its number is never given again."""
 
-    def __init__(self, number: int, pid: int = 0):
-        self.number, self.pid = number, pid
+    def __init__(self, number: int):
+        self.number = number
 
     def close(self) -> None:
         """Hold nothing."""
@@ -144,7 +144,7 @@ class Forked:
     """Hold what the first process knows of a fork: its mark, and the pipe on which it says what went wrong."""
 
     def __init__(self, host: ContainerHost, pid: int, number: int, asked: int):
-        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number, pid), asked
+        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number), asked
         self.said = bytearray()
         self.denied = 0  # nobody counts here
         os.set_blocking(asked, False)
@@ -220,11 +220,14 @@ class ContainerHost:
         os.close(asking)
         return Forked(self, pid, number, asked)
 
-    def members(self, mark: Mark) -> list[int]:
-        """Return all that live with this mark; and the process itself, if it was stopped before it had it."""
-        found = [pid for pid, number in self.marker.all().items() if number == mark.number]
-        is_unmarked = mark.pid in self.server.by_pid and mark.pid not in found
-        return [*found, mark.pid] if is_unmarked else found
+    def look(self) -> Iterator[tuple[int, int]]:
+        """Yield all that live with a mark, the newest first; and who was stopped before it had its own."""
+        for name in reversed(os.listdir("/proc")):
+            if name.isdigit() and int(name) != INIT:
+                pid, mark = int(name), self.marker.of(int(name))
+                process = self.server.by_pid.get(pid) if mark < FIRST_MARK else None
+                if mark >= FIRST_MARK or process is not None:
+                    yield pid, mark if process is None else process.mark.number
 
     def note_orphan(self, pid: int) -> None:
         """Take note of nothing: what nobody asked for is found by its mark."""
@@ -301,7 +304,7 @@ class ContainerHost:
         for process in found:
             process.kill(OUT_OF_MEMORY)
         if not found and largest:  # it has outlived the process that it belonged to
-            importlib.import_module("init.tree").kill(lambda: self.members(Mark(largest)))
+            self.server.ender.end(largest)
 
 
 def held_in_gvisor() -> tuple[int, int]:
