@@ -205,6 +205,7 @@ class Host:
                 os.kill(pid, number)
             except ProcessLookupError:
                 pass
+    def hold_others(self): return False
     def note_busy(self, *, is_busy): pass
     def hand_out(self, channel, fd): return False
     def why_failed(self, take): take("why", 0)

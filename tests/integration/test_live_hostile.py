@@ -151,14 +151,17 @@ def test_what_is_stopped_all_the_same_ends_with_the_time_of_the_sandbox() -> Non
     asyncio.run(main())
 
 
-def init_of_ours() -> int:
-    """Return the pid, as this host has it, of the first process of the sandbox that this process has open."""
+def init_of(sandbox: cloche.Sandbox) -> int:
+    """Return the pid, as this host has it, of a sandbox's first process: the parent of what is started."""
+    sleeper = sandbox.start(["sleep", "1000"])
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError, IndexError):
+        with contextlib.suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
-            if status.partition("\nNSpid:")[2].split("\n", 1)[0].split()[1:] == ["1"]:
-                return pid
-    raise LookupError("no sandbox is open")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if command == b"sleep\x001000\0" and f"\t{sleeper.pid}\n" in status:
+                sleeper.kill()
+                return int(status.partition("\nPPid:")[2].split()[0])
+    raise LookupError("no such process was started")
 
 
 SHORT = 0.2
@@ -185,7 +188,7 @@ def test_each_call_ends_at_its_own_timeout(sandbox: cloche.Sandbox, tmp_path: Pa
     methods = {name for name, one in vars(PathOperations).items() if inspect.iscoroutinefunction(one)}
     assert methods == {*CALLS}
     sandbox.write_file("file", "content")
-    init = init_of_ours()
+    init = init_of(sandbox)
     os.kill(init, signal.SIGSTOP)
     try:
         for call in CALLS.values():

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
             """Send a signal to all of them at once."""
             ...
 
+        def hold_others(self) -> bool:
+            """Stop all of them by one call; False where that takes more than one."""
+            ...
+
         def note_busy(self, *, is_busy: bool) -> None:
             """Take note of whether any process of the client's is at work."""
             ...

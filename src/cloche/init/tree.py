@@ -2,7 +2,8 @@
 
 Theory of operation: who belongs to a process is known by its mark. One look at all that live serves every process that
 is to be ended, and a look goes on for a moment in each turn of the loop: a guest may have thousands. What is found is
-stopped, until a look finds nobody new; the next one kills. Then it is looked again until nothing is left.
+stopped, until a look finds nobody new; the next one kills. Then it is looked again until nothing is left. Where that
+takes long, as they fork faster than we look, all others stand still for one look, if the host can have them do so.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
     from .loop import Host, Loop
 
-SIGKILL, SIGSTOP = 9, 19
-TURN_S = 0.005  # of looking, in one turn
+SIGKILL, SIGCONT, SIGSTOP = 9, 18, 19
+LOOKED_AT = 128  # processes, in one turn: a few milliseconds
 HIDDEN = -1  # the mark of who lets nobody see it: it belongs to everybody
+URGENT_S = 0.5  # of looking and stopping, after which all others stand still for a look
 MOST_PASSES = 50  # of stopping; who is faster than that is killed as far as it is found, and looked for again
 AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
 
@@ -35,7 +37,7 @@ class _Target:
     def begin(self) -> None:
         """Stop all that is found, from the beginning."""
         self.stopped: set[int] = set()
-        self.passes, self.due = 0, 0.0
+        self.passes, self.due, self.urgent_at = 0, 0.0, now() + URGENT_S
         self.has_new = self.is_killing = False
 
     def take(self, pid: int) -> None:
@@ -53,6 +55,7 @@ class _Target:
             self.rounds -= 1
             self.begin()
             self.due = now() + AGAIN_S
+            self.urgent_at += AGAIN_S
             return self.rounds <= 0
         self.passes += 1
         self.is_killing = bool(self.stopped) and not (self.has_new and self.passes < MOST_PASSES)
@@ -76,12 +79,13 @@ class Ender:
             self._go_on()
 
     def _go_on(self) -> None:
-        until = now() + TURN_S
+        left = LOOKED_AT
         while self._looking is not None or self._begin():
             for pid, mark in self._looking or ():
                 for target in self._found(mark):
                     target.take(pid)
-                if now() > until:
+                left -= 1
+                if left <= 0:
                     self.loop.call_at(self, now(), self._go_on)
                     return
             self._conclude()
@@ -90,11 +94,24 @@ class Ender:
         """Begin a look for all that are due; tell whether there are any."""
         moment = now()
         self._looked_for = {mark: one for mark, one in self._targets.items() if one.due <= moment}
-        if self._looked_for:
+        if any(one.urgent_at <= moment for one in self._looked_for.values()) and self.host.hold_others():
+            self._kill_held()
+        elif self._looked_for:
             self._looking = self.host.look()
         elif self._targets:
             self.loop.call_at(self, min(one.due for one in self._targets.values()), self._go_on)
         return bool(self._looked_for)
+
+    def _kill_held(self) -> None:
+        """Kill what is looked for while nobody can fork, then let all others go on."""
+        for target in self._looked_for.values():
+            target.is_killing = True
+        for pid, mark in self.host.look():
+            for target in self._found(mark):
+                target.take(pid)
+        if not self.loop.is_paused:
+            self.host.signal_others(SIGCONT)
+        self._conclude()
 
     def _found(self, mark: int) -> tuple[_Target, ...]:
         if mark == HIDDEN:
@@ -114,11 +131,10 @@ class Ender:
         self._signal_on(self.host.look(), mark, number)
 
     def _signal_on(self, looking: Iterator[tuple[int, int]], wanted: int, number: int) -> None:
-        until = now() + TURN_S
-        for pid, mark in looking:
+        for left, (pid, mark) in enumerate(looking, 1 - LOOKED_AT):
             if mark in (wanted, HIDDEN):
                 send(pid, number)
-            if now() > until:
+            if left >= 0:
                 self.loop.call_at(looking, now(), lambda: self._signal_on(looking, wanted, number))
                 return
 

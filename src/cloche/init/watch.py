@@ -98,9 +98,9 @@ class _Watch:
         if not is_folder:
             self.top, self.only = os.path.split(os.path.realpath(self.top))
         self._watch("", 0)
+        self._tell("watching", "", is_folder=is_folder)  # before what is too much; all is sent when all is watched
         if is_folder and self.is_recursive:
             self._look_into("", 1, tells=False)
-        self._tell("watching", "", is_folder=is_folder)
         self._flush()
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)

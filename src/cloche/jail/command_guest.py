@@ -37,6 +37,7 @@ class CommandParent(Parent):
 
     building: Building
     root_steps: Sequence[Step]  # of root inside, in place of the others
+    nice: int  # of guests
     terminal: Any  # our module `init.terminal`
     serve_files: Any  # the function `init.files.serve`
 
@@ -49,12 +50,13 @@ class CommandGuest(Guest):
         self.link = asking  # failures are pid 1's to report
         self.building, self.given = parent.building, given
         self.terminal, self.serve_files = parent.terminal, parent.serve_files
-        self.root_steps = parent.root_steps
+        self.root_steps, self.nice = parent.root_steps, parent.nice
         self.account: dict[str, str] = {}  # variables of a user that was asked for
         self.order: dict[str, Any] = {}
         never_freed.append(self)
 
     def _build(self) -> None:
+        posix.setpriority(posix.PRIO_PROCESS, 0, self.nice)
         if self.load_interpreter is not None:
             self.interpreter = self.load_interpreter("oneshot")
         self.seconds = perform(self.building.first, self.registers)

@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     from .sandbox_state import SandboxState
 
 _signal: Any = __import__("_signal")
-SIGKILL, SIGCHLD, SIGCONT = 9, 17, 18
+SIGKILL, SIGCHLD, SIGCONT, SIGSTOP = 9, 17, 18, 19
+NICE, LEAST_NICE = (
+    -15,
+    -20,
+)  # of pid 1, added to the caller's: guests share its processors, and its control group bounds both
 MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
@@ -71,11 +75,13 @@ class ResidentSupervisor(Supervisor):
     def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
         super().__init__(state, load_interpreter)
         self.is_watched = False
+        self.nice = posix.getpriority(posix.PRIO_PROCESS, 0)  # the caller's, which guests have
         self.named: dict[int, float] = {}  # marks of who uses too much, and since when pid 1 knows
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
         """Live as pid 1; returns only in a guest."""
         init = Resident(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
+        init.nice = self.nice
         never_freed.extend((self.state, self, init, ends))
         return init.live()
 
@@ -85,6 +91,11 @@ class ResidentSupervisor(Supervisor):
             user_namespaces.write_range(self.reaper, *self.spec.users)
         else:
             self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
+        if self.state.cgroup is not None:
+            try:
+                posix.setpriority(posix.PRIO_PROCESS, self.reaper, max(LEAST_NICE, self.nice + NICE))
+            except OSError:
+                pass  # it takes root
 
     def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
         if tag == "pace":
@@ -419,6 +430,11 @@ class Resident(CommandParent):
             posix.kill(-1, number)
         except OSError:
             pass  # there is nobody
+
+    def hold_others(self) -> bool:
+        """Stop all of them by one call."""
+        self.signal_others(SIGSTOP)
+        return True
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""

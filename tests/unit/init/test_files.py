@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cloche.init.folders import MOST_DEPTH
 from tests.harness.init import PACKAGES, USER, Files, Refused
 
 MIB = 1 << 20
@@ -550,6 +551,15 @@ def test_a_watch_that_nobody_reads_says_what_it_lost(files: Files) -> None:
     assert len(found) < 20_000
     files.write("later")
     assert until("created", "later")[-1] == ("created", "later")
+    until.end()
+
+
+def test_a_watch_of_too_much_begins_all_the_same(files: Files) -> None:
+    """That it is not told of all comes right after its beginning."""
+    files.do("make_folder", "d/" * (MOST_DEPTH + 2), parents=True)
+    until = watched(files, recursive=True)
+    files.write("f")
+    assert until("created", "f") == [("lost", ""), ("created", "f")]
     until.end()
 
 

@@ -250,6 +250,10 @@ class ContainerHost:
                     pass  # it has gone meanwhile
             seen |= new
 
+    def hold_others(self) -> bool:
+        """Tell that this would take more than one call: others may live here that are not ours."""
+        return False
+
     def note_busy(self, *, is_busy: bool) -> None:
         """Look at the memory as long as anything runs, less often when it is only what others left."""
         self.is_busy = is_busy
