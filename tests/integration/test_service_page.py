@@ -170,12 +170,12 @@ def put_run(service: Service, **document: Any) -> str:
     """Write down a run that has ended, as a worker does."""
     database, number = Database(str(service.database)), new_id("run")
     try:
+        begun = run_records.begin(
+            id=number, project="default", worker="1-none", session_id=document.get("sessionId"),
+            api_key=None, idempotency_key=None, request_sha256=None, summary={},
+        )  # fmt: skip
         with database.writing() as session:
-            run_records.begin(
-                session, id=number, project="default", worker="1-none", session_id=document.get("sessionId"),
-                api_key=None, idempotency_key=None, request_sha256=None, summary={},
-            )  # fmt: skip
-            run_records.finish(session, id=number, status="ok", document={"id": number, **document})
+            (begun + run_records.finish(id=number, status="ok", document={"id": number, **document}))(session)
     finally:
         database.close()
     return number

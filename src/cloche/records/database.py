@@ -9,7 +9,6 @@ damaged, not reached) is RecordsFailed, and its transaction is undone as a whole
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import queue
@@ -22,13 +21,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Engine, PoolProxiedConnection, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from cloche.config.state import records_location, state_file
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
+
+from .statements import Statements, encode
 
 log = logging.getLogger("cloche.records")
 NEWEST = "0002"  # of migrations/versions
@@ -120,6 +121,19 @@ class Database:
             yield session
 
     @contextmanager
+    def writing_by(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Hold a transaction that writes, of SQLite's driver alone. Raises RecordsFailed, IntegrityError."""
+        with self._told(), self._of_driver("a transaction"):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # else SQLite has undone it
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
     def reading(self) -> Iterator[Session]:
         """Hold a session that sees one state of the data. Raises RecordsFailed."""
         with self._told(), Session(self._reader, expire_on_commit=False) as session:
@@ -158,6 +172,8 @@ class Database:
     def _of_driver(self, query: str) -> Iterator[None]:
         try:
             yield
+        except sqlite3.IntegrityError as error:
+            raise IntegrityError(query, None, error) from error
         except sqlite3.Error as error:
             raise DBAPIError(query, None, error) from error
 
@@ -173,16 +189,6 @@ def _ignore() -> None:
     pass
 
 
-class Encoded(str):
-    """JSON text that is stored as it stands."""
-
-    __slots__ = ()
-
-
-def _encode(value: Any) -> str:  # noqa: ANN401 - plain data
-    return value if isinstance(value, Encoded) else json.dumps(value, separators=(",", ":"))
-
-
 Work = Callable[[Session], T]
 _Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
@@ -190,11 +196,13 @@ _Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 class Writer:
     """Write in one thread: what is asked for while it commits goes into its next transaction, together.
 
-    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else.
+    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else. What is
+    `Statements` alone needs no session where the database is SQLite.
     """
 
     def __init__(self, database: Database):
         self._database = database
+        self._driver: PoolProxiedConnection | None = None  # of the thread that writes
         self._waiting: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cloche-records", daemon=True)
         self._thread.start()
@@ -214,8 +222,7 @@ class Writer:
     def _run(self) -> None:
         while (batch := self._batch()) is not None:
             try:
-                with self._database.writing() as session:
-                    results = [work(session) for work, _, _ in batch]
+                results = self._do([work for work, _, _ in batch])
             except Exception as error:
                 if len(batch) == 1:
                     _tell([(batch[0], None, error)])
@@ -224,6 +231,22 @@ class Writer:
                     self._alone(one)
             else:
                 _tell([(one, result, None) for one, result in zip(batch, results, strict=True)])
+        if self._driver is not None:
+            self._driver.close()
+
+    def _do(self, batch: list[Work[Any]]) -> list[Any]:
+        """Do some work in one transaction."""
+        statements = [work for work in batch if isinstance(work, Statements)]
+        if len(statements) < len(batch) or not self._database.is_sqlite:
+            with self._database.writing() as session:
+                return [work(session) for work in batch]
+        if self._driver is None:
+            self._driver = self._database.engine.raw_connection()
+        connection: Any = self._driver.driver_connection
+        with self._database.writing_by(connection):
+            for one in statements:
+                one.run_by(connection)
+        return [None] * len(batch)
 
     def _batch(self) -> list[_Asked] | None:
         found = self._waiting.get()
@@ -240,8 +263,7 @@ class Writer:
 
     def _alone(self, one: _Asked) -> None:
         try:
-            with self._database.writing() as session:
-                result = one[0](session)
+            (result,) = self._do([one[0]])
         except Exception as error:
             _tell([(one, None, error)])
         else:
@@ -268,8 +290,6 @@ def _end(ended: list[tuple[_Asked, Any, Exception | None]]) -> None:
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
     """Turn what the database cannot do into RecordsFailed with the remedy; a constraint's error passes."""
-    from sqlalchemy.exc import IntegrityError
-
     try:
         yield
     except IntegrityError:
@@ -288,7 +308,7 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
     # As many connections as there are threads: who waits for another one's writing must not keep readers waiting.
     engine = create_engine(
-        url, connect_args=arguments, json_serializer=_encode, hide_parameters=True, max_overflow=-1
+        url, connect_args=arguments, json_serializer=encode, hide_parameters=True, max_overflow=-1
     )  # fmt: skip
 
     @event.listens_for(engine, "connect")
@@ -330,7 +350,7 @@ def _url(where: str) -> URL:
 
 def _postgresql_engine(url: str) -> Engine:
     engine = create_engine(
-        url, pool_pre_ping=True, pool_size=8, max_overflow=8, pool_timeout=BUSY_TIMEOUT_S, json_serializer=_encode,
+        url, pool_pre_ping=True, pool_size=8, max_overflow=8, pool_timeout=BUSY_TIMEOUT_S, json_serializer=encode,
         hide_parameters=True,
         connect_args={"connect_timeout": round(BUSY_TIMEOUT_S), "options": f"-c lock_timeout={BUSY_TIMEOUT_S:g}s"},
     )  # fmt: skip

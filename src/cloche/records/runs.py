@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Table, bindparam, delete, insert, select, update
+from sqlalchemy import CursorResult, Table, bindparam, delete, insert, null, select, update
 from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
 from cloche.core.record import dataclass
 
-from .database import Database, Encoded
+from .database import Database
 from .ids import check_id, moment, now
+from .statements import Encoded, Statement, Statements
 from .tables import Run
 from .workers import is_gone
 
@@ -25,14 +26,16 @@ UNFINISHED = ("queued", "running")
 MOST_RUNS = 100_000  # that are kept
 LOST = "the service ended while this ran; what it did until then is not known"
 
-# Of each request; made once, since making a statement takes longer than the database does.
+# Of each request.
 _TABLE = cast("Table", Run.__table__)
-_BEGIN = insert(_TABLE)
-_FINISH = (
+_COLUMNS = tuple(_TABLE.c.keys())
+_BEGIN = Statement(insert(_TABLE), columns=_COLUMNS)
+_FINISH = Statement(
     update(_TABLE)
     .where(_TABLE.c.id == bindparam("run_id"))
     .values(status=bindparam("new_status"), ended_at=bindparam("now"), document=bindparam("new_document"))
 )
+_GIVE_KEY_BACK = Statement(update(_TABLE).where(_TABLE.c.id == bindparam("run_id")).values(idempotency_key=null()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +61,20 @@ class RunFacts:
 
 
 def begin(
-    session: Session, *, id: str, project: str, worker: str, session_id: str | None, api_key: str | None,  # noqa: A002
+    *, id: str, project: str, worker: str, session_id: str | None, api_key: str | None,  # noqa: A002
     idempotency_key: str | None, request_sha256: bytes | None, summary: Mapping[str, Any],
     asked: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """Add a row, `queued`. `asked` is what is kept of its request.
+) -> Statements:  # fmt: skip
+    """Return what adds a row, `queued`. `asked` is what is kept of its request.
 
-    Raises IntegrityError where this caller's idempotency key has been used.
+    It raises IntegrityError where this caller's idempotency key has been used.
     """
     row = {
         "id": id, "project": project, "created_at": now(), "status": "queued", "worker": worker,
-        "session_id": session_id, "api_key": api_key, "idempotency_key": idempotency_key,
+        "session_id": session_id, "api_key": api_key, "idempotency_key": idempotency_key, "ended_at": None,
         "request_sha256": request_sha256, "document": dict(summary), "asked": asked,
     }  # fmt: skip
-    session.connection().execute(_BEGIN, row)
+    return Statements((_BEGIN, row))
 
 
 def note_running(session: Session, *, id: str) -> None:  # noqa: A002
@@ -79,15 +82,14 @@ def note_running(session: Session, *, id: str) -> None:  # noqa: A002
     session.execute(update(Run).where(Run.id == id, Run.status == "queued").values(status="running"))
 
 
-def finish(session: Session, *, id: str, status: str, document: Encoded | Mapping[str, Any]) -> None:  # noqa: A002
-    """Note how a run ended."""
-    ended = {"run_id": id, "new_status": status, "now": now(), "new_document": document}
-    session.connection().execute(_FINISH, ended)
+def finish(*, id: str, status: str, document: Encoded | Mapping[str, Any]) -> Statements:  # noqa: A002
+    """Return what notes how a run ended."""
+    return Statements((_FINISH, {"run_id": id, "new_status": status, "now": now(), "new_document": document}))
 
 
-def give_key_back(session: Session, *, id: str) -> None:  # noqa: A002
-    """Let the idempotency key of a run that never ran be used for another one."""
-    session.execute(update(Run).where(Run.id == id).values(idempotency_key=None))
+def give_key_back(*, id: str) -> Statements:  # noqa: A002
+    """Return what lets the idempotency key of a run that never ran be used for another one."""
+    return Statements((_GIVE_KEY_BACK, {"run_id": id}))
 
 
 def find(session: Session, run_id: str, *, project: str) -> RunFacts:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from cloche.audit.log import act_for
 from cloche.audit.recording import is_traced
@@ -36,9 +35,10 @@ from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
-from cloche.records.database import Encoded, Writer
+from cloche.records.database import Writer
 from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
+from cloche.records.statements import Encoded, Statements
 
 from .events import LiveRun
 from .places import Places
@@ -173,7 +173,7 @@ class RunQueue:
     async def _begin_row(self, live: LiveRun, order: RunOrder) -> None:
         live.has_row = True
         try:
-            await self._writer.write(partial(_begin, live=live, order=order, worker=self._worker))
+            await self._writer.write(_begin(live, order, self._worker))
         except RecordsFailed:
             self._takes_rows = False
             raise
@@ -314,15 +314,12 @@ class RunQueue:
         *, gives_key_back: bool = False,
     ) -> None:  # fmt: skip
         """Write how a run ended: now, or once the database can be used again, so that whoever waits has the result."""
-        has_row, live.has_row = live.has_row, True
-
-        def work(session: Session) -> None:
-            if not has_row:
-                _begin(session, live=live, order=order, worker=self._worker)
-            run_records.finish(session, id=live.id, status=status, document=document)
-            if gives_key_back and order.idempotency_key is not None:
-                run_records.give_key_back(session, id=live.id)
-
+        work = run_records.finish(id=live.id, status=status, document=document)
+        if not live.has_row:
+            work = _begin(live, order, self._worker) + work
+        if gives_key_back and order.idempotency_key is not None:
+            work += run_records.give_key_back(id=live.id)
+        live.has_row = True
         try:
             await self._writer.write(work)
         except RecordsFailed:
@@ -332,7 +329,7 @@ class RunQueue:
             self._unwritten.add(task)
             task.add_done_callback(self._unwritten.discard)
 
-    async def _record_later(self, work: Callable[[Session], None]) -> None:
+    async def _record_later(self, work: Statements) -> None:
         while True:  # no new run begins meanwhile, since its row cannot be written either
             await asyncio.sleep(RETRY_S)
             with suppress(RecordsFailed):
@@ -380,9 +377,9 @@ def _never_ran(live: LiveRun, error: BaseException) -> bool:
     return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
 
 
-def _begin(session: Session, *, live: LiveRun, order: RunOrder, worker: str) -> None:
-    run_records.begin(
-        session, id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
+def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
+    return run_records.begin(
+        id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
         idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
         asked=order.asked,
     )  # fmt: skip

@@ -1,13 +1,18 @@
 """Records of runs are kept for a time, and a number of them."""
 
+import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import text
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.orm import Session
 
 from cloche.records import runs
-from cloche.records.database import Database
+from cloche.records.database import Database, Writer
 from cloche.records.ids import moment, new_id
+from cloche.records.statements import Encoded
 from cloche.records.tables import Run
 
 
@@ -38,4 +43,41 @@ def test_a_list_has_the_index_that_it_sorts_by(tmp_path: Path) -> None:
             plan = " ".join(row[3] for row in session.execute(text(query)))
             assert "USING INDEX" in plan, plan
             assert "TEMP B-TREE" not in plan, plan
+    database.close()
+
+
+def test_rows_of_runs_need_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver writes what a session writes, column by column, and refuses the same."""
+    opened: list[object] = []
+    event.listen(Session, "after_begin", lambda *_: opened.append(1))
+    database, sha256, ids = Database(tmp_path / "r.db"), b"\0" * 32, [new_id("run") for _ in range(2)]
+    monkeypatch.setattr(runs, "now", lambda: moment(0))
+
+    def work(number: int) -> Any:
+        key = f"key {number}"
+        begun = runs.begin(
+            id=ids[number], project="default", worker="w", session_id=None, api_key="k", idempotency_key=key,
+            request_sha256=sha256, summary={"language": "\ud83d\ude00"}, asked=None if number else {"code": "1"},
+        )  # fmt: skip
+        return begun + runs.finish(id=ids[number], status="ok", document=Encoded('{"stdout": "1"}'))
+
+    async def write(*works: Any) -> list[Any]:
+        writer = Writer(database)
+        found = await asyncio.gather(*map(writer.write, works), return_exceptions=True)
+        await asyncio.to_thread(writer.close)
+        return found
+
+    def rows() -> list[tuple[Any, ...]]:
+        with database.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text("SELECT * FROM runs ORDER BY id"))]
+
+    assert asyncio.run(write(work(0), work(1))) == [None, None]
+    by_driver = rows()
+    (repeated,) = asyncio.run(write(work(0)))
+    assert (type(repeated).__name__, opened, len(by_driver)) == ("IntegrityError", [], 2)
+    with database.writing() as session:
+        session.query(Run).delete()
+        for number in range(2):
+            work(number)(session)
+    assert rows() == by_driver
     database.close()
