@@ -28,7 +28,7 @@ def encode(value: Any) -> str:  # noqa: ANN401 - plain data
     return value if isinstance(value, Encoded) else json.dumps(value, separators=(",", ":"))
 
 
-_DIALECT: Dialect = sqlite.dialect(dbapi=sqlite3, json_serializer=encode)  # type: ignore[no-untyped-call]
+_DIALECT: Dialect = sqlite.dialect(dbapi=sqlite3, json_serializer=encode)
 
 
 class Statement:

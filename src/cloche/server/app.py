@@ -17,6 +17,7 @@ from cloche import __version__
 from . import html, problems
 from .auth import check_passing, identify
 from .below import RootPath, read_root_path
+from .direct import Direct
 from .forwarding import Forwarding
 from .guard import Guard
 from .observe import Observed
@@ -61,8 +62,9 @@ def create_app(
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
     known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
+    direct = app if allowed else Direct(app, service)
     forwarding = Forwarding(
-        app, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=check_passing
+        direct, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=check_passing
     )
     guard = Guard(forwarding, names=known, identify=partial(identify, service), is_any_host=is_any_host)
     observed = Observed(guard, service.metrics)
