@@ -8,14 +8,11 @@ damaged, not reached) is RecordsFailed, and its transaction is undone as a whole
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import queue
 import sqlite3
 import stat
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,12 +26,11 @@ from cloche.config.state import records_location, state_file
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.core.escape import escape_name
 
-from .statements import Statements, encode
+from .statements import Statements, encode, run_by
 
 log = logging.getLogger("cloche.records")
 NEWEST = "0002"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
-MOST_TOGETHER = 64  # writes in one transaction
 _WRITING = 0xC10C4E  # of PostgreSQL's advisory locks in one database
 T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -120,18 +116,10 @@ class Database:
         with self._told(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
-    @contextmanager
-    def writing_by(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Hold a transaction that writes, of SQLite's driver alone. Raises RecordsFailed, IntegrityError."""
+    def write_by(self, connection: sqlite3.Connection, work: Sequence[Statements]) -> None:
+        """Do some work in a transaction of SQLite's driver alone. Raises RecordsFailed, IntegrityError."""
         with self._told(), self._of_driver("a transaction"):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # else SQLite has undone it
-                    connection.execute("ROLLBACK")
-                raise
+            run_by(connection, work)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -187,104 +175,6 @@ class Database:
 
 def _ignore() -> None:
     pass
-
-
-Work = Callable[[Session], T]
-_Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
-
-
-class Writer:
-    """Write in one thread: what is asked for while it commits goes into its next transaction, together.
-
-    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else. What is
-    `Statements` alone needs no session where the database is SQLite.
-    """
-
-    def __init__(self, database: Database):
-        self._database = database
-        self._driver: PoolProxiedConnection | None = None  # of the thread that writes
-        self._waiting: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="cloche-records", daemon=True)
-        self._thread.start()
-
-    async def write(self, work: Work[T]) -> T:
-        """Do some work in a transaction, and return what it returned once that is committed. Raises RecordsFailed."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._waiting.put((work, loop, future))
-        return await future
-
-    def close(self) -> None:
-        """Write what was asked for, then end."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (batch := self._batch()) is not None:
-            try:
-                results = self._do([work for work, _, _ in batch])
-            except Exception as error:
-                if len(batch) == 1:
-                    _tell([(batch[0], None, error)])
-                    continue
-                for one in batch:
-                    self._alone(one)
-            else:
-                _tell([(one, result, None) for one, result in zip(batch, results, strict=True)])
-        if self._driver is not None:
-            self._driver.close()
-
-    def _do(self, batch: list[Work[Any]]) -> list[Any]:
-        """Do some work in one transaction."""
-        statements = [work for work in batch if isinstance(work, Statements)]
-        if len(statements) < len(batch) or not self._database.is_sqlite:
-            with self._database.writing() as session:
-                return [work(session) for work in batch]
-        if self._driver is None:
-            self._driver = self._database.engine.raw_connection()
-        connection: Any = self._driver.driver_connection
-        with self._database.writing_by(connection):
-            for one in statements:
-                one.run_by(connection)
-        return [None] * len(batch)
-
-    def _batch(self) -> list[_Asked] | None:
-        found = self._waiting.get()
-        if found is None:
-            return None
-        batch = [found]
-        while len(batch) < MOST_TOGETHER and not self._waiting.empty():
-            following = self._waiting.get()
-            if following is None:
-                self._waiting.put(None)  # for the next look: it is the last
-                break
-            batch.append(following)
-        return batch
-
-    def _alone(self, one: _Asked) -> None:
-        try:
-            (result,) = self._do([one[0]])
-        except Exception as error:
-            _tell([(one, None, error)])
-        else:
-            _tell([(one, result, None)])
-
-
-def _tell(ended: list[tuple[_Asked, Any, Exception | None]]) -> None:
-    """Tell those who wait what came of it: each loop once, which is woken for all of them."""
-    for loop in {one[1] for one, _, _ in ended}:
-        with suppress(RuntimeError):  # it is closed, and so nobody waits
-            loop.call_soon_threadsafe(_end, [whole for whole in ended if whole[0][1] is loop])
-
-
-def _end(ended: list[tuple[_Asked, Any, Exception | None]]) -> None:
-    for (_, _, future), result, error in ended:
-        if future.done():  # whoever waited was cancelled
-            continue
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
 
 
 @contextmanager

@@ -53,10 +53,23 @@ class Statement:
 class Statements:
     """Statements with their values, one after the other: work as a `Writer` takes it."""
 
-    __slots__ = ("_all",)
+    __slots__ = ("_all", "_encoded")
 
     def __init__(self, *statements: tuple[Statement, Mapping[str, Any]]):
         self._all = statements
+        self._encoded: list[tuple[str, list[Any]]] | None = None
+
+    @property
+    def encoded(self) -> list[tuple[str, list[Any]]]:
+        """Return them as the driver takes them."""
+        if self._encoded is None:
+            self._encoded = [(statement.text, statement.values(values)) for statement, values in self._all]
+        return self._encoded
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes they write."""
+        return sum(len(value) for _, values in self.encoded for value in values if isinstance(value, str | bytes))
 
     def __add__(self, other: Statements) -> Statements:
         return Statements(*self._all, *other._all)
@@ -69,5 +82,18 @@ class Statements:
 
     def run_by(self, connection: sqlite3.Connection) -> None:
         """Do them by the driver, in a transaction that has begun."""
-        for statement, values in self._all:
-            connection.execute(statement.text, statement.values(values))
+        for text, values in self.encoded:
+            connection.execute(text, values)
+
+
+def run_by(connection: sqlite3.Connection, work: Sequence[Statements]) -> None:
+    """Do some work by the driver in one transaction. Raises what the driver does."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for one in work:
+            one.run_by(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # else SQLite has undone it
+            connection.execute("ROLLBACK")
+        raise

@@ -27,10 +27,11 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.records import runs as run_records
 from cloche.records import workers
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import new_id
 from cloche.records.reproductions import Reproductions
 from cloche.records.workers import WorkerFacts
+from cloche.records.writer import Writer
 
 from .problems import Refused
 

@@ -35,10 +35,10 @@ from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import runs as run_records
-from cloche.records.database import Writer
 from cloche.records.ids import new_id
 from cloche.records.results import as_json, result_as_wire
 from cloche.records.statements import Encoded, Statements
+from cloche.records.writer import Writer
 
 from .events import LiveRun
 from .places import Places

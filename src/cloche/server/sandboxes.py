@@ -32,11 +32,12 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 from cloche.keeper.attach import Owner, owned_by, visit
 from cloche.records import sandboxes as records
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import new_id
 from cloche.records.results import camel
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
+from cloche.records.writer import Writer
 
 from .attachments import Attachment
 from .identities import BROWSER, Caller

@@ -29,11 +29,12 @@ from cloche.core.record import dataclass, field
 from cloche.execution.prepare import prepare
 from cloche.records import approvals
 from cloche.records import runs as run_records
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.debugging import read_switches
 from cloche.records.keys import note_use
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 from cloche.records.workers import own_worker
+from cloche.records.writer import Writer
 
 from .approvals import ApprovalWatch
 from .debugging import Debugging

@@ -20,10 +20,11 @@ from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest, RecordsFailed
 from cloche.records import database as records_database
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import check_id, new_id, now
 from cloche.records.lists import list_page
 from cloche.records.tables import EnvironmentSnapshot, Table
+from cloche.records.writer import Writer
 
 
 def _add(session: Session, size: int = 1) -> None:

@@ -10,10 +10,11 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from cloche.records import runs
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import moment, new_id
 from cloche.records.statements import Encoded
 from cloche.records.tables import Run
+from cloche.records.writer import Writer
 
 
 def test_old_runs_are_forgotten_and_unfinished_ones_are_not(location: str) -> None:

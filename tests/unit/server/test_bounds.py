@@ -14,9 +14,10 @@ import pytest
 
 from cloche.backends.host import measure_host
 from cloche.core.result import Result
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import new_id
 from cloche.records.reproductions import Reproductions
+from cloche.records.writer import Writer
 from cloche.server import guard, runs, sandboxes
 from cloche.server.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
 from cloche.server.pages import show_output

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from cloche.core.errors import InvalidRequest, PolicyDenied, RecordsFailed
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
+from cloche.records.writer import Writer
 from cloche.server.metrics import Metrics
 from cloche.server.problems import Refused
 from cloche.server.runs import RunOrder, RunQueue

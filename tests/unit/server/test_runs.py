@@ -18,7 +18,8 @@ from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records import database as records_database
 from cloche.records import runs as records
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
+from cloche.records.writer import Writer
 from cloche.server import runs
 from cloche.server.events import MOST_EVENT_BYTES, EventLog
 from cloche.server.places import Places

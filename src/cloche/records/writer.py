@@ -1,0 +1,188 @@
+"""Writing in an event loop: what is asked for at the same time is written in one transaction.
+
+Theory of operation: a thread writes, since that may wait: for another process, for the disk. To hand a row to a thread
+and be woken by it takes longer than SQLite needs for that row, though. So small rows (`Statements`) are written by the
+loop itself, all of one turn together, as long as nobody is waited for: the transaction is given up at once where
+somebody else writes, or anything fails, and the thread does it. The thread does everything, for a while, when the loop
+was held up once, and every so often, as whoever commits copies the log into the database when that is long (each of
+its transactions does that where it is due; the loop's never do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import PoolProxiedConnection
+from sqlalchemy.orm import Session
+
+from .database import Database
+from .statements import Statements, run_by
+
+T = TypeVar("T")
+MOST_TOGETHER = 64  # writes in one transaction
+MOST_SMALL = 64 << 10  # bytes that the loop writes in one transaction
+MOST_OF_LOOP = 200  # transactions between two of the thread: the log has a thousand pages then
+SLOW_S, THREAD_ALONE_S = 0.02, 10.0
+Work = Callable[[Session], T]
+_Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+_Ended = tuple[_Asked, Any, Exception | None]
+
+
+class Writer:
+    """Write for one event loop: what is asked for while it commits goes into its next transaction, together.
+
+    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else.
+    """
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._waiting: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._in_thread = 0  # of what was asked for and is not written yet
+        self._soon: list[_Asked] = []  # what the loop writes at its next turn
+        self._size = 0  # of that, in bytes
+        self._small: sqlite3.Connection | None = None  # of the loop
+        self._left, self._thread_until = MOST_OF_LOOP, 0.0
+        self._driver: PoolProxiedConnection | None = None  # of the thread
+        self._thread = threading.Thread(target=self._run, name="cloche-records", daemon=True)
+        self._thread.start()
+
+    async def write(self, work: Work[T]) -> T:
+        """Do some work in a transaction, and return what it returned once that is committed. Raises RecordsFailed."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        asked = (work, loop, future)
+        if self._is_for_loop(work):
+            self._soon.append(asked)
+            if len(self._soon) == 1:
+                loop.call_soon(self._write_soon)
+        else:
+            self._hand_over(asked)
+        return await future
+
+    def close(self) -> None:
+        """Write what was asked for, then end."""
+        self._hand_over()
+        self._waiting.put(None)
+        self._thread.join()
+        if self._small is not None:
+            self._small.close()
+            self._small = None
+
+    # In the loop.
+
+    def _is_for_loop(self, work: Work[Any]) -> bool:
+        """Tell whether the loop may write something; never before what was asked for earlier."""
+        if self._in_thread or self._left <= 0 or not self._database.is_sqlite or not isinstance(work, Statements):
+            return False
+        self._size += work.size
+        return self._size <= MOST_SMALL and time.monotonic() >= self._thread_until
+
+    def _hand_over(self, *asked: _Asked) -> None:
+        """Let the thread write something, after what the loop was about to write."""
+        batch, self._soon, self._size = [*self._soon, *asked], [], 0
+        if self._left <= 0:  # once to shorten the log, then to begin it anew, which waits for the disk, too
+            self._left = -1 if self._left == 0 else MOST_OF_LOOP
+        self._in_thread += len(batch)
+        for one in batch:
+            self._waiting.put(one)
+
+    def _write_soon(self) -> None:
+        if not self._soon:  # the thread has it
+            return
+        begun = time.monotonic()
+        try:
+            run_by(self._connection(), [work for work, _, _ in self._soon if isinstance(work, Statements)])
+        except Exception:  # whatever it is, the thread waits for its end, or says it
+            self._hand_over()
+        else:
+            written, self._soon, self._size = self._soon, [], 0
+            self._left -= 1
+            _end([(one, None, None) for one in written])
+        if time.monotonic() - begun > SLOW_S:
+            self._thread_until = time.monotonic() + THREAD_ALONE_S
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._small is None:
+            pooled = self._database.engine.raw_connection()
+            made = cast("sqlite3.Connection", pooled.driver_connection)
+            pooled.detach()
+            made.execute("PRAGMA busy_timeout=0")
+            made.execute("PRAGMA wal_autocheckpoint=0")
+            self._small = made
+        return self._small
+
+    def _told(self, ended: list[_Ended]) -> None:
+        self._in_thread -= len(ended)
+        _end(ended)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while (batch := self._batch()) is not None:
+            try:
+                results = self._do([work for work, _, _ in batch])
+            except Exception as error:
+                if len(batch) == 1:
+                    self._tell([(batch[0], None, error)])
+                    continue
+                for one in batch:
+                    self._alone(one)
+            else:
+                self._tell([(one, result, None) for one, result in zip(batch, results, strict=True)])
+        if self._driver is not None:
+            self._driver.close()
+
+    def _batch(self) -> list[_Asked] | None:
+        found = self._waiting.get()
+        if found is None:
+            return None
+        batch = [found]
+        while len(batch) < MOST_TOGETHER and not self._waiting.empty():
+            following = self._waiting.get()
+            if following is None:
+                self._waiting.put(None)  # for the next look: it is the last
+                break
+            batch.append(following)
+        return batch
+
+    def _do(self, batch: list[Work[Any]]) -> list[Any]:
+        """Do some work in one transaction."""
+        statements = [work for work in batch if isinstance(work, Statements)]
+        if len(statements) < len(batch) or not self._database.is_sqlite:
+            with self._database.writing() as session:
+                return [work(session) for work in batch]
+        if self._driver is None:
+            self._driver = self._database.engine.raw_connection()
+        self._database.write_by(cast("sqlite3.Connection", self._driver.driver_connection), statements)
+        return [None] * len(batch)
+
+    def _alone(self, one: _Asked) -> None:
+        try:
+            (result,) = self._do([one[0]])
+        except Exception as error:
+            self._tell([(one, None, error)])
+        else:
+            self._tell([(one, result, None)])
+
+    def _tell(self, ended: list[_Ended]) -> None:
+        """Tell those who wait what came of it: each loop once, which is woken for all of them."""
+        for loop in {one[1] for one, _, _ in ended}:
+            with suppress(RuntimeError):  # it is closed, and so nobody waits
+                loop.call_soon_threadsafe(self._told, [whole for whole in ended if whole[0][1] is loop])
+
+
+def _end(ended: list[_Ended]) -> None:
+    for (_, _, future), result, error in ended:
+        if future.done():  # whoever waited was cancelled
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
