@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import URL, Engine, PoolProxiedConnection, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, IntegrityError, NoSuchModuleError
@@ -146,15 +146,16 @@ class Database:
         if not self.is_sqlite:
             with self._told(), self._reader.connect() as connection:
                 return connection.exec_driver_sql(query).scalar()
-        with self._told(), self._of_driver(query), suppress(TypeError):  # which no row is
-            if self._looker is None:
+        if self._looker is None:
+            with self._told(), self._of_driver(query):
                 self._looker = self.engine.raw_connection()
-            cursor = self._looker.cursor()
-            try:
-                return cursor.execute(query).fetchone()[0]
-            finally:
-                cursor.close()
-        return None
+        driver = cast("sqlite3.Connection", self._looker.driver_connection)
+        try:
+            found = driver.execute(query).fetchall()
+        except sqlite3.Error as error:
+            with self._told(), self._of_driver(query):
+                raise error
+        return found[0][0] if found else None
 
     @contextmanager
     def _of_driver(self, query: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from cloche.core.result import Result
@@ -12,6 +13,7 @@ from cloche.core.result import Result
 _AFTER_BAR = re.compile(r"_([a-z])")
 
 
+@lru_cache(maxsize=256)
 def camel(name: str) -> str:
     """Return a name of Python's as the wire has it."""
     return _AFTER_BAR.sub(lambda found: found[1].upper(), name)

@@ -23,6 +23,7 @@ MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 EVENT_BYTES = 256  # what one takes beside its data
 MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
+MOMENT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +129,11 @@ class LiveRun:
 async def wait_or_cancel(request: Request, live: LiveRun) -> str:
     """Return the run's document; where the client goes away, or stops to wait, kill the run. Raises Refused."""
     assert live.task is not None  # noqa: S101 - set by whoever made it
-    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({live.task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await _wait_a_moment(live.task)
+        if not live.task.done():
+            await _wait_for_client(request, live.task)
     finally:
-        gone.cancel()
         if not live.task.done():
             live.cancel()
     if not live.task.done():
@@ -140,6 +141,33 @@ async def wait_or_cancel(request: Request, live: LiveRun) -> str:
     if live.task.cancelled():
         raise Refused(409, "cancelled", "the run was cancelled")
     return live.task.result()
+
+
+async def _wait_a_moment(task: asyncio.Task[Any]) -> None:
+    """Wait for a task for the time that most take: whether the client is still there is looked at after that."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    timer = loop.call_later(MOMENT_S, end)
+    task.add_done_callback(end)
+    try:
+        await over
+    finally:
+        timer.cancel()
+        task.remove_done_callback(end)
+
+
+async def _wait_for_client(request: Request, task: asyncio.Task[Any]) -> None:
+    """Wait until a task has ended, or the client is gone."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
 
 
 async def _disconnected(request: Request) -> None:

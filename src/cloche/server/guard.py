@@ -13,7 +13,7 @@ from contextlib import suppress
 from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,18 +38,21 @@ SEND_S = 30.0  # a client that reads nothing for so long is dropped
 LOOK_EVERY_S = 5.0  # at whether the key of somebody who is being sent something still holds
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
 Identify = Callable[[HTTPConnection], Awaitable[Caller]]
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "font-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+_HEADERS = tuple(
+    (name.lower().encode(), value.encode())
+    for name, value in {
+        "Content-Security-Policy": (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+            "font-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }.items()
+)
 
 
 class Guard:
@@ -167,6 +170,8 @@ def _check_query(query: bytes) -> None:
 
 def _check_charset(content_type: str) -> None:
     """Raise Refused (415) for a form in another encoding: some of Python's take the square of a text's length."""
+    if ";" not in content_type:
+        return
     _, options = parse_options_header(content_type)
     charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if charset not in _CHARSETS:
@@ -242,9 +247,9 @@ def _bounded(send: Send) -> Send:
 def _with_headers(send: Send) -> Send:
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
+            own = list(message.get("headers", ()))
+            named = {name.lower() for name, _ in own}
+            message["headers"] = own + [(name, value) for name, value in _HEADERS if name not in named]
         await send(message)
 
     return with_headers

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.audit.recording import is_traced
 
-from .log import ACCESS
+from .log import log_access
 from .metrics import Metrics
 
 REQUEST_ID = "X-Request-ID"
@@ -34,7 +33,6 @@ class Observed:
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self._app, self._metrics = app, metrics
-        self._log = structlog.stdlib.get_logger(ACCESS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on."""
@@ -60,7 +58,7 @@ class Observed:
                 seconds, route = time.monotonic() - begun, _route(scope)
                 ended(route, status)
                 self._metrics.request_ended(method, route, status, seconds)
-                self._log.info(
+                log_access(
                     "request", method=method, route=route, status=status, seconds=round(seconds, 6),
                     key=scope.get(CALLER), requestId=request_id,
                 )  # fmt: skip

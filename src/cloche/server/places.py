@@ -19,8 +19,7 @@ class Places:
 
     async def take(self, whose: str | None) -> None:
         """Wait for a place; `release` it then."""
-        if self._free and not self._waiting and self._may_have(whose):
-            self._note(whose)
+        if self.take_free(whose):
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(whose, deque()).append(turn)
@@ -31,6 +30,13 @@ class Places:
             if turn.done() and not turn.cancelled():  # it was given, and nobody takes it
                 self.release(whose)
             raise
+
+    def take_free(self, whose: str | None) -> bool:
+        """Take a place where one is free and nobody waits; return whether."""
+        is_free = self._free > 0 and not self._waiting and self._may_have(whose)
+        if is_free:
+            self._note(whose)
+        return is_free
 
     def release(self, whose: str | None) -> None:
         """Give a place back."""

@@ -288,6 +288,8 @@ class RunQueue:
 
     async def _place(self, api_key: str | None) -> None:
         """Take a place. Raises Refused (503) where none comes free in time."""
+        if self._places.take_free(api_key):
+            return
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._places.take(api_key)

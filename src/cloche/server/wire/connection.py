@@ -10,7 +10,6 @@ import asyncio
 import json
 from typing import Any
 
-import structlog
 from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -21,7 +20,7 @@ from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
 
 from ..auth import find_caller
 from ..bodies import validated
-from ..log import ACCESS
+from ..log import log_access
 from ..observe import CALLER, NO_ROUTE
 from ..problems import Refused, response_to
 from ..sandbox_use import using
@@ -47,7 +46,6 @@ class Wire:
         self._heard_at = asyncio.get_running_loop().time()
         self._silence_s = _silence_of(websocket)
         self._is_over = False
-        self._log = structlog.stdlib.get_logger(ACCESS)
 
     async def serve(self) -> None:
         """Serve until the client goes, or may no more."""
@@ -140,7 +138,7 @@ class Wire:
         """Leave for the operator what a request leaves."""
         self._service.metrics.request_ended("WIRE", verb, status, seconds)
         key = self._websocket.scope.get(CALLER)
-        self._log.info("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
+        log_access("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
 
     async def _answer(self, call: Call, said: dict[str, Any]) -> object:
         caller = await find_caller(self._websocket)
