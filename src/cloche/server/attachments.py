@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, cast
 
@@ -232,12 +232,13 @@ async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
     return document
 
 
-def encode_result(number: str, result: Result) -> str:
+def encode_result(number: str, result: Result, plain: Mapping[str, Any] | None = None) -> str:
     """Return a result with the id of what it is of, as JSON; in a thread, as it may be large.
 
-    Output that is no UTF-8 is in base64 as well.
+    Output that is no UTF-8 is in base64 as well. `plain` is what `result_as_wire` has made of it already.
     """
-    return json.dumps({"id": number, **result_as_wire(result), **_undecoded(result)}, ensure_ascii=False)
+    known = result_as_wire(result) if plain is None else plain
+    return json.dumps({"id": number, **known, **_undecoded(result)}, ensure_ascii=False)
 
 
 def _undecoded(result: Result) -> dict[str, str]:

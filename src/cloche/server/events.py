@@ -23,7 +23,7 @@ MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 EVENT_BYTES = 256  # what one takes beside its data
 MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
-MOMENT_S = 0.05
+MOMENT_S = 0.05  # within which most runs end: whether the client is still there is looked at after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,7 @@ class LiveRun:
     is_cancelled: bool = False
     has_row: bool = False
     row: asyncio.TimerHandle | None = None  # at which it is written
+    plain: Mapping[str, Any] | None = None  # its result, as the wire has it, where that is small
 
     async def wait(self) -> str:
         """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
@@ -130,7 +131,7 @@ async def wait_or_cancel(request: Request, live: LiveRun) -> str:
     """Return the run's document; where the client goes away, or stops to wait, kill the run. Raises Refused."""
     assert live.task is not None  # noqa: S101 - set by whoever made it
     try:
-        await _wait_a_moment(live.task)
+        await wait_a_moment(live.task, MOMENT_S)
         if not live.task.done():
             await _wait_for_client(request, live.task)
     finally:
@@ -143,8 +144,8 @@ async def wait_or_cancel(request: Request, live: LiveRun) -> str:
     return live.task.result()
 
 
-async def _wait_a_moment(task: asyncio.Task[Any]) -> None:
-    """Wait for a task for the time that most take: whether the client is still there is looked at after that."""
+async def wait_a_moment(task: asyncio.Task[Any], seconds: float) -> None:
+    """Wait until a task has ended, for so long at the most. It takes less than what `asyncio.wait` does."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 
@@ -152,7 +153,7 @@ async def _wait_a_moment(task: asyncio.Task[Any]) -> None:
         if not over.done():
             over.set_result(None)
 
-    timer = loop.call_later(MOMENT_S, end)
+    timer = loop.call_later(seconds, end)
     task.add_done_callback(end)
     try:
         await over

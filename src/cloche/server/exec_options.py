@@ -213,8 +213,9 @@ class OptionFields(WireModel):
 
     def options(self) -> dict[str, Any]:
         """Return the keywords of `SandboxOptions` that were given."""
-        names = {**_REQUEST_NAMES, **{name: name for name in _KEYWORDS}}
-        return {known: value for name, known in names.items() if (value := getattr(self, name)) is not None}
+        given = self.model_fields_set & _OPTIONS
+        names = [name for name in (*_REQUEST_NAMES, *_KEYWORDS) if name in given] if given else []
+        return {_REQUEST_NAMES.get(name, name): value for name in names if (value := getattr(self, name)) is not None}
 
 
 class RunFields(WireModel):

@@ -29,7 +29,7 @@ from cloche.core.escape import escape_name
 ACCESS = "cloche.access"
 MOST_CHARACTERS = 4_096
 MOST_WAITING, END_S = 10_000, 2.0
-MOST_AT_ONCE, PAUSE_S = 256, 0.1
+MOST_AT_ONCE, PAUSE_S = 256, 0.02
 Fields = MutableMapping[str, Any]
 _access = logging.getLogger(ACCESS)
 _SHARED: list[Any] = [

@@ -260,7 +260,7 @@ class RunQueue:
             is_told = order.has_events or order.idempotency_key is not None or _is_watched()
             act_for(api_run=live.id)
             result = await order.start(partial(self._tell, live) if is_told else None)
-            document, stored = await _encode_apart(live.id, result, order)
+            document, stored = await _encode_apart(live, result, order)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
@@ -392,17 +392,20 @@ def is_repeated(error: Exception) -> bool:
     return isinstance(error, IntegrityError)
 
 
-async def _encode_apart(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
+async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple[str, Encoded]:
     """Encode a result, in a thread where it is large: no other request waits for it."""
     size = len(result.stdout_bytes) + len(result.stderr_bytes)
     if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:
-        return await asyncio.to_thread(_encode, run_id, result, order)
-    return _encode(run_id, result, order)
+        return await asyncio.to_thread(lambda: _encode(live.id, result_as_wire(result), result, order))
+    plain = result_as_wire(result)
+    if not order.has_events:  # else it would be kept as long as the events are
+        live.plain = plain
+    return _encode(live.id, plain, result, order)
 
 
-def _encode(run_id: str, result: Result, order: RunOrder) -> tuple[str, Encoded]:
+def _encode(run_id: str, plain: Mapping[str, Any], result: Result, order: RunOrder) -> tuple[str, Encoded]:
     """Return the document for the caller, and that for the row, in which the files have no content."""
-    document = {"id": run_id, **order.summary, **result_as_wire(result)}
+    document = {"id": run_id, **order.summary, **plain}
     stored = Encoded(as_json(document))
     if not order.returns_files:
         return stored, stored

@@ -26,6 +26,7 @@ HEAD_S = 15.0  # a client that has not sent the head of a request by then will n
 TAKEN_BYTES = 256 << 10  # of an answer that is over: who takes less in such a time is dropped
 BODY_S, BODY_BYTES = 60.0, 4 << 20  # nor the rest of it, where less than this came by then: 70 kB a second
 MOST_PORT = 65_535
+MOST_TOGETHER = 32 << 10  # bytes that wait for the end of a turn
 
 
 def most_connections() -> int:
@@ -41,6 +42,41 @@ def backlog() -> int:
 def _share(part: int, most: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // part))
+
+
+class Together:
+    """A transport that passes on by one system call what is written in one turn of the loop: head and body, say."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport, self._loop = transport, loop
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else a transport has
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send some bytes, at the end of this turn at the latest."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > MOST_TOGETHER:  # so that a writer is told at once when nobody reads
+            self._pass_on()
+        elif len(self._pieces) == 1:
+            self._loop.call_soon(self._pass_on)
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        self._pass_on()
+        self._transport.close()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes are still to be sent."""
+        return self._size + self._transport.get_write_buffer_size()
+
+    def _pass_on(self) -> None:
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        if pieces and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
 
 
 class BoundedProtocol(H11Protocol):
@@ -60,7 +96,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_one_too_many = len(self.connections) >= self.most and not self._drop_idle()
-        super().connection_made(cast("asyncio.Transport", transport))
+        super().connection_made(cast("Any", Together(cast("asyncio.Transport", transport), self.loop)))
         self._begun_at = self.loop.time()
         if is_one_too_many:
             cast("asyncio.Transport", transport).abort()

@@ -25,7 +25,7 @@ from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S, LiveRun
+from ..events import HEARTBEAT_S, LiveRun, wait_a_moment
 from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
@@ -41,6 +41,7 @@ from .frames import ERR, IN, MOST_FIELDS, OUT
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
+SOON_S = 0.01  # within which the client of a run is told its id
 
 
 class Listing(WireModel):
@@ -204,6 +205,8 @@ async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
         replace(order, start=start, returns_files=False, has_events=one.stream, noted_beside=True)
     )
     async with _ended_with(live):
+        if live.task is not None and not one.stream:
+            await wait_a_moment(live.task, SOON_S)  # most have ended by then, and both frames are sent together
         await call.event("run", {"id": live.id})
         if one.stream:
             await _tell_events(call, live)
@@ -212,7 +215,7 @@ async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
             await call.send_all(OUT, _contents(results[0]))
     if results[0].files or len(results[0].stdout_bytes) > PIECE:
         return await asyncio.to_thread(encode_result, live.id, results[0])
-    return encode_result(live.id, results[0])
+    return encode_result(live.id, results[0], live.plain)
 
 
 async def open_workspace(call: Call, asked: Asked) -> object:
