@@ -63,6 +63,31 @@ def test_a_run_is_answered_whole_and_kept(admin: httpx.Client) -> None:
     assert [run["id"] for run in listed["items"]] == [result["id"]]
 
 
+WRONG = {"code": 1, "nonsense": 2}
+REQUESTS: tuple[tuple[dict[str, str], Any], ...] = (
+    ({}, PRINT), ({}, WRONG), ({}, []), ({}, {**PRINT, "level": "process"}),
+    ({"Accept": "text/html"}, WRONG), ({"Authorization": "Bearer cloche_no"}, PRINT), ({"Idempotency-Key": ""}, PRINT),
+    ({"Content-Type": "text/plain"}, PRINT), ({"Prefer": "respond-async"}, PRINT), ({"Host": "elsewhere"}, PRINT),
+)  # fmt: skip
+
+
+def test_the_route_of_runs_answers_as_the_frameworks_own(service: Service, runner: httpx.Client) -> None:
+    """With a query the framework takes the request, without one nothing of it: the answers are the same."""
+
+    def ask(client: httpx.Client, query: str, headers: dict[str, str], body: Any) -> tuple[Any, ...]:
+        done = client.post(f"/api/code/exec{query}", json=body, headers=headers)
+        names = {name: value for name, value in done.headers.items() if name not in ("date", "content-length")}
+        names["x-request-id"], names["location"] = "", names.get("location", "").rpartition("_")[0]
+        fields = done.json()
+        shown = fields if done.status_code >= 400 else (sorted(fields), fields["status"], fields.get("stdout"))
+        return done.status_code, names, shown
+
+    with service.client(service.new_key("read")) as reader:
+        for headers, body in REQUESTS:
+            assert ask(runner, "", headers, body) == ask(runner, "?stream=0", headers, body)
+        assert ask(reader, "", {}, PRINT) == ask(reader, "?stream=0", {}, PRINT)
+
+
 def test_a_form_brings_files(runner: httpx.Client) -> None:
     """A file of a multipart request is there under its name."""
     form = {"request": json.dumps({"code": "print(open('data.csv').read())"})}

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from cloche.serving.http import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, listen, most_connections
+from cloche.serving.http import (
+    MOST_BACKLOG,
+    MOST_CONNECTIONS,
+    MOST_TOGETHER,
+    BoundedProtocol,
+    Together,
+    backlog,
+    listen,
+    most_connections,
+)  # fmt: skip
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]
@@ -269,3 +278,29 @@ def test_an_answer_that_nobody_takes_is_dropped() -> None:
             assert len(await reader.read()) < 32 << 20
 
     serve(work, most=3, head_s=0.4, app=large)
+
+
+def test_what_is_written_in_one_turn_is_sent_together() -> None:
+    """By one system call; much of it at once, so that its writer waits for the reader; all of it before the end."""
+    sent: list[bytes] = []
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        plain, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        write = plain.write
+        plain.write = lambda data: (sent.append(bytes(data)), write(data))  # type: ignore[method-assign, assignment, return-value]
+        transport = Together(plain, loop)
+        transport.write(b"head")
+        transport.write(b"body")
+        assert (sent, transport.get_write_buffer_size()) == ([], 8)
+        await asyncio.sleep(0)
+        assert (sent, transport.get_write_buffer_size()) == ([b"headbody"], 0)
+        transport.write(b"x" * (MOST_TOGETHER + 1))
+        assert len(sent) == 2
+        transport.write(b"last")
+        transport.close()
+        assert sent[-1] == b"last"
+        theirs.close()
+
+    asyncio.run(main())
