@@ -132,7 +132,7 @@ class Service:
             self._files_waiting -= 1
 
     async def write(self, work: Callable[[Session], T]) -> T:
-        """Do some writing in the thread that writes; return once it is committed. Raises RecordsFailed."""
+        """Do some writing in a transaction; return once it is committed. Raises RecordsFailed."""
         return await self.writer.write(work)
 
     async def settings(self) -> Settings:
