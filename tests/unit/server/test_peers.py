@@ -8,9 +8,10 @@ from pathlib import Path
 
 from cloche.records import runs as records
 from cloche.records import workers
-from cloche.records.database import Database, Writer
+from cloche.records.database import Database
 from cloche.records.ids import new_id
 from cloche.records.runs import LOST
+from cloche.records.writer import Writer
 from cloche.server.peers import SILENT_S, Peers
 
 ELSEWHERE = "0badcafe-0badcafe-1-1"  # a worker of another machine, of which nothing is seen but its row
