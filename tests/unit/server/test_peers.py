@@ -26,8 +26,8 @@ def test_a_worker_of_another_machine_that_is_silent_for_a_minute_is_gone(tmp_pat
         nonlocal moment
         writer = Writer(database)
         peers = Peers(database, writer, workers.own_worker(), clock=lambda: moment)
-        begin = partial(
-            records.begin, id=run_id, project="default", worker=ELSEWHERE, session_id=None, api_key=None,
+        begin = records.begin(
+            id=run_id, project="default", worker=ELSEWHERE, session_id=None, api_key=None,
             idempotency_key=None, request_sha256=None, summary={},
         )  # fmt: skip
         await writer.write(begin)
