@@ -59,7 +59,10 @@ def test_an_environment_is_recorded_compared_and_set_again(cloche: Cloche, tmp_p
         "M B_TOKEN: *** -> ***",
         "M python rich: 13.9.3 -> 13.9.4",
     ]
-    assert cloche("snapshot", "replicate", one).stderr == "cloche: to be filled in: B_TOKEN\n"
+    log = {"CLOCHE_AUDIT": str(tmp_path / "log")}
+    assert cloche("snapshot", "replicate", one, env=log).stderr == "cloche: to be filled in: B_TOKEN\n"
+    event = json.loads(cloche("audit", "show", "--json", env=log).stdout)
+    assert (event["kind"], event["snapshot"], event["path"]) == ("replicate", one, str(folder))
     script = folder / ".cloche-env-replication.sh"
     done = subprocess.run(
         ["sh", "-c", f'. {script}; printf %s "$A"'], capture_output=True, text=True, check=True, env={}
@@ -99,7 +102,10 @@ def test_a_workspace_is_recorded_compared_and_restored(cloche: Cloche, tmp_path:
     assert "\\x1b[31m" in cloche("workspace-snapshot", "show", first).stdout
     listed = json.loads(cloche("workspace-snapshot", "list", "--session", "agent-7", "--json").stdout)
     assert [one["id"] for one in listed["items"]] == [second["id"]]
-    done = cloche("workspace-snapshot", "restore", first, "--prune", "--yes")
+    log = {"CLOCHE_AUDIT": str(tmp_path / "log")}
+    done = cloche("workspace-snapshot", "restore", first, "--prune", "--yes", env=log)
+    event = json.loads(cloche("audit", "show", "--json", env=log).stdout)
+    assert (event["kind"], event["snapshot"], event["path"]) == ("restore", first, str(project))
     assert done.stdout == "removed new\nrestored src/a.py\n1 removed, 1 restored, 1 unchanged\n"
     assert (project / "src/a.py").read_text() == "print(1)\n"
     assert cloche("workspace-snapshot", "delete", first, "--yes").stdout == f"deleted {first}\n"

@@ -1,13 +1,15 @@
-"""Keys: what a rotation takes over."""
+"""Keys: what a rotation takes over; nothing is done that the audit log does not take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select
 
-from cloche.core.errors import Conflict
+from cloche.audit.log import Audit
+from cloche.core.errors import AuditFailed, Conflict
 from cloche.records.database import Database
 from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
 from cloche.records.tables import Approval
@@ -51,3 +53,18 @@ def test_a_rotated_key_is_the_same_asker(database: Database) -> None:
     new, _ = rotate_key(database, old.id)
     with database.reading() as session:
         assert session.scalar(select(Approval.asked_by)) == new.id
+
+
+def test_what_the_audit_log_does_not_take_is_not_done(database: Database, tmp_path: Path) -> None:
+    """No key is made, none is replaced, and none ends, where the log cannot be written."""
+    (tmp_path / "audit.jsonl").symlink_to("/dev/null")
+    broken = Audit(str(tmp_path))
+    kept, _ = create_key(database, name="agent", scopes=("run",))
+    for act in (
+        lambda: create_key(database, name="new", scopes=("run",), audit=broken),
+        lambda: rotate_key(database, kept.id, audit=broken),
+        lambda: revoke_key(database, kept.id, audit=broken),
+    ):
+        with pytest.raises(AuditFailed):
+            act()
+    assert [(one.id, one.is_valid) for one in list_keys(database)] == [(kept.id, True)]
