@@ -78,6 +78,25 @@ def test_what_one_is_can_be_looked_at(box: library.Sandbox) -> None:
     assert facts["limits"]["memory_bytes"] == box.limits.memory_bytes
 
 
+def test_who_listens_is_listed(box: library.Sandbox) -> None:
+    """`ports` shows where a server is, for `forward`."""
+    assert json.loads(cloche("sandbox", "ports", "box", "--json").stdout) == []
+    server = "import socket, time; held = socket.create_server(('127.0.0.1', 8123)); print('up', flush=True)"
+    with box.start(["python3", "-c", f"{server}; time.sleep(1000)"]) as process:
+        assert next(iter(process.stdout)) == b"up\n"
+        rows = json.loads(cloche("sandbox", "ports", "box", "--json").stdout)
+    assert rows == [{"port": 8123, "address": "127.0.0.1"}]
+
+
+@pytest.mark.usefixtures("box")
+def test_a_name_in_place_of_a_command_is_explained() -> None:
+    """As with docker's, `exec box ls` is what one writes; a verb of `sandbox` is found without its group."""
+    done = cloche("exec", "box", "ls")
+    assert (done.returncode, b"write: cloche exec box -- COMMAND" in done.stderr) == (127, True)
+    assert b"name of a sandbox" not in cloche("exec", "nosuch").stderr
+    assert b"'sandbox create'" in cloche("create", "other").stderr
+
+
 def test_stop_asks_all_to_end_and_ends_the_sandbox() -> None:
     """A process has the time to say goodbye, also one that stands still; the name is free afterwards."""
     with library.Sandbox(name="box", keep="10m") as sandbox:

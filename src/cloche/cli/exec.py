@@ -11,7 +11,7 @@ import click
 
 from cloche.core.errors import InvalidRequest
 
-from ._fast_path import tell_unread_input
+from ._fast_path import NOT_FOUND, tell_unread_input
 from ._named import NamedCommand, refuse_options
 from ._review import check_review, settle_attached, settle_changes, tell_folder, without_folder
 from .app import root
@@ -26,7 +26,7 @@ from .options import (
     sandbox_options,
     users_option,
 )
-from .output import exit_code_of, log_to_stderr
+from .output import exit_code_of, log_to_stderr, say
 from .run import conclude, read_files, read_pairs, run_and_report
 
 if TYPE_CHECKING:
@@ -101,10 +101,21 @@ def _exec(
     if name is not None:
         words = without_dashes(words)
         _check_name(name)
-    return run_command(
+    exit_code = run_command(
         name, words, reads=interactive, has_terminal=tty, cwd=cwd, user=user, env=env, file=file, options=options,
         as_json=as_json, review=review, is_raw=raw,
     )  # fmt: skip
+    if name is None and exit_code == NOT_FOUND:
+        _tell_name(words[0])
+    return exit_code
+
+
+def _tell_name(word: str) -> None:
+    """Say how a command is run in a sandbox whose name stands where the command was looked for."""
+    from cloche.keeper import registry
+
+    if registry.is_name(word) and any(registry.is_taken(word, path) for path in registry.places()):
+        say(f"{word!r} is the name of a sandbox; for a command in it, write: cloche exec {word} -- COMMAND")
 
 
 def without_dashes(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -71,11 +71,12 @@ class Group(click.Group):
 
             similar = ", ".join(map(repr, get_close_matches(args[0], self.list_commands(ctx))))
             text = f"No such command {args[0]!r}."
-            for name in self.list_commands(ctx):  # one that a group of this one has is meant rather
-                inner = self.get_command(ctx, name)
-                if isinstance(inner, click.Group) and args[0] in inner.list_commands(ctx):
-                    similar = repr(f"{name} {args[0]}")
-                    break
+            groups = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+            inner = [
+                n for n, one in groups.items() if isinstance(one, click.Group) and args[0] in one.list_commands(ctx)
+            ]
+            if inner:  # one that a group of this one has is meant rather
+                similar = ", ".join(repr(f"{name} {args[0]}") for name in inner)
             raise click.UsageError(f"{text} Did you mean {similar}?" if similar else text, ctx) from None
 
 

@@ -234,6 +234,19 @@ def _files(name: str, path: str, upload: str | None, download: str | None, timeo
     return 0
 
 
+@sandboxes.command("ports")
+@_name
+@json_option()
+def _ports(name: str, as_json: bool) -> int:
+    """List the TCP servers in one, for `forward`."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        rows = [{"port": one.port, "address": one.address} for one in sandbox.ports()]
+    show(rows, as_json=as_json)
+    return 0
+
+
 @sandboxes.command("forward")
 @_name
 @argument("ports", metavar="PORT[:HOST_PORT]", help="A port inside, and one of 127.0.0.1; without, one that is free.")
