@@ -65,12 +65,15 @@ def test_files_are_copied_in_and_out(box: library.Sandbox) -> None:
     assert Path("other").read_text() == "content"
     assert cloche("sandbox", "cp", "box:folder", "new").returncode == 0
     assert Path("new/file").read_text() == "content"
+    Path("folder/outside").symlink_to("/etc/passwd")
+    assert b"left out 1: " in cloche("sandbox", "cp", "folder", "box:").stderr
     done = cloche("sandbox", "cp", "folder", "new")
     assert (done.returncode, b"NAME:PATH" in done.stderr) == (2, True)
 
 
 def test_what_one_is_can_be_looked_at(box: library.Sandbox) -> None:
     """`ps` and `sandbox list` show the same, `inspect` all that is known of one."""
+    assert b" 10m 0s " in cloche("ps").stdout
     (row,), (same,) = (json.loads(cloche(*words, "--json").stdout) for words in (("ps",), ("sandbox", "list")))
     assert (row["name"], row["state"], row["backend"], row.keys()) == ("box", "running", "local", same.keys())
     facts = json.loads(cloche("sandbox", "inspect", "box", "--json").stdout)

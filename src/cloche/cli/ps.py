@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cloche.keeper.registry import Found
 
 INFO_S = 2.0
+TIMES = ("age", "keep", "left", "unused")
+UNITS = ((86_400, 1_000_000, "d"), (3600, 24, "h"), (60, 60, "m"), (1, 60, "s"))
 
 
 @root.command("ps")
@@ -36,6 +38,8 @@ def list_sandboxes(*, as_json: bool) -> int:
     if not rows and not as_json:
         print("no sandbox with a name lives")
         return 0
+    if not as_json:
+        rows = [{**row, **{name: _spelled(row[name]) for name in TIMES}} for row in rows]
     show(rows, as_json=as_json, below=("owner",))
     return 0
 
@@ -48,6 +52,15 @@ def _row(found: Found) -> dict[str, object]:
         "age": _seconds(said.get("age_s")), "keep": _seconds(said.get("keep_s")), "left": _seconds(said.get("left_s")),
         "unused": _seconds(said.get("without_client_s")),
     }  # fmt: skip
+
+
+def _spelled(seconds: object) -> object:
+    """Return a time in its two largest units."""
+    if not isinstance(seconds, int):
+        return seconds
+    parts = [(seconds // size % most, unit) for size, most, unit in UNITS]
+    first = next((at for at, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2])
 
 
 def owner(found: Found) -> str | None:

@@ -20,7 +20,7 @@ from ._review import tell_folder
 from .app import root
 from .exec import run_command, without_dashes
 from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options, users_option
-from .output import Writer, show, showing_progress
+from .output import Writer, say, show, showing_progress
 from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
@@ -289,12 +289,15 @@ def _cp(source: str, target: str, timeout: str | None) -> int:
         with Sandbox.attach(inward[0]) as sandbox:
             is_folder = sandbox.exists(f"{inward[1]}/.", timeout=timeout)
             inside = _in_folder(inward[1], os.path.abspath(source)) if is_folder else inward[1]
-            sandbox.upload(source, inside, timeout=timeout)
-    elif outward is not None:
+            copied = sandbox.upload(source, inside, timeout=timeout)
+    else:
+        assert outward is not None  # noqa: S101 - one of the two is
         with Sandbox.attach(outward[0]) as sandbox:
             inside = outward[1] if outward[1] != "." else "/workspace"
             outside = _in_folder(target, inside) if os.path.isdir(target) else target
-            sandbox.download(inside, outside, timeout=timeout)
+            copied = sandbox.download(inside, outside, timeout=timeout)
+    if copied.left_out:
+        say(f"left out {copied.left_out}: what is no file or folder, and links that lead out of the folder")
     return 0
 
 
