@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 from websockets.sync.client import connect
 
 from cloche.cli.app import root
+from cloche.server import html
 from tests.harness.browser import WAIT_MS, chromium, opened
 from tests.harness.proxy import proxying
 from tests.harness.service import Service, serving, start
@@ -84,6 +85,18 @@ def test_a_browser_works_below_the_path(service: Service, strips: bool) -> None:
             assert not seen.context.cookies()
             assert not seen.errors
         assert [path for path in proxy.lost if path != "/favicon.ico"] == []
+
+
+def test_no_template_and_no_script_has_an_address_without_the_path() -> None:
+    """Those of templates get it as they are read; scripts have theirs from there, and none of their own."""
+    templates = html._templates()
+    sources = [(templates.loader, name) for name in templates.list_templates()]
+    read = [templates.preprocess(loader.get_source(templates, name)[0]) for loader, name in sources if loader]
+    assert sum(len(re.findall(r"""="{{ address\(''\) }}/""", text)) for text in read) > 60
+    assert [found for text in read for found in re.findall(r'[a-z-]+="/[^"]*', text)] == []
+    scripts = [asset.content.decode() for name, asset in html.assets().items() if re.fullmatch(r"[a-z]+\.js", name)]
+    assert len(scripts) == 3
+    assert [found for text in scripts for found in re.findall(r"""["'`]/[a-z][^"'`]*""", text)] == []
 
 
 @pytest.mark.parametrize("strips", [True, False])
