@@ -153,14 +153,13 @@ def test_what_is_stopped_all_the_same_ends_with_the_time_of_the_sandbox() -> Non
 
 def init_of(sandbox: cloche.Sandbox) -> int:
     """Return the pid, as this host has it, of a sandbox's first process: the parent of what is started."""
-    sleeper = sandbox.start(["sleep", "1000"])
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if command == b"sleep\x001000\0" and f"\t{sleeper.pid}\n" in status:
-                sleeper.kill()
-                return int(status.partition("\nPPid:")[2].split()[0])
+    with sandbox.start(["sh", "-c", "echo up; read never", "found-by-this"]) as waiting:
+        assert next(iter(waiting.stdout)) == b"up\n"
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                if b"found-by-this" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    return int(status.partition("\nPPid:")[2].split()[0])
     raise LookupError("no such process was started")
 
 
