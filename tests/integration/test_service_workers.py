@@ -20,6 +20,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 from tests.harness.postgres import postgres
 from tests.harness.service import Service, end_sandboxes, start
@@ -168,6 +169,15 @@ def use_page(service: Service, address: str, trusting: ssl.SSLContext) -> None:
         assert foreign.status_code == 403
         assert browser.post(kill, data={"csrfToken": "wrong"}).status_code == 403
         assert browser.post(kill, data=form).headers["location"] == address
+        cookie = {"Cookie": f"cloche_session={browser.cookies['cloche_session']}"}
+    where: dict[str, Any] = {"uri": f"{service.address.replace('https', 'wss', 1)}/api{address}/terminal"}
+    where |= {"additional_headers": cookie, "ssl": trusting, "proxy": None}
+    with connect(**where, origin=Origin(service.address)) as terminal:
+        terminal.send(b"exit\n")
+        assert json.loads(list(terminal)[-1])["exitCode"] == 0
+    with pytest.raises(InvalidStatus) as refused:
+        connect(**where, origin=Origin("https://elsewhere.example"))
+    assert refused.value.response.status_code == 403
     with service.client(verify=trusting) as client:
         assert client.get(f"/api{address}/processes/{started}").json()["status"] == "signaled"
     assert httpx.get(service.address + address, verify=trusting, trust_env=False).status_code == 401

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 OPEN_S, SEND_S = 60.0, 300.0
 _NOT_SENT = {1005: 1000, 1006: FAILED}  # codes that say that none came, and what is sent in their place
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)  # fmt: skip
 # A logger that nobody has configured: the package would write keys into its debug log.
 _logger = logging.Logger("cloche.forwarded", logging.CRITICAL)  # noqa: LOG001
 
@@ -56,6 +61,8 @@ async def pass_on_socket(
         return
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise gone(peer.name, str(error)) from error
+    for option in KEEPALIVE:
+        connection.transport.get_extra_info("socket").setsockopt(*option)
     async with connection:
         await send({"type": "websocket.accept", "headers": []})
         await _carry(connection, receive, send)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -25,7 +24,7 @@ from starlette.websockets import WebSocket
 from cloche.core.errors import ClocheError
 from cloche.records.workers import WorkerFacts, is_here
 
-from .forwarded_sockets import pass_on_socket
+from .forwarded_sockets import KEEPALIVE, pass_on_socket
 from .html import answer as answer_to
 from .peers import MARK, UNIX, Peers, gone, reached
 from .problems import Refused
@@ -41,10 +40,6 @@ _OF_ONE_HOP = frozenset((
     "connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
     "transfer-encoding", "upgrade", "origin", "sec-fetch-site", MARK, CLIENT,
 ))  # fmt: skip
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)  # fmt: skip
 
 
 class Forwarding:
@@ -203,7 +198,7 @@ async def _client(peer: WorkerFacts) -> AsyncIterator[httpx.AsyncClient]:
             uds = held.enter_context(reached(peer.address.removeprefix(UNIX)))
             transport = httpx.AsyncHTTPTransport(verify=verify, uds=uds, trust_env=False)
         else:
-            transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=_KEEPALIVE, trust_env=False)
+            transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=KEEPALIVE, trust_env=False)
         async with httpx.AsyncClient(transport=transport, timeout=times, trust_env=False) as client:
             yield client
 
