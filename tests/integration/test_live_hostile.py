@@ -219,3 +219,14 @@ def test_what_root_inside_stops_ends_at_its_timeout() -> None:
         assert sandbox.read_file("file", timeout=60) == b"content"
         assert not sandbox.exists("large")
         assert sandbox.session("bash", timeout=60).run("echo again").stdout == "again\n"
+
+
+@pytest.mark.root
+def test_init_runs_before_what_it_has_started(sandbox: cloche.Sandbox) -> None:
+    """Where a control group bounds both: a guest that is at work everywhere does not slow down what ends it."""
+    mine = os.nice(0)
+    row = sandbox.read_file("/proc/1/stat").decode().rpartition(")")[2].split()
+    assert int(row[16]) == max(-20, mine - 15)
+    assert sandbox.exec(["nice"]).stdout == f"{mine}\n" == sandbox.run("import os; print(os.nice(0))").stdout
+    with sandbox.session() as session:
+        assert session.run("import os; os.nice(0)").value == mine
