@@ -48,8 +48,9 @@ async def in_time(given: float | str | None, late: Callable[[str], ClocheError])
         return
     seconds = parse_duration(given, name="timeout")
     await become_task()
+    bound = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as bound:
+        async with bound:
             yield
     except TimeoutError as error:
         if not bound.expired():
