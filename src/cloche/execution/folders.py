@@ -24,6 +24,7 @@ from cloche.core.processes import Transfer
 from cloche.core.record import dataclass, replace
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
+MOST_HEADERS = 8  # of one member: its own, those of long names, extended ones
 MOST_NAME_BYTES = 4096 + 2
 CHUNK_BYTES = 1 << 18
 BLOCK = tarfile.BLOCKSIZE
@@ -249,7 +250,7 @@ class _Unpacking:
 
     def _members(self) -> Iterator[_Member]:
         """Yield what the archive says of its members, one after the other. Raises TarError or ValueError."""
-        at, name, target, has_name_elsewhere = 0, "", "", False
+        at, beside, name, target, has_name_elsewhere = 0, 0, "", "", False
         while at < self._size:
             header = self._read(at, BLOCK)
             if not any(header):
@@ -259,6 +260,9 @@ class _Unpacking:
             size = found.size if found.type not in EMPTY else 0
             if not 0 <= size <= self._size - at:
                 raise ValueError(f"a member of {size} bytes, of which {self._size - at} came")
+            beside += 1
+            if beside > MOST_HEADERS:
+                raise ValueError(f"more than {MOST_HEADERS} headers of one member")
             if found.type == tarfile.GNUTYPE_LONGNAME:
                 name = self._text(at, size)
             elif found.type == tarfile.GNUTYPE_LONGLINK:
@@ -270,7 +274,7 @@ class _Unpacking:
                 yield _Member(
                     name=shown, kind=found.type, mode=found.mode, target=target or found.linkname, offset=at, size=size
                 )
-                name, target, has_name_elsewhere = "", "", False
+                beside, name, target, has_name_elsewhere = 0, "", "", False
             at += -(-size // BLOCK) * BLOCK
 
     def _read(self, at: int, size: int) -> bytes:

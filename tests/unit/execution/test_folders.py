@@ -164,3 +164,11 @@ def test_an_extended_header_is_not_read(tmp_path: Path) -> None:
 def test_where_a_link_leads(path: str, target: str, is_inside: bool) -> None:
     """It goes up first, no further than the folder, and then down."""
     assert stays_inside(path, target) is is_inside
+
+
+def test_headers_without_a_member_are_counted(tmp_path: Path) -> None:
+    """Gigabytes of headers that say something of what never comes keep nobody waiting until their end."""
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XGLTYPE
+    with pytest.raises(SandboxFileError, match="more than 8 headers of one member"):
+        unpack_folder(io.BytesIO(header.tobuf() * 9), str(tmp_path / "out"), MOST)
