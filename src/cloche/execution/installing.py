@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # What somebody writes out of habit, and what changes nothing here.
 _IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache-dir", "--disable-pip-version-check"})
-MOST_CELL_CHARS = 1 << 16  # of a cell that is looked at
+MOST_CELL_CHARS = 1 << 14  # of a cell that is looked at
 _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
 
 log = logging.getLogger("cloche.runtime")

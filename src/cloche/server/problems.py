@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cloche.core import errors
 from cloche.core.escape import escape_name
@@ -111,6 +112,8 @@ def answer_to(error: Exception) -> JSONResponse:
             reason, field = _field_of(reason) if isinstance(error, _OF_FIELDS) else (reason, None)
             more = {"kind": error.kind} if isinstance(error, errors.SandboxFileError) and error.kind else {}
             return answer(status, name, reason, remedy=remedy, field=field, headers=headers, more=more)
+    if isinstance(error, ClientDisconnect):  # which nobody reads, but the log and the counts of requests
+        return answer(HTTPStatus.BAD_REQUEST, "incomplete-body", "the client went away before its body was whole")
     if not isinstance(error, errors.ClocheError):
         log.error("an error that nobody expected", exc_info=error)
     return answer(
@@ -142,7 +145,7 @@ def response_to(error: Exception) -> JSONResponse:
 
 def install(app: FastAPI, respond: Callable[[Request, Exception], Awaitable[Response]]) -> None:
     """Let an application answer every error by a function."""
-    for kind in (Refused, errors.ClocheError, RequestValidationError, HTTPException, Exception):
+    for kind in (Refused, errors.ClocheError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, respond)
 
 

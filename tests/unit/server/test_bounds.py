@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,9 +17,11 @@ from cloche.backends.host import measure_host
 from cloche.core.result import Result
 from cloche.records.database import Database
 from cloche.records.ids import new_id
+from cloche.records.keys import create_key
 from cloche.records.reproductions import Reproductions
 from cloche.records.writer import Writer
 from cloche.server import guard, runs, sandboxes
+from cloche.server.app import create_app
 from cloche.server.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
 from cloche.server.pages import show_output
 from cloche.server.places import Places
@@ -308,3 +311,36 @@ def test_the_host_is_measured_before_anybody_asks(tmp_path: Path) -> None:
             assert measure_host.cache_info().currsize == 1
 
     asyncio.run(work())
+
+
+def test_a_client_that_goes_away_is_no_error_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Half a body is what somebody did, so it fills no log with errors and counts as no fault of the service."""
+    log = logging.getLogger("cloche.service")
+    log.addHandler(caplog.handler)
+    statuses = list[int]()
+
+    async def work() -> None:
+        async with opened(str(tmp_path / "records" / "r.db"), ServiceOptions(drain_s=1)) as service:
+            _, text = create_key(service.database, name="key", scopes=("run",))
+            headers = [
+                (b"host", b"localhost"), (b"authorization", f"Bearer {text}".encode()), (b"content-length", b"9000"),
+                (b"content-type", b"application/json"),
+            ]  # fmt: skip
+            pieces = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
+            scope = {
+                "type": "http", "method": "POST", "path": "/api/code/exec", "headers": headers, "query_string": b"",
+                "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http", "http_version": "1.1",
+                "root_path": "",
+            }  # fmt: skip
+
+            async def receive() -> Any:
+                return pieces.pop()
+
+            async def send(message: Any) -> None:
+                statuses.append(message.get("status", 0))
+
+            await create_app(service)(scope, receive, send)
+
+    asyncio.run(work())
+    assert statuses[0] == 400
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
