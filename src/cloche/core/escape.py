@@ -75,10 +75,10 @@ def utf8_safe(text: str) -> str:
 def utf8_safe_data(data: Any) -> Any:  # noqa: ANN401 - any plain data
     """Return plain data with `utf8_safe` applied to all of its text, so that any JSON reader takes it."""
     if isinstance(data, str):
-        return utf8_safe(data)
-    if data is None or isinstance(data, int | float):  # said first: to be no mapping takes longer
+        return data if data.isascii() else utf8_safe(data)
+    if data is None or isinstance(data, (int, float)):  # said first: to be no mapping takes longer
         return data
-    if isinstance(data, Mapping):
+    if isinstance(data, (dict, Mapping)):
         return {utf8_safe_data(name): utf8_safe_data(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
         return [utf8_safe_data(item) for item in data]

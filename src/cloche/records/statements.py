@@ -69,7 +69,7 @@ class Statements:
     @property
     def size(self) -> int:
         """Return about how many bytes they write."""
-        return sum(len(value) for _, values in self.encoded for value in values if isinstance(value, str | bytes))
+        return sum(len(value) for _, values in self.encoded for value in values if isinstance(value, (str, bytes)))
 
     def __add__(self, other: Statements) -> Statements:
         return Statements(*self._all, *other._all)

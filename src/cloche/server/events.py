@@ -23,7 +23,7 @@ MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 EVENT_BYTES = 256  # what one takes beside its data
 MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
-MOMENT_S = 0.05  # within which most runs end: whether the client is still there is looked at after that
+MOMENT_S = 0.2  # within which most runs end: whether the client is still there is looked at after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
