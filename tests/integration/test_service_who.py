@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from cloche.audit.log import sha256_of
+from cloche.audit.chain import sha256_of
 from tests.harness.service import Service, end_sandboxes, serving
 from tests.harness.wire_client import CallFailed, wired
 
