@@ -67,6 +67,7 @@ def test_files_are_copied_in_and_out(box: library.Sandbox) -> None:
     assert Path("new/file").read_text() == "content"
     Path("folder/outside").symlink_to("/etc/passwd")
     assert b"left out 1: " in cloche("sandbox", "cp", "folder", "box:").stderr
+    assert cloche("sandbox", "cp", "box:/tmp/other", "-").returncode == 2
     done = cloche("sandbox", "cp", "folder", "new")
     assert (done.returncode, b"NAME:PATH" in done.stderr) == (2, True)
 

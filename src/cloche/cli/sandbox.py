@@ -283,6 +283,8 @@ def _cp(source: str, target: str, timeout: str | None) -> int:
     outward, inward = _read_place(source), _read_place(target)
     if (outward is None) == (inward is None):
         raise InvalidRequest("cp: write one of SRC and DST as NAME:PATH (and ./a:b for a file of this machine)")
+    if "-" in (source, target):
+        raise InvalidRequest("cp: no stream is copied; write ./- for a file of that name")
     from cloche.sync import Sandbox
 
     if inward is not None:

@@ -1,4 +1,7 @@
-"""Be what is worst for the first process of a sandbox, of the kind that is named; print `up` when all is there."""
+"""Be what is worst for the first process of a sandbox, of the kind that is named; print `up` when all is there.
+
+It begins when it has read a line.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +131,7 @@ def files() -> None:
 KINDS = {one.__name__: one for one in (processes, listeners, storm, files)}
 
 if __name__ == "__main__":
+    sys.stdin.readline()
     KINDS[sys.argv[1]]()
     print("up", flush=True)
     rest()
