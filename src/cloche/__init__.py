@@ -9,7 +9,7 @@ it, and each folder's `__init__.py` says what is in it:
   warm starts.
 - `backends`: local, docker, gvisor, microvm, microsandbox, and what they share.
 - `config`: settings. `audit`: log and redaction. `blocking`: asyncio for blocking callers.
-- `execution`: from keywords to a run. `sync.py`: the blocking API. `agent`: tools and approvals.
+- `execution`: from keywords to a run. `sync_run.py`, `sync.py`: the blocking API. `agent`: tools and approvals.
 - `skills`, `autofix`; then the front ends `cli`, `mcp`, `bench`, `integrations`. `testing`: for authors of backends.
 
 Every name below is imported when it is first used, so that `import cloche` costs next to nothing.
@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from .core.result import ExecutionResult, Result, Status
     from .execution.run import arun
     from .execution.sandbox import AsyncSandbox
-    from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox, run
+    from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox
+    from .sync_run import run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "run": "sync",
+    "run": "sync_run",
     "arun": "execution.run",
     "get_sandbox": "sync",
     "Sandbox": "sync",

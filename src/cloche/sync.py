@@ -34,8 +34,8 @@ from .execution.paths import AsyncWatch
 from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
 from .execution.processes import AsyncProcess
-from .execution.run import arun
 from .execution.sandbox import AsyncSandbox, AsyncSession
+from .sync_run import run, wait_for
 
 if TYPE_CHECKING:
     from .core.network import NetworkRules
@@ -43,27 +43,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-
-_CALLBACKS = ("on_output", "on_event")
-
-
-def blocking(
-    function: Callable[P, Coroutine[Any, Any, T]], *, name: str, module: str = __name__, runs_anywhere: bool = False
-) -> Callable[P, T]:
-    """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread.
-
-    One that `runs_anywhere` needs no loop that lives on; without callbacks it then runs in the caller's thread whole.
-    """
-
-    @functools.wraps(function)
-    def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        if runs_anywhere and not _has_callbacks(kwargs) and calls.can_run_inline():
-            return calls.run(function, *args, **kwargs)
-        return _wait_for(function, args, kwargs)
-
-    call_and_wait.__name__ = call_and_wait.__qualname__ = name
-    call_and_wait.__module__ = module
-    return call_and_wait
 
 
 def _method(
@@ -82,7 +61,7 @@ def _method(
     def call_and_wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - the class with the method
         is_eager = eager_without is not None and not any(map(kwargs.get, eager_without))
         awaited: Callable[..., Coroutine[Any, Any, T]] = getattr(getattr(self, attribute), name)
-        return _wait_for(awaited, args, kwargs, is_eager=is_eager)
+        return wait_for(awaited, args, kwargs, is_eager=is_eager)
 
     call_and_wait.__qualname__ = f"{''.join(map(str.capitalize, attribute.split('_')))}.{name}"
     call_and_wait.__module__ = __name__
@@ -103,39 +82,7 @@ def _making(
     return call_and_make
 
 
-def _wait_for(
-    function: Callable[..., Coroutine[Any, Any, T]],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    is_eager: bool = False,
-) -> T:
-    if _has_callbacks(kwargs):
-        return calls.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
-    return calls.call(lambda: function(*args, **kwargs), is_eager=is_eager)
-
-
-def _has_callbacks(kwargs: Mapping[str, Any]) -> bool:
-    return any(map(kwargs.get, _CALLBACKS))
-
-
-def _delivered(kwargs: Mapping[str, Any], deliver: calls.Deliver) -> dict[str, Any]:
-    """Replace each callback by one that queues the real call for the waiting thread."""
-    changed = dict(kwargs)
-    for name in _CALLBACKS:
-        callback = changed.get(name)
-        if callback is not None:
-            changed[name] = _queued(callback, deliver)
-    return changed
-
-
-def _queued(callback: Callable[..., None], deliver: calls.Deliver) -> Callable[..., None]:
-    return lambda *args: deliver(functools.partial(callback, *args))
-
-
 atexit.register(close_left)  # after `calls` was, whose loop is closed after it
-
-run = blocking(arun, name="run", runs_anywhere=True)
 
 
 class ByteStream:

@@ -6,7 +6,7 @@ from math import inf
 
 from cloche.core.errors import PolicyDenied
 from cloche.core.limits import Limits, parse_duration
-from cloche.sync import run
+from cloche.sync_run import run
 
 from .answers import python_text
 

@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-COMES_BACK = ("microsandbox._microsandbox",)
 EXIT_UNFLUSHED, EXIT_INTERRUPTED = 120, 130
+OBJECTS_UNTIL_COLLECTED = 50_000  # nothing of what is imported is garbage; else it is searched a hundred times
 
 
 def main() -> None:
@@ -35,14 +35,15 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["exec"]:
         _run_named()
+    import gc
+
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
     from .app import root
 
     try:
         root.main(prog_name="cloche")
     except SystemExit as end:
-        if any(name in sys.modules for name in COMES_BACK):
-            leave(end.code)
-        raise
+        leave(end.code)
 
 
 def _run_named() -> None:
@@ -75,7 +76,8 @@ def _print_version() -> None:
 def leave(code: object) -> NoReturn:
     """End the process as the interpreter does, with its threads, exit functions and streams, but do not take it apart.
 
-    A library with threads of its own may come back into it meanwhile; Rust's aborts the process then.
+    That takes as long as several imports, and a library with threads of its own may come back meanwhile (Rust's then
+    aborts the process).
     """
     import atexit
     import threading

@@ -136,7 +136,7 @@ def _provision(
     """
     from cloche.records.devenv import generate, read_manifest
     from cloche.records.provision import provision
-    from cloche.sync import blocking
+    from cloche.sync_run import blocking
 
     notes: list[str] = []
     with _opened(folder) as at, showing_progress():

@@ -39,7 +39,7 @@ def _install(
 ) -> int:  # fmt: skip
     """Install packages ahead: the first run needs no network."""
     from cloche.execution.packages import install_ahead
-    from cloche.sync import blocking
+    from cloche.sync_run import blocking
 
     asked = with_requirements(",".join(words), requirements)
     given: dict[str, Any] = {**options, "packages": asked, **({"locked": locked} if locked else {})}
@@ -63,7 +63,7 @@ def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json
     from cloche.core.layers import Target
     from cloche.execution.packages import install_ahead
     from cloche.packages.lock import write_lock
-    from cloche.sync import blocking
+    from cloche.sync_run import blocking
 
     given: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
     with showing_progress():

@@ -97,7 +97,7 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
     The exit code is 0 when it passed (the program ended as expected), 1 when it failed, 125 when it could not be run.
     The level is never below the configured one, whatever backend is named.
     """
-    from cloche.sync import blocking
+    from cloche.sync_run import blocking
 
     given: dict[str, Any] = dict(options)
     backend = given.pop("backend", None)

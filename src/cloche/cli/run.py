@@ -145,7 +145,7 @@ def _run(
 
         rules = {**rules, "packages": with_requirements(options.get("packages"), requirements)}
     source = read_source(words, code)
-    from cloche.sync import run
+    from cloche.sync_run import run
 
     wanted: dict[str, Any] = {
         "language": language or _detect(source),

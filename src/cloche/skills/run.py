@@ -37,7 +37,7 @@ from cloche.execution.packages import rules_of, with_packages
 from cloche.execution.prepare import Prepared, prepare_in_thread
 from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_request, run_once
 from cloche.packages.requirements import parse_requirements
-from cloche.sync import blocking
+from cloche.sync_run import blocking
 
 from .manifest import LIMIT_KEYS
 from .skill import MANIFEST, Asked, Fault, Script, Skill

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cloche.core.enforcement import Enforcement, Level, NetworkMode
 from cloche.core.errors import BackendUnavailable, InvalidRequest
@@ -24,10 +24,12 @@ from ..host import Host, measure_host, namespace_remedy
 from ..network import SERVED
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
-from .live import LocalLiveSandbox
 from .plan import KIND
 from .prefork import close_pools
 from .sandbox import LocalOpenSandbox
+
+if TYPE_CHECKING:
+    from .live import LocalLiveSandbox
 
 DOCTOR = 'run "cloche doctor"'
 MOST_SETTLED = 64
@@ -127,7 +129,7 @@ class LocalBackend:
         self, policy: Policy, limits: Limits, keeping: Keeping
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Open a sandbox that lives and hand it over, as it is entered; see core.protocols.SupportsNames."""
-        return _Entering(lambda: self._make_live(policy, limits, keeping), LocalLiveSandbox.connected)
+        return _Entering(lambda: self._make_live(policy, limits, keeping), lambda sandbox: sandbox.connected())
 
     def attach_live(
         self,
@@ -141,6 +143,8 @@ class LocalBackend:
         """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
 
         def make() -> LocalLiveSandbox:
+            from .live import LocalLiveSandbox
+
             return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
 
         async def join(sandbox: LocalLiveSandbox) -> None:
@@ -158,6 +162,8 @@ class LocalBackend:
         return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
 
     def _make_live(self, policy: Policy, limits: Limits, keeping: Keeping | None = None) -> LocalLiveSandbox:
+        from .live import LocalLiveSandbox  # which a throwaway run does not need
+
         host, enforcement = self._settle(policy)
         if enforcement.level is not Level.JAIL:
             why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
