@@ -57,7 +57,7 @@ async def test_a_long_first_run_is_not_waited_for() -> None:
 
 
 def test_a_first_run_imports_little() -> None:
-    """What a run alone does not need is not imported for it: data classes, archives, what lives, sessions, file names."""
+    """What a run alone does not need is not imported for it: archives, what lives, sessions, file names."""
     unwanted = (
         "platformdirs", "platform", "pathlib", "urllib.parse", "glob", "dataclasses", "tarfile", "tempfile",
         "cloche.sync", "cloche.execution.sandbox", "cloche.backends.live", "cloche.backends.local.session",
