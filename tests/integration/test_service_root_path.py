@@ -76,7 +76,7 @@ def test_a_browser_works_below_the_path(service: Service, strips: bool) -> None:
             page.keyboard.type("cat a.txt; echo\n")
             expect(page.locator(".xterm-rows")).to_contain_text("text")
             page.goto(box)
-            page.get_by_text("End the sandbox").click()
+            page.get_by_role("button", name="End the sandbox").click()
             page.get_by_role("button", name="End it now").click()
             page.wait_for_url(f"{proxy.address}/sandboxes")
 
