@@ -144,6 +144,11 @@ def test_a_sandbox_that_lives_does_what_ours_do(account: RemoteAccount) -> None:
             assert cell.outputs[0].data["text/html"] == "<b>"
             await one.write_file("y", b"z" * 1_000_000)
             assert len(await one.read_file("/workspace/y")) == 1_000_000
+            for late in (one.write_file("z", bytes(100 << 20), timeout=0.1), one.stat("y", timeout="0.001ms")):
+                with pytest.raises(SandboxFileError, match="not done in") as given_up:
+                    await late
+                assert given_up.value.kind == "timeout"
+            assert not await one.exists("z", timeout=60)
             await one.pause()
             assert (await one._require_live("info").ask("info"))["is_paused"] is True
             await one.resume()
