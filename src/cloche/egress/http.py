@@ -28,7 +28,6 @@ _READ_BYTES = 64 << 10
 _COUNTED_BYTES = 256 << 10  # of what is not parsed: the more at once, the less it costs
 # Of heads and chunks, before a look at the clock: short ones cost as much as long ones, so it is more while it is fast.
 _LEAST_PARSED_BYTES, _MOST_PARSED_BYTES, _PARSED_S = 256, 4096, 0.0003
-_TURN_S = 0.001  # to compute before others have a turn
 _REASONS = {
     400: "Bad Request",
     403: "Forbidden",
@@ -89,7 +88,7 @@ class _Turn:
         is_slow = now - self._looked > _PARSED_S
         wanted = self.parsed_bytes // 2 if is_slow else self.parsed_bytes * 2
         self.parsed_bytes = max(_LEAST_PARSED_BYTES, min(_MOST_PARSED_BYTES, wanted))
-        if now - self._since > _TURN_S:
+        if now - self._since > self._turns.turn_s(now):
             await self._turns.take()
             self._since = now = self._loop.time()
         self._looked = now

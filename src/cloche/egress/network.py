@@ -364,6 +364,7 @@ class GuestNetwork:
         found = _accepted(listener)
         if found is None:
             return NO_ROOM_S
+        self._turns.note(self._loop.time())
         address = found.getsockname()[0]
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, Protocol
 
@@ -19,37 +20,91 @@ from typing import Literal, Protocol
 # process passes on share what it may hold.
 MOST_READ_BYTES, LEAST_READ_BYTES, HELD_BYTES = 512 << 10, 16 << 10, 128 << 20
 _directions: set[object] = set()
+TURN_S, SHORT_TURN_S = 0.001, 0.0003  # to compute before others have a turn
+# A sandbox with a use of processor time of which another one has so small a part lets that one go first, until it has
+# been quiet for a moment. Use counts half after a while.
+FAR_LESS, QUIET_S, LONGEST_YIELD_S, HALF_S, RECENT_S = 2.0, 0.001, 0.02, 0.1, 0.05
 
 
 class Turns:
     """Let those who share it compute one after the other: one of them in each round of the event loop.
 
-    All connections of a sandbox do. However many there are, a round takes no longer than by one of them, so those of
-    other sandboxes are never far from their own.
+    All connections of a sandbox do. However many there are, a round takes no longer than by one of them. A request takes
+    some thirty rounds, so a sandbox that has used far more processor time of late than another one waits until that one
+    has been quiet for a moment, though never for long.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_passing = False
+        self._begun_s: float | None = None  # of this thread's processor time
+        self._used_s = self._used_at = 0.0  # of that, less for each moment since
+        self._active_at = self._passed_at = 0.0
 
     async def take(self) -> None:
         """Wait until it is the caller's turn."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
+        self.note(loop.time())
         if not self._is_passing:
             self._is_passing = True
             loop.call_soon(self._pass, loop)
         await mine
 
+    def note(self, now: float) -> None:
+        """Note that something of the sandbox is going on."""
+        self._active_at = now
+        _recent[self] = None
+
+    def turn_s(self, now: float) -> float:
+        """Return how long one may compute in one turn: less where there are others to be let through."""
+        return SHORT_TURN_S if any(one is not self for one in _recently_active(now)) else TURN_S
+
     def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        if self._begun_s is not None:
+            self._used_s, self._used_at = self._use(now) + time.thread_time() - self._begun_s, now
+            self._begun_s = None
         while self._waiting:
-            first = self._waiting.popleft()
-            if not first.done():  # else who waited was cancelled
-                first.set_result(None)
+            if self._waiting[0].done():  # who waited was cancelled
+                self._waiting.popleft()
+            elif self._yields(now):
+                loop.call_later(QUIET_S, self._pass, loop)
+                return
+            else:
+                self._passed_at = now
+                loop.call_soon(self._begin)  # which comes right before what waits, and that right before the next pass
+                self._waiting.popleft().set_result(None)
                 loop.call_soon(self._pass, loop)
                 return
         self._is_passing = False
+
+    def _begin(self) -> None:
+        self._begun_s = time.thread_time()
+
+    def _use(self, now: float) -> float:
+        return float(self._used_s * 0.5 ** ((now - self._used_at) / HALF_S))
+
+    def _yields(self, now: float) -> bool:
+        """Tell whether a sandbox that has used far less is in the midst of something."""
+        if now - self._passed_at > LONGEST_YIELD_S:
+            return False
+        share = self._use(now) / FAR_LESS
+        return any(
+            one is not self and now - one._active_at < QUIET_S and one._use(now) < share
+            for one in _recently_active(now)
+        )
+
+
+def _recently_active(now: float) -> Collection[Turns]:
+    """Return the turns of sandboxes in which something has gone on of late."""
+    for one in [one for one in _recent if now - one._active_at > RECENT_S]:
+        del _recent[one]
+    return _recent
+
+
+_recent: dict[Turns, None] = {}
 
 
 class Stream(Protocol):
