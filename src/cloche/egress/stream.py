@@ -21,17 +21,18 @@ from typing import Literal, Protocol
 MOST_READ_BYTES, LEAST_READ_BYTES, HELD_BYTES = 512 << 10, 16 << 10, 128 << 20
 _directions: set[object] = set()
 TURN_S, SHORT_TURN_S = 0.001, 0.0003  # to compute before others have a turn
-# A sandbox with a use of processor time of which another one has so small a part lets that one go first, until it has
-# been quiet for a moment. Use counts half after a while.
-FAR_LESS, QUIET_S, LONGEST_YIELD_S, HALF_S, RECENT_S = 2.0, 0.001, 0.02, 0.1, 0.05
+# A sandbox that has used so much processor time, and so many times as much as another one, lets that one go first,
+# until it has been quiet for a moment. Use counts half after a while.
+MUCH_S, FAR_MORE, HALF_S = 0.005, 2.0, 0.1
+QUIET_S, LONGEST_YIELD_S, RECENT_S = 0.001, 0.02, 0.05
 
 
 class Turns:
     """Let those who share it compute one after the other: one of them in each round of the event loop.
 
-    All connections of a sandbox do. However many there are, a round takes no longer than by one of them. A request takes
-    some thirty rounds, so a sandbox that has used far more processor time of late than another one waits until that one
-    has been quiet for a moment, though never for long.
+    All connections of a sandbox do. However many there are, a round takes no longer than by one of them. A request
+    takes some thirty rounds, so a sandbox that has used far more processor time of late than another one waits until
+    that one has been quiet for a moment, though never for long.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class Turns:
         if self._begun_s is not None:
             self._used_s, self._used_at = self._use(now) + time.thread_time() - self._begun_s, now
             self._begun_s = None
+            self._active_at = now
         while self._waiting:
             if self._waiting[0].done():  # who waited was cancelled
                 self._waiting.popleft()
@@ -88,11 +90,12 @@ class Turns:
 
     def _yields(self, now: float) -> bool:
         """Tell whether a sandbox that has used far less is in the midst of something."""
-        if now - self._passed_at > LONGEST_YIELD_S:
+        used_s = self._use(now)
+        if used_s < MUCH_S or now - self._passed_at > LONGEST_YIELD_S:
             return False
-        share = self._use(now) / FAR_LESS
+        share = used_s / FAR_MORE
         return any(
-            one is not self and now - one._active_at < QUIET_S and one._use(now) < share
+            one is not self and (one._is_passing or now - one._active_at < QUIET_S) and one._use(now) < share
             for one in _recently_active(now)
         )
 

@@ -15,7 +15,6 @@ import h11
 import httpx
 import pytest
 
-from cloche.egress import http as http_module
 from cloche.egress import stream
 from cloche.egress.errors import Refused
 from cloche.egress.http import relay
@@ -766,7 +765,7 @@ class _Talkative(_Endless):
 )
 def test_an_answer_of_many_parts_is_followed_in_turns(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sandboxes have many turns before the guest gets 64 KiB that take long to follow."""
-    monkeypatch.setattr(http_module, "_TURN_S", 0.0)
+    monkeypatch.setattr(stream, "TURN_S", 0.0)
 
     async def claim() -> None:
         host, rounds = _Talkative(answer), 0

@@ -232,6 +232,47 @@ def test_turns_are_shared_by_who_shares_them() -> None:
     asyncio.run(main())
 
 
+def test_who_has_used_far_more_lets_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that computes at all times delays a short request by few of its turns, and is not starved."""
+
+    async def claim(loop: HastyLoop) -> None:
+        heavy, light, turns = Turns(), Turns(), 0
+
+        def now() -> float:
+            loop.ahead_s += 1e-6  # or it would stand still while all wait for it
+            return loop.ahead_s
+
+        loop.ahead_s = loop.time()
+        loop.time = now  # type: ignore[method-assign]
+        monkeypatch.setattr("cloche.egress.stream.time.thread_time", lambda: loop.ahead_s)
+
+        async def compute() -> None:
+            nonlocal turns
+            while True:
+                await heavy.take()
+                turns += 1
+                loop.ahead_s += 0.001
+
+        async def turns_during(rounds: int, each_s: float) -> int:
+            before = turns
+            for _ in range(rounds):
+                await light.take()
+                loop.ahead_s += each_s
+            return turns - before
+
+        tasks = [asyncio.create_task(compute()) for _ in range(30)]
+        await asyncio.sleep(0.3)
+        assert turns > 200
+        assert await turns_during(30, 0.00002) <= 2
+        assert 1 <= await turns_during(1200, 0.00002) <= 3
+        assert await turns_during(1000, 0.001) >= 300
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    in_hasty_loop(claim)
+
+
 def test_what_the_kernel_holds_is_bounded_where_that_is_asked_for() -> None:
     """Nobody reads: it takes what its buffers hold, which otherwise grow to megabytes."""
 
