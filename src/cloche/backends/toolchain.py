@@ -204,9 +204,15 @@ def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
 def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the folders to search: system, CLOCHE_TOOLCHAINS, PATH outside homes, PATH below homes."""
     environ = os.environ if environ is None else environ
-    listed = [p for name in (FOLDERS_VARIABLE, "PATH") for p in _absolute(environ.get(name, ""))]
-    chosen = set(_absolute(environ.get(FOLDERS_VARIABLE, "")))
-    at_home = [p for p in listed if p not in chosen and _is_below(os.path.realpath(p), _homes())]
+    return _search_path(environ.get(FOLDERS_VARIABLE, ""), environ.get("PATH", ""), os.environ.get("HOME"))
+
+
+@lru_cache(maxsize=4)
+def _search_path(own: str, usual: str, _home: str | None) -> tuple[str, ...]:
+    """Return the folders that two search paths name; once, as every command that is started asks for them."""
+    chosen, homes = _absolute(own), _homes()
+    listed = [*chosen, *_absolute(usual)]
+    at_home = [p for p in listed if p not in chosen and _is_below(os.path.realpath(p), homes)]
     elsewhere = [p for p in listed if p not in at_home]
     return tuple(dict.fromkeys((*SYSTEM_FOLDERS, *elsewhere, *at_home)))
 
