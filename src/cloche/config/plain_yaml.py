@@ -9,6 +9,9 @@ from cloche.core.errors import InvalidRequest
 MAX_ENTRIES = 10_000
 MAX_DEPTH = 50  # libyaml composes by recursion: some ten thousand levels end the process
 MAX_INT_BITS = 1024
+MAX_NUMBER_CHARS = 400  # one of `1:59:59` takes the square of its parts
+MAX_VALUES = 40_000  # scalars, lists and mappings of a document: each takes a hundred times its character
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # What PyYAML's constructors let through for malformed dates, numbers and deep nesting.
 _SLIPS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
@@ -24,6 +27,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         """Say where a date or number stands that makes no sense, or that Python would refuse to write out."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
+        if len(node.value) > MAX_NUMBER_CHARS and node.tag in _NUMBERS:
+            raise yaml.MarkedYAMLError(None, None, "the number is too long", node.start_mark)
         try:
             value = super().construct_object(node, deep)
         except (ValueError, OverflowError):
@@ -72,10 +77,12 @@ def _check_events(text: str, most_depth: int, takes_anchors: bool) -> None:
     A value that stands in many places, by an anchor, is how a small file becomes a huge one.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         problem = ""
-        if depth > most_depth:
+        if count > MAX_VALUES:
+            problem = f"it has more than {MAX_VALUES} values"
+        elif depth > most_depth:
             problem = f"it is nested deeper than {most_depth} levels"
         elif not takes_anchors and (isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None):
             problem = "anchors (&) and aliases (*) are not taken; write the value out"

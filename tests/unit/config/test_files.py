@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,22 @@ def test_documents_that_grow_are_refused(home: Path) -> None:
     lines = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)]
     (home / ".config" / "cloche" / "config.yaml").write_text("\n".join(lines))
     assert "too many entries" in refusal(home)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a: " + ":".join(["59"] * 120_000), "the number is too long"),
+        ("a: [" + "0," * 500_000 + "0]", "more than 40000 values"),
+    ],
+    ids=["sexagesimal", "values"],
+)
+def test_what_a_checkout_holds_is_read_soon(home: Path, text: str, named: str) -> None:
+    """A number that takes the square of its parts, and values by the hundred thousand, are refused at once."""
+    (home.parent / "work" / "cloche.yaml").write_text(text)
+    begun = time.process_time()
+    assert named in refusal(home)
+    assert time.process_time() - begun < 3
 
 
 def test_merge_keys_still_work(home: Path) -> None:
