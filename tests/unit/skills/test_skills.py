@@ -140,7 +140,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
         ("- a\n- b\n", "keys with values"),
         ("1: 2\n", "keys are to be text"),
         ("x" * 70_000, "more than 65536 bytes"),
-        ("limits: {pids: " + "9" * 6000 + "}", "cannot be read"),
+        ("limits: {pids: " + "9" * 6000 + "}", "the number is too long"),
         ("runtime: python\na: 2024-99-99\n", "line 2: the value cannot be read"),
         ("limits:\n  ? 0x" + "f" * 5000 + "\n  : 1\n", "line 2: the number is too long"),
         ("preset: 0x" + "f" * 5000, "the number is too long"),
