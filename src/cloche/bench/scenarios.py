@@ -63,6 +63,7 @@ NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a
 WHOLE_FIRST = "first cloche.run, whole process"
 EXEC, EXEC_NAMED, EXEC_WHOLE = "cloche exec", "cloche exec NAME", "cloche exec NAME, --timeout"
 WALL = ", wall"  # of the same process
+BARE = ", no bytecode"
 CELL = "x = 1; x"
 SESSION, OPENED = "cloche, session cell", "cloche, session opened"
 TABLE_CELL = "cloche, session shows a DataFrame"
@@ -152,6 +153,7 @@ def starts(setting: Setting, stack: ExitStack) -> Cases:
     """Enter whole processes by the processor time that they and what they waited for took, and some by the clock."""
     main = "import sys; from cloche.cli import main; sys.argv = ['cloche', *sys.argv[1:]]; main()"  # as a script does
     first = f"import cloche; print(cloche.run({CODE!r}).stdout, end='')"
+    bare = _without_bytecode(setting, stack)
     for name, words, call, expected in (
         (NOTHING, ["-c", "pass"], "python -c pass", b""),
         (VERSION, ["-c", main, "--version"], "cloche --version", f"cloche {cloche.__version__}\n".encode()),
@@ -163,9 +165,22 @@ def starts(setting: Setting, stack: ExitStack) -> Cases:
         command = [sys.executable, *words]
         measure = partial(_processor_time, command, setting.env())
         yield Case(name=name, call=f"{call}: processor time", measure=measure, expected=expected)
+        if name in (COMMAND, WHOLE_FIRST, EXEC):
+            call_bare, measure_bare = f"{call}, none of its modules compiled", partial(_processor_time, command, bare)
+            yield Case(name=f"{name}{BARE}", call=call_bare, measure=measure_bare, expected=expected)
         if name in (NOTHING, EXEC_NAMED, EXEC):
             whole = timed(partial(output_of, command, setting.env()))
             yield Case(name=f"{name}{WALL}", call=f"{call}: wall time", measure=whole, expected=expected)
+
+
+def _without_bytecode(setting: Setting, stack: ExitStack) -> dict[str, str]:
+    """Return an environment in which Cloche is found as a copy whose modules each process compiles anew."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(os.path.dirname(cloche.__file__), os.path.join(folder, "cloche"), ignore=ignored)
+    env = dict(os.environ if (given := setting.env()) is None else given)
+    path = os.pathsep.join(filter(None, (folder, env.get("PYTHONPATH"))))
+    return {**env, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _commands_in_a_named_one(stack: ExitStack) -> Iterator[tuple[str, list[str], str]]:
