@@ -72,6 +72,18 @@ def test_a_first_run_imports_little() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_a_first_command_imports_no_archives() -> None:
+    """A sandbox that lives, and from which nothing is copied out, needs no archives either."""
+    program = (
+        "import sys, cloche\nwith cloche.Sandbox(live=True) as sandbox: assert sandbox.exec(['true']).ok\n"
+        "print([name for name in ('dataclasses', 'tarfile', 'tempfile', 'random') if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(cloche.__file__).parents[1])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 async def test_a_session_that_comes_first_has_the_pool_begin() -> None:
     """It is itself no run that could end."""
     pool = pool_for(Policy(), measure_host())

@@ -11,7 +11,6 @@ import atexit
 import os
 import pwd
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -221,6 +220,8 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
             return f"{path} has no range of {LEAST_IDS} ids or more for {user.pw_name}"
         ranges[program] = found
     first, count = ranges["newuidmap"][0], min(found[1] for found in ranges.values())
+    import shutil  # with all its compressors; who has no range needs none
+
     arguments = []
     for program, own in (("newgidmap", gid), ("newuidmap", uid)):
         helper = shutil.which(program, path=PROGRAM_PATH)

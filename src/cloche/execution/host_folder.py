@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -247,6 +246,8 @@ class HostFolderOperations(NameOperations):
 
     @asynccontextmanager
     async def _snapshot(self, found: OpenFolder) -> AsyncIterator[Snapshot]:
+        import tempfile
+
         from cloche.workspace.snapshot import SnapshotReader
 
         live = self._checked(self._require_open())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
-import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from os import PathLike
@@ -23,7 +22,6 @@ from cloche.core.limits import MIB, format_size
 from cloche.core.processes import FileChange, FileInfo, Transfer
 from cloche.core.protocols import OpenLiveSandbox, OpenWatch
 
-from .folders import pack_folder, read_host_file, unpack_folder, write_host_file
 from .live import LiveOperations, in_time
 
 READ_BYTES = 16 * MIB
@@ -206,6 +204,10 @@ class PathOperations(LiveOperations):
         folder, what has one of the names `leave_out` is not looked at. More than `max_bytes`, else the sandbox's disk,
         is refused before anything is written.
         """
+        import tempfile
+
+        from .folders import pack_folder, read_host_file  # with `tarfile`, which nothing else here needs
+
         live = self._require_live("upload")
         most = self._most_bytes(max_bytes)
         source = os.fspath(host_path)
@@ -228,6 +230,10 @@ class PathOperations(LiveOperations):
         written outside of `host_path`, or through a link below it. More than `max_bytes`, else the sandbox's disk, is
         refused. `timeout` is until all has come; then it is written here.
         """
+        import tempfile
+
+        from .folders import unpack_folder, write_host_file
+
         live = self._require_live("download")
         most = self._most_bytes(max_bytes)
         target, data, left_out = os.fspath(host_path), b"", 0
