@@ -24,7 +24,7 @@ TURN_S, SHORT_TURN_S = 0.001, 0.0003  # to compute before others have a turn
 # A sandbox that has used so much processor time, and so many times as much as another one, lets that one go first,
 # until it has been quiet for a moment. Use counts half after a while.
 MUCH_S, FAR_MORE, HALF_S = 0.005, 2.0, 0.1
-QUIET_S, LONGEST_YIELD_S, RECENT_S = 0.001, 0.02, 0.05
+QUIET_S, LONGEST_YIELD_S, RECENT_S = 0.003, 0.005, 0.05
 
 
 class Turns:

@@ -265,7 +265,7 @@ def test_who_has_used_far_more_lets_others_go_first(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(0.3)
         assert turns > 100
         assert await turns_during(30, 0.00002) <= 2
-        assert 1 <= await turns_during(1200, 0.00002) <= 3
+        assert 1 <= await turns_during(1200, 0.00002) <= 10
         assert await turns_during(1000, 0.001) >= 300
         for task in tasks:
             task.cancel()
