@@ -280,8 +280,8 @@ def test_an_answer_that_nobody_takes_is_dropped() -> None:
     serve(work, most=3, head_s=0.4, app=large)
 
 
-def test_what_is_written_in_one_turn_is_sent_together() -> None:
-    """By one system call; much of it at once, so that its writer waits for the reader; all of it before the end."""
+def test_a_head_is_sent_with_its_body() -> None:
+    """By one system call; alone at the end of the turn, and before the end; much of it at once."""
     sent: list[bytes] = []
 
     async def main() -> None:
@@ -292,15 +292,17 @@ def test_what_is_written_in_one_turn_is_sent_together() -> None:
         plain.write = lambda data: (sent.append(bytes(data)), write(data))  # type: ignore[method-assign, assignment, return-value]
         transport = Together(plain, loop)
         transport.write(b"head")
+        assert (sent, transport.get_write_buffer_size()) == ([], 4)
         transport.write(b"body")
-        assert (sent, transport.get_write_buffer_size()) == ([], 8)
-        await asyncio.sleep(0)
         assert (sent, transport.get_write_buffer_size()) == ([b"headbody"], 0)
+        transport.write(b"alone")
+        await asyncio.sleep(0)
+        assert sent[1:] == [b"alone"]
         transport.write(b"x" * (MOST_TOGETHER + 1))
-        assert len(sent) == 2
+        assert len(sent) == 3
         transport.write(b"last")
         transport.close()
-        assert sent[-1] == b"last"
+        assert sent[3:] == [b"last"]
         theirs.close()
 
     asyncio.run(main())

@@ -26,7 +26,7 @@ HEAD_S = 15.0  # a client that has not sent the head of a request by then will n
 TAKEN_BYTES = 256 << 10  # of an answer that is over: who takes less in such a time is dropped
 BODY_S, BODY_BYTES = 60.0, 4 << 20  # nor the rest of it, where less than this came by then: 70 kB a second
 MOST_PORT = 65_535
-MOST_TOGETHER = 32 << 10  # bytes that wait for the end of a turn
+MOST_TOGETHER = 16 << 10  # bytes of a head that wait for the body
 
 
 def most_connections() -> int:
@@ -45,38 +45,41 @@ def _share(part: int, most: int) -> int:
 
 
 class Together:
-    """A transport that passes on by one system call what is written in one turn of the loop: head and body, say."""
+    """A transport that sends the head of an answer with its body, by one system call.
+
+    What is written waits for what comes next in the same turn of the loop.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
-        self._transport, self._loop = transport, loop
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self.plain, self._loop = transport, loop
+        self._first = b""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else a transport has
-        return getattr(self._transport, name)
+        return getattr(self.plain, name)
 
     def write(self, data: bytes) -> None:
-        """Send some bytes, at the end of this turn at the latest."""
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._size > MOST_TOGETHER:  # so that a writer is told at once when nobody reads
-            self._pass_on()
-        elif len(self._pieces) == 1:
-            self._loop.call_soon(self._pass_on)
+        """Send some bytes: those of a head with the next ones, or at the end of this turn."""
+        if self._first or len(data) > MOST_TOGETHER:  # so that a writer is told at once when nobody reads
+            first, self._first = self._first, b""
+            self.plain.write(first + data)
+        else:
+            self._first = data
+            self._loop.call_soon(self.pass_on)
 
     def close(self) -> None:
         """Close the connection once all is sent."""
-        self._pass_on()
-        self._transport.close()
+        self.pass_on()
+        self.plain.close()
 
     def get_write_buffer_size(self) -> int:
         """Return how many bytes are still to be sent."""
-        return self._size + self._transport.get_write_buffer_size()
+        return len(self._first) + self.plain.get_write_buffer_size()
 
-    def _pass_on(self) -> None:
-        pieces, self._pieces, self._size = self._pieces, [], 0
-        if pieces and not self._transport.is_closing():
-            self._transport.write(b"".join(pieces))
+    def pass_on(self) -> None:
+        """Send what waits."""
+        first, self._first = self._first, b""
+        if first and not self.plain.is_closing():
+            self.plain.write(first)
 
 
 class BoundedProtocol(H11Protocol):
@@ -121,6 +124,9 @@ class BoundedProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over: it is no longer ours to close."""
         self._end_timers()
+        together = cast("Any", self.transport)
+        together.pass_on()
+        self.transport = together.plain  # each frame goes at once
         super().handle_websocket_upgrade(event)
 
     def _end_timers(self) -> None:

@@ -25,7 +25,7 @@ from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S, LiveRun, wait_a_moment
+from ..events import HEARTBEAT_S, LiveRun
 from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
@@ -41,7 +41,6 @@ from .frames import ERR, IN, MOST_FIELDS, OUT
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
-SOON_S = 0.01  # within which the client of a run is told its id
 
 
 class Listing(WireModel):
@@ -205,8 +204,6 @@ async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
         replace(order, start=start, returns_files=False, has_events=one.stream, noted_beside=True)
     )
     async with _ended_with(live):
-        if live.task is not None and not one.stream:
-            await wait_a_moment(live.task, SOON_S)  # most have ended by then, and both frames are sent together
         await call.event("run", {"id": live.id})
         if one.stream:
             await _tell_events(call, live)
