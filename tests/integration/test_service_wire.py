@@ -144,9 +144,9 @@ async def test_processes_outlive_their_calls_where_they_shall(wire: WireClient, 
     name, started = await call.event()
     where = {"sandbox": sandbox, "process": started["id"]}
     assert (name, await anext(call.pieces())) == ("started", b"up\n")
-    await wire.do("process.signal", **where, signal="HUP")
     await call.send(b"word\n", end=False)
-    assert await anext(call.pieces()) == b"word\n"
+    assert await anext(call.pieces()) == b"word\n"  # and so the shell waits for cat, and does what it traps after that
+    await wire.do("process.signal", **where, signal="HUP")
     assert await failure(wire, "process.follow", **where) == (409, "followed")
     await wire.do("process.detach", **where)
     assert (await call.result)["isDetached"] is True
