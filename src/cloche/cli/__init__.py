@@ -7,7 +7,8 @@ commands: `run` (also `--fix`), `exec` and `shell` (`_attached`: with our stream
 `sandbox` (those with a name), `serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`,
 `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`, `conformance`).
 A command is added in one file (docs/contributing.md). `_fast_path` does the usual `exec NAME -- COMMAND` with hardly
-any imports; `_rare_ends` tells how that ended, where it is more than an exit code.
+any imports; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
+the installation has none.
 
 To be kept: exit codes; nothing hostile reaches a terminal unescaped, unless that was asked for (`-t`); a module
 imports what a command needs when that command runs, since `--version` and `run` start often. Help texts may be changed
@@ -33,6 +34,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         _print_version()
         return
+    if sys.pycache_prefix is None and not os.path.exists(globals().get("__cached__") or "/"):
+        from ._bytecode import keep_bytecode
+
+        keep_bytecode()
     if sys.argv[1:2] == ["exec"]:
         _run_named()
     import gc

@@ -148,9 +148,10 @@ def _archive(is_probe: bool) -> bytes:
     beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), own_cache("helpers")
     own_name = f"{hashlib.blake2b(os.fsencode(PACKAGE), digest_size=8).hexdigest()}.{name}"
     found = read_cache(beside, name, key) or (read_cache(own, own_name, key, is_own=True) if own else None)
+    is_unwanted = sys.dont_write_bytecode or sys.pycache_prefix is not None  # beside the sources
     if found is None:
         found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
-        is_kept = not sys.dont_write_bytecode and write_cache(beside, name, key, found)
+        is_kept = not is_unwanted and write_cache(beside, name, key, found)
         if own and not is_kept:
             write_cache(own, own_name, key, found, is_own=True)
     return found
