@@ -41,6 +41,7 @@ NAMES = (
     "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
     "import cloche", "import asyncio", "docker run", "docker run, gVisor", "cloche, docker warm", "cloche, gVisor warm",
     "python -c pass", "cloche --version", "cloche run, a new process", "first cloche.run, whole process",
+    "cloche exec", "cloche exec NAME", "cloche exec NAME, wall", "python -c pass, wall",
     "live sandbox, opened", "live sandbox, opened cold", "live sandbox, true", "live sandbox, print(1)",
     "live sandbox, terminal echo", "64 MiB by loopback", "64 MiB by a forwarded port",
     "cloche, warm, in blocks", "cloche, warm, line by line", "a line that waits for its answer",

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -476,7 +477,8 @@ def watched(files: Files, path: str = "", **order: object) -> Any:
                 return found
 
     def end() -> None:
-        os.kill(operation.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ends by itself once the folder is gone
+            os.kill(operation.pid, signal.SIGKILL)
         lines.close()
         os.close(operation.answered)
 
