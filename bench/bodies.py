@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -192,17 +192,22 @@ class Meter:
         held, more = self._lines.readline().split()
         return float(held), float(more)
 
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._lines.close()
+        self._socket.close()
+
 
 def measure(folder: Path) -> Iterator[Row]:
     """Yield the figure of each shape on each route and over the wire."""
     place = folder / "gauge"
     program = ("bench.bodies", "--serve", str(place))
-    service = start(folder, program=program)
+    service = start(folder, program=program, PYTHONPATH=str(Path(__file__).parents[1]))  # it starts elsewhere
     try:
-        meter = Meter(place)
-        key = service.new_key("run", "read", "approve")
-        yield from _over_http(service, key, meter)
-        yield from asyncio.run(_over_wire(service, key, meter))
+        with closing(Meter(place)) as meter:
+            key = service.new_key("run", "read", "approve")
+            yield from _over_http(service, key, meter)
+            yield from asyncio.run(_over_wire(service, key, meter))
     finally:
         service.end()
 
