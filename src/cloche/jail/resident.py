@@ -50,10 +50,8 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 SIGKILL, SIGCHLD, SIGCONT, SIGSTOP = 9, 17, 18, 19
-NICE, LEAST_NICE = (
-    -15,
-    -20,
-)  # of pid 1, added to the caller's: guests share its processors, and its control group bounds both
+# Of pid 1, added to the caller's: guests share its processors, and its control group bounds both.
+NICE, LEAST_NICE = -15, -20
 MARK = "/proc/self/ns/uts"
 CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
