@@ -207,7 +207,7 @@ async def _is_given_up(sandbox: OpenLiveSandbox) -> None:
         asked.set()
         await asyncio.Event().wait()
 
-    writing = asyncio.ensure_future(sandbox.write_path("/tmp/half", pieces()))
+    writing = asyncio.ensure_future(sandbox.write_path("/tmp/own/half", pieces()))
     async with asyncio.timeout(PATIENCE_S):
         await asked.wait()
     writing.cancel()
