@@ -56,6 +56,17 @@ async def test_a_long_first_run_is_not_waited_for() -> None:
         await asyncio.wait([first])
 
 
+def test_a_process_that_runs_one_program_starts_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is prepared for later runs by a short first one, until time has passed or the second one comes."""
+    monkeypatch.setattr("cloche.forkserver.pool.BEGIN_S", FOREVER_S)
+    monkeypatch.setattr("cloche.backends.local.sandbox.BEGIN_S", FOREVER_S)
+    pool = pool_for(Policy(), measure_host())
+    assert cloche.run("print(1)").ok
+    assert pool._template is None
+    assert cloche.run("print(1)").ok
+    assert pool._template is not None
+
+
 def test_a_first_run_imports_little() -> None:
     """What a run alone does not need is not imported for it: archives, what lives, sessions, file names."""
     unwanted = (

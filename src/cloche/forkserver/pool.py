@@ -76,6 +76,7 @@ PEAK_MEMORY_S = 60.0
 END_TIMEOUT_S = 10.0
 RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
+BEGIN_S = 0.1  # after the first run, when no second one has come: a process that runs one program needs no fork server
 PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
 
 log = logging.getLogger("cloche.warm")
@@ -121,6 +122,7 @@ class Pool:
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
         self._is_closed = self._has_begun = False
+        self._beginning: threading.Timer | None = None
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
@@ -128,6 +130,16 @@ class Pool:
         with self._lock:
             self._has_begun = True
             self._have_template()
+
+    def start_soon(self) -> None:
+        """Do that in a moment, or as soon as a slot is asked for; again, at once."""
+        with self._lock:
+            if self._has_begun:
+                self._have_template()
+            elif self._beginning is None and not self._is_closed:
+                self._beginning = threading.Timer(BEGIN_S, self.start)
+                self._beginning.daemon = True
+                self._beginning.start()
 
     def is_ready(self) -> bool:
         """Tell whether the next run can start warm."""
@@ -137,10 +149,11 @@ class Pool:
     def take(self, jail: Jail) -> Slot | None:
         """Return a slot, with `jail` built ahead if there is one; None where only a cold start is left.
 
-        Nothing is started before `start` was called.
+        Nothing is started before `start` or `start_soon` was called.
         """
         with self._lock:
             self._latest = jail
+            self._has_begun |= self._beginning is not None
             template = self._have_template() if self._has_begun else None
             slot = self._choose(jail.key)
             if slot is None and template is not None and template.is_ready():
@@ -185,8 +198,9 @@ class Pool:
                 self._close(slot)
             self._idle.clear()
             self._is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._beginning, self._timer):
+                if timer is not None:
+                    timer.cancel()
             if self._template is not None:
                 self._exiting.append(self._template.close())
                 self._template = None

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.jail")
 PIECE_BYTES = 1 << 18
-BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
+BEGIN_S = 0.15  # a first run that takes longer has later ones prepared beside it
 
 
 class LocalOpenSandbox:
@@ -317,7 +317,7 @@ class LocalOpenSandbox:
         return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
 
     def _begin_soon(self) -> None:
-        """Have the pool begin in this loop while we wait: its start shall not take processors from the first run."""
+        """Have the pool begin in this loop beside a long run; its start shall take no processors from a short one."""
         if self._pool is not None:
             asyncio.get_running_loop().call_later(BEGIN_S, self._pool.start)
 
@@ -327,7 +327,7 @@ class LocalOpenSandbox:
         if self._pool is None:
             return
         if slot is None:
-            self._pool.start()
+            self._pool.start_soon()
         elif self._is_over:
             self._pool.give_back(slot)
         else:
