@@ -44,9 +44,9 @@ def box(tmp_path: Path) -> Iterator[library.Sandbox]:
         sandbox.kill()
 
 
-def start(*words: str, way: str, **streams: Any) -> subprocess.Popen[bytes]:
+def start(*words: str, way: str, command: str = "exec", **streams: Any) -> subprocess.Popen[bytes]:
     """Start the command, by one of the two ways, with the modules that it imports on its standard error."""
-    program = [sys.executable, "-X", "importtime", "-c", "from cloche.cli import main; main()", "exec"]
+    program = [sys.executable, "-X", "importtime", "-c", "from cloche.cli import main; main()", *command.split()]
     env = {**os.environ, "CLOCHE_AUDIT": way}
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **streams}
     return subprocess.Popen([*program, *words], env=env, stderr=subprocess.PIPE, **streams)
@@ -99,6 +99,7 @@ def test_how_commands_end_is_told_as_by_the_whole_command(box: library.Sandbox) 
         assert both("box", "--", *words)[2] == code
     assert "timeout" in both("box", "--", "sh", "-c", "echo begun; sleep 20")[1]
     assert both("--cwd", "/etc", "box", "--", "pwd")[0] == b"/etc\n"
+    assert both("box", "--", "sh", "-c", "echo a; exit 3", command="sandbox exec")[0] == b"a\n"
     assert both("--cwd", "none", "box", "--", "pwd")[2] == 125
     advised = both("box", "--", "sh", "-c", "echo ptrace: Operation not permitted >&2; exit 1")
     assert "gvisor" in advised[1]

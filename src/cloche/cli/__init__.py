@@ -39,7 +39,9 @@ def main() -> None:
 
         keep_bytecode()
     if sys.argv[1:2] == ["exec"]:
-        _run_named()
+        _run_named(sys.argv[2:])
+    elif sys.argv[1:3] == ["sandbox", "exec"]:
+        _run_named(sys.argv[3:])
     import gc
 
     gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
@@ -51,12 +53,12 @@ def main() -> None:
         leave(end.code)
 
 
-def _run_named() -> None:
+def _run_named(words: list[str]) -> None:
     """Run a command in a sandbox with a name, and exit with its code; return where that is not so simple."""
     try:
         from ._fast_path import run_named
 
-        run = run_named(sys.argv[2:])
+        run = run_named(words)
     except KeyboardInterrupt:
         os._exit(EXIT_INTERRUPTED)
     if run is not None and run.code is not None:

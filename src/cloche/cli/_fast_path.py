@@ -1,4 +1,4 @@
-"""`cloche exec [--cwd DIR] NAME -- COMMAND` at the cost of a shell's: the usual case, with hardly any imports.
+"""`cloche exec`, `sandbox exec`: `[--cwd DIR] NAME -- COMMAND` at the cost of a shell's, with hardly any imports.
 
 `run_named` does what the command of `exec` does, for these words alone, a sandbox without a network, no terminal and no
 configuration; it leaves everything else to that command, before anything is started or recorded. How most commands
