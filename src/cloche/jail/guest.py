@@ -86,7 +86,7 @@ class Guest:
         self.seconds = perform(self.building.first if self.index == 0 else self.building.later, self.registers)
         self._receive("built")
         run_anywhere(self.processors)
-        self._restrict(holds=False)
+        self._restrict(holds=bool(self.spec.answered))  # what was done for it must not be asked for again
 
     def _hand_over(self) -> None:
         """Give the parent the descriptor on which our filter asks, if it asks anybody."""

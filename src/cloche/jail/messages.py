@@ -160,7 +160,8 @@ class Spec(_Record):
     `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where that control is
     not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts. `origin` is what
     it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
-    `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
+    `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told. `answered` has the
+    names of calls that are made in the guest's place, by their numbers, by the module that makes them.
     """
 
     level: str = "jail"
@@ -181,6 +182,7 @@ class Spec(_Record):
     memory_bytes: int = 0
     pids: int = 0
     network: dict[str, Any] | None = None
+    answered: dict[str, dict[int, str]] = {}
     is_shown: bool = False
     mounts: list[tuple[Any, ...]] = []
     masked: list[str] = []

@@ -21,7 +21,8 @@ from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, addres
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 1 << 3, 1 << 5
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
@@ -30,6 +31,7 @@ FLAG_CONTINUE = 1
 EPERM, EBUSY, EINVAL, ENOLCK = 1, 16, 22, 37
 AF_NETLINK = 16
 _LOCKING = frozenset(NUMBERS[MACHINE][name] for name in ("flock", "fcntl") if MACHINE in NUMBERS)
+_NO_ANSWERERS: Mapping[int, Any] = {}
 _LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NUMBERS)
 
 
@@ -54,7 +56,7 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
 def receive(listener: int) -> bytes:
     """Return the next question. Raises OSError where who asked has ended meanwhile."""
     question = fresh(NOTIF_BYTES)
-    _ioctl(listener, NOTIF_RECV, question)
+    ioctl(listener, NOTIF_RECV, question)
     return question
 
 
@@ -62,7 +64,14 @@ def reply(listener: int, question: bytes, refusal: int = 0) -> None:
     """Let a call go on, or refuse it with an errno. Raises OSError where who asked has ended meanwhile."""
     flags = 0 if refusal else FLAG_CONTINUE
     answer = question[:8] + bytes(8) + (-refusal).to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
-    _ioctl(listener, NOTIF_SEND, answer)
+    ioctl(listener, NOTIF_SEND, answer)
+
+
+def send_value(listener: int, question: bytes, value: int, refusal: int = 0) -> None:
+    """Answer a call, which is not made, with a value or an errno. Raises OSError where who asked has ended."""
+    answer = question[:8] + value.to_bytes(8, "little", signed=True)
+    answer += (-refusal).to_bytes(4, "little", signed=True) + bytes(4)
+    ioctl(listener, NOTIF_SEND, answer)
 
 
 def is_exit_notice(question: bytes, pid: int) -> bool:
@@ -76,14 +85,25 @@ def exit_code(question: bytes) -> int:
     return read_uint(question, 32) & 0xFF
 
 
-def answer(listener: int, own_mounts: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
+def answer(
+    listener: int,
+    own_mounts: Sequence[str],
+    may_fork: Callable[[int], bool],
+    answerers: Mapping[int, Any] = _NO_ANSWERERS,
+) -> bool:
     """Take one question and answer it; a process that ended meanwhile needs none.
 
     Tell whether the policy blocked what it was for. `may_fork` tells whether the process of that number may clone
-    itself, this once.
+    itself, this once. `answerers` has, by the number of a call, who makes it in the guest's place (`answered_calls`).
     """
     try:
         question = receive(listener)
+        answerer = answerers.get(read_uint(question, 16))
+        if answerer is not None:
+            from .answered_calls import answer_for
+
+            answer_for(listener, question, answerer)
+            return False
         refused = refusal(question, own_mounts, may_fork)
         reply(listener, question, refused)
     except OSError:
@@ -133,14 +153,13 @@ def _has_no_capabilities(pid: int) -> bool:
     return len(sets) == 2 and not any(sets)
 
 
-def _ioctl(listener: int, request: int, data: bytes) -> None:
+def ioctl(listener: int, request: int, data: bytes) -> int:
     """Make the call again when a signal (a child that ended, say) came in between."""
     while True:
         try:
-            call("ioctl", listener, request, data)
+            return call("ioctl", listener, request, data)
         except InterruptedError:
             continue
-        return
 
 
 def _is_own(pid: int, fd: int, own_mounts: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.privileges import drop_all
-from cloche.jail.setup.seccomp import build_filter
+from cloche.jail.setup.seccomp import answered_calls, build_filter
 from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
 from cloche.jail.work_folder import STARTUP
@@ -162,7 +162,9 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         spec.ucounts = ucounts(is_forkable=False)
         spec.prefork_ucounts = ucounts(is_forkable=False, is_prefork=True)
     if level in (Level.JAIL, Level.CONFINED):
-        spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
+        one_uid = {"one_uid": True} if level is Level.CONFINED and not host.owns_ids else {}
+        spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version), **one_uid)
+        spec.answered = answered_calls(os.uname().machine) if one_uid else {}
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi

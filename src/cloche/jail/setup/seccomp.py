@@ -185,6 +185,11 @@ INIT = 1
 # What goes around the limits where no control group keeps them: segments that no process has attached are in no
 # process's memory, and a process may leave the processors it was put on.
 UNCOUNTED = ("shmget", "sched_setaffinity")
+# What changes metadata by a path, or by a descriptor that may have been opened to be read: Landlock handles none of it.
+METADATA = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
+    "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
+)  # fmt: skip
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
 # What file systems have in common is numbered by one letter. Some of it is done to the file system or to its user
@@ -192,6 +197,10 @@ REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
 # that only flags may be read and set.
 FILE_SYSTEM_KIND, KIND_MASK = 0x6600, 0xFF00
 FLAG_IOCTLS = (0x80086601, 0x40086602)
+# Where the guest's uid is the caller's, flags may only be read, and neither XFS's attributes nor what btrfs does to a
+# subvolume may be set, by whoever owns the file; of btrfs's kind there are the calls that share blocks.
+READ_FLAGS, ATTRIBUTE_KIND, BTRFS_KIND = FLAG_IOCTLS[:1], 0x5800, 0x9400
+CLONE_IOCTLS = (0x40049409, 0x4020940D, 0xC0189436)
 # Interface ioctls are refused as a range, but for those that only ask.
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
 SOCKET_QUESTIONS = (0x8904, 0x8905)  # of the socket itself
@@ -232,11 +241,13 @@ def build_filter(
     forkable: bool = False,
     users: bool = False,
     resident: bool = False,
+    one_uid: bool = False,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except pairs
-    that are connected for good, and nothing that other processes share. `counted`: a control group keeps the limits.
+    that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
+    own, what changes metadata is asked for (`metadata_calls`). `counted`: a control group keeps the limits.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -248,6 +259,8 @@ def build_filter(
     special = _special_blocks(confined=confined, prefork=prefork) | (
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     )
+    if one_uid:
+        special |= {name: [_ASKED] for name in METADATA} | {"ioctl": _ioctl_block((), one_uid=True)}
     if resident:  # the caller is told that it was done
         hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
         special["prctl"] = [_argument(0), *hiding, *special["prctl"]]
@@ -509,20 +522,27 @@ def _socket_option_block() -> Block:
     ]
 
 
-def _ioctl_block(questions: Sequence[int]) -> Block:
+def answered_calls(machine: str) -> dict[str, dict[int, str]]:
+    """Return the calls of a filter for `one_uid` that are made in the guest's place: numbers and names, by module."""
+    return {"metadata_calls": {ALLOWED[machine][name]: name for name in METADATA if name in ALLOWED[machine]}}
+
+
+def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:
     """Refuse terminal injection, what is done to file systems, and every interface ioctl but for some questions.
 
     Any socket answers them, a pair's too, about the network of its namespace.
     """
+    allowed = (*SOCKET_QUESTIONS, *questions, *((*READ_FLAGS, *CLONE_IOCTLS) if one_uid else FLAG_IOCTLS))
+    refused = (FILE_SYSTEM_KIND, *((ATTRIBUTE_KIND, BTRFS_KIND) if one_uid else ()))
     return [
         _argument(1),
         *_if_any(REFUSED_IOCTLS, _deny(EPERM)),
-        *_if_any((*SOCKET_QUESTIONS, *questions, *FLAG_IOCTLS), _ALLOWED),
+        *_if_any(allowed, _ALLOWED),
         (BPF_JGE, 0, 2, SIOC_FIRST),
         (BPF_JGE, 1, 0, SIOC_LAST + 1),
         _deny(EPERM),
         (BPF_AND, 0, 0, KIND_MASK),
-        *_if_any((FILE_SYSTEM_KIND,), _deny(EPERM)),
+        *_if_any(refused, _deny(EPERM)),
         _ALLOWED,
     ]
 

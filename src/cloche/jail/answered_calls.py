@@ -1,0 +1,138 @@
+"""Calls that the reaper makes in a guest's place: the guest's own is never let go on, so no race can change it.
+
+Theory of operation: a filter sees registers alone, and what they point to can change at any time. So where a call is to
+be allowed for what is in memory, a path or an address, the guest's thread is held, what it named is copied once, and
+that copy is decided on and used here. The answer is a number, an errno, or a descriptor that is put into the guest.
+`seccomp_notify.answer` has the table of who answers which call. Answers take a bounded time and little memory, one
+question in each round of the reaper's loop, so that whoever asks without end keeps it from nothing else.
+
+The guest's memory, descriptors and directory are found below one descriptor of its folder in /proc, which stands for
+that one thread and for no later one of its number; that it is the thread which asks is looked at once that is open.
+This takes a process with the guest's uid and none of its Landlock domain, from which Yama's first level demands that it
+be an ancestor.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .seccomp_notify import ioctl, send_value
+from .syscalls import read_uint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    Answerer = Callable[["Asked"], int]
+
+ID_VALID, ADDFD = 0x40082102, 0x40182103
+SETFD, SEND = 1, 2
+MOST_PATH, MOST_COPIED, MOST_ADDRESS = 4096, 1 << 16, (1 << 63) - 1
+EPERM, EBADF, EFAULT, EINVAL, ENAMETOOLONG = 1, 9, 14, 22, 36
+AT_CWD = 0xFFFFFF9C  # AT_FDCWD, in a register
+
+
+class Asked:
+    """Hold one question: the arguments in registers, and a way to what they point to."""
+
+    def __init__(self, listener: int, question: bytes):
+        self.listener, self.question = listener, question
+        self.number, self.pid = read_uint(question, 16), read_uint(question, 8)
+        self.arguments = [read_uint(question, 32 + 8 * index, 8) for index in range(6)]
+        self.is_answered = False
+        self._memory = -1
+        self._folder = posix.open(f"/proc/{self.pid}", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        """Raise OSError where the thread does not ask any more: its number may be another one's by now."""
+        try:
+            ioctl(self.listener, ID_VALID, self.question[:8])
+        except OSError:
+            posix.close(self._folder)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        posix.close(self._folder)
+        if self._memory >= 0:
+            posix.close(self._memory)
+
+    def word(self, index: int) -> int:
+        """Return an argument of 32 bits."""
+        return self.arguments[index] & 0xFFFFFFFF
+
+    def copy(self, address: int, size: int) -> bytes:
+        """Return so many bytes of the guest's memory, at most MOST_COPIED. Raises OSError: EFAULT, or EINVAL for more.
+
+        Each call copies anew, and may find something else.
+        """
+        if size > MOST_COPIED:
+            raise OSError(EINVAL, "too much to copy")
+        data = self._read(address, size)
+        if len(data) < size:
+            raise OSError(EFAULT, "not in the guest's memory")
+        return data
+
+    def text(self, address: int, most: int = MOST_PATH) -> bytes:
+        """Return what stands there up to a NUL, which is among the first `most` bytes. Raises OSError."""
+        data, nul, _ = self._read(address, most).partition(b"\0")
+        if not nul:
+            raise OSError(ENAMETOOLONG if len(data) == most else EFAULT, "no end of it in the guest's memory")
+        return data
+
+    def open_descriptor(self, number: int) -> int:
+        """Return a descriptor (O_PATH) of what the guest has open by this number. Raises OSError: EBADF."""
+        try:
+            return posix.open(f"fd/{number}", posix.O_PATH | posix.O_CLOEXEC, dir_fd=self._folder)
+        except FileNotFoundError:
+            raise OSError(EBADF, "not open in the guest") from None
+
+    def directory(self, number: int = AT_CWD) -> bytes:
+        """Return the path of an open directory of the guest's, of its working directory for AT_FDCWD.
+
+        It is where the directory was a moment ago: no more than a word of the guest's.
+        """
+        try:
+            return posix.readlink(b"cwd" if number == AT_CWD else b"fd/%d" % number, dir_fd=self._folder)
+        except FileNotFoundError:
+            raise OSError(EBADF, "not open in the guest") from None
+
+    def put(self, fd: int, number: int = -1, *, flags: int = posix.O_CLOEXEC, is_answer: bool = False) -> int:
+        """Put a copy of `fd` into the guest and return its number there.
+
+        In place of what is open there by `number`, or as a new one; with `flags`, 0 or O_CLOEXEC. As the `answer` of
+        the call, in one step (of a new one only), or before it.
+        """
+        kind = (SETFD if number >= 0 else 0) | (SEND if is_answer else 0)
+        words = (kind, fd, max(0, number), flags)
+        request = self.question[:8] + b"".join(word.to_bytes(4, "little") for word in words)
+        found = ioctl(self.listener, ADDFD, request)
+        self.is_answered = is_answer
+        return found
+
+    def _read(self, address: int, size: int) -> bytes:
+        if self._memory < 0:
+            self._memory = posix.open("mem", posix.O_RDONLY | posix.O_CLOEXEC, dir_fd=self._folder)
+        if not 0 < address <= MOST_ADDRESS - size:
+            raise OSError(EFAULT, "no address")
+        try:
+            return posix.pread(self._memory, size, address)
+        except OSError as error:
+            raise OSError(EFAULT, "not in the guest's memory") from error
+
+
+def answer_for(listener: int, question: bytes, answerer: Answerer) -> None:
+    """Answer a call by what `answerer` returns, or by the errno of the OSError that it raises.
+
+    Raises OSError where who asked has ended meanwhile.
+    """
+    value, refusal = 0, 0
+    try:
+        with Asked(listener, question) as asked:
+            value = answerer(asked)
+            if asked.is_answered:
+                return
+    except OSError as error:
+        refusal = error.errno or EPERM
+    send_value(listener, question, value, refusal)

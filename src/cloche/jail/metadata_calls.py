@@ -1,0 +1,292 @@
+"""Calls that change metadata of files, made by the reaper in the place of a guest that has its user's own uid.
+
+Landlock does not handle them: where guest and caller are one user, the kernel alone would let a guest change mode,
+times, owner and attributes of whatever is its user's, by a path or by a descriptor that was opened to be read. So all
+of them are asked for (`setup/seccomp`), and made here for what lies below the sandbox's own folders; anything else is
+EACCES. Flags of inodes (`FS_IOC_SETFLAGS` and its like) are refused by the filter, and what is younger than its table.
+
+What is changed is the file that one descriptor (O_PATH, so that neither FIFO nor device is opened) stands for:
+
+- A path is opened below a descriptor of an own folder by `openat2` with RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS.
+  Which own folder, and the path below it, follows from the words of the path and, for a relative one, from where the
+  guest's directory is: whatever of that changes meanwhile, nothing outside can be opened. Where the kernel finds that a
+  link or `..` leads out of the folder, the path is walked once more, name by name, for it may lead back in. Outside
+  nothing is looked at: there `..` takes the name before it away, as if that were no link.
+- A descriptor of the guest's is opened once more, and where the kernel says that this file is must be below an own
+  folder. A guest cannot bring a file of outside there: Landlock refuses to rename or link it.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .answered_calls import AT_CWD, MOST_COPIED
+from .syscalls import AT_EMPTY_PATH, AT_FDCWD, call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .answered_calls import Answerer, Asked
+    from .messages import Spec
+
+    Change = Callable[[bytes, Asked, int], object]
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 2, 4, 8
+HOW_BYTES = 24
+AT_SYMLINK_NOFOLLOW = 0x100
+S_IFMT, S_IFLNK = 0o170000, 0o120000
+SAME = 0xFFFFFFFF  # in place of an id that is not to be changed
+WORD, MICROSECONDS = 8, 1_000_000
+MOST_LINKS, MOST_NAMES, RETRIES = 40, 256, 8  # of a path that is walked name by name; after a renaming
+MOST_NAME, SET_FLAGS = 256, 3  # of an attribute, with a NUL; XATTR_CREATE, XATTR_REPLACE
+ENOENT, E2BIG, EAGAIN, EACCES, EFAULT, EXDEV, EINVAL, ERANGE, ENAMETOOLONG, ELOOP = 2, 7, 11, 13, 14, 18, 22, 34, 36, 40
+
+
+def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
+    """Return who answers each of these calls, given by number and name, for a guest of this sandbox."""
+    own = OwnFolders([spec.workspace, spec.tmp])
+    return {number: _answerer(own, name) for number, name in names.items()}
+
+
+class OwnFolders:
+    """Open what lies below the folders that are a guest's own, whatever it does to the paths meanwhile."""
+
+    def __init__(self, folders: Sequence[str]):
+        self._names: dict[bytes, int] = {}  # as the guest is told, and as the kernel says
+        for folder in folders:
+            held = posix.open(folder, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+            self._names |= {folder.encode("utf-8", "surrogateescape"): held, _path_of(held): held}
+
+    def open(self, path: bytes, *, follows: bool) -> int:
+        """Return a descriptor (O_PATH) of the file at an absolute path. Raises OSError, EACCES for what is outside."""
+        try:
+            return self._open(path, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS, follows=follows)
+        except OSError as error:
+            if error.errno not in (EXDEV, EACCES, EAGAIN):
+                raise
+        return self._walk(path, follows=follows)
+
+    def check(self, held: int) -> None:
+        """Raise OSError unless this open file lies below an own folder, or did when it was removed."""
+        if self._below(_path_of(held)) is None:
+            raise OSError(EACCES, "not below the sandbox's own folders")
+
+    def _below(self, path: bytes) -> tuple[int, bytes] | None:
+        """Return the own folder that a path begins with, and the rest of the path."""
+        for name, held in self._names.items():
+            if path == name or path.startswith(name + b"/"):
+                return held, path[len(name) :].lstrip(b"/") or b"."
+        return None
+
+    def _open(self, path: bytes, resolve: int, *, follows: bool) -> int:
+        found = self._below(path)
+        if found is None:
+            raise OSError(EACCES, "not below the sandbox's own folders")
+        flags = posix.O_PATH | posix.O_CLOEXEC | (0 if follows else posix.O_NOFOLLOW)
+        how = flags.to_bytes(8, "little") + bytes(8) + resolve.to_bytes(8, "little")
+        for _ in range(RETRIES):
+            try:
+                return call("openat2", found[0], found[1], how, HOW_BYTES)
+            except OSError as error:  # of `..`, while somebody renames something somewhere
+                if error.errno != EAGAIN:
+                    raise
+        raise OSError(EAGAIN, "too much is being renamed")
+
+    def _walk(self, path: bytes, *, follows: bool) -> int:
+        """Find where a path leads, name by name, and open that; all that is opened is below an own folder."""
+        follows = follows or path.endswith(b"/")
+        done, to_do, links, names = b"", _names_of(path), 0, 0
+        while to_do:
+            names += 1
+            if names > MOST_NAMES:
+                raise OSError(ELOOP, "too many names")
+            name = to_do.pop()
+            if name == b"..":
+                done = done.rpartition(b"/")[0]
+                continue
+            target = self._link(done + b"/" + name) if to_do or follows else b""
+            if target:
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(ELOOP, "too many links")
+                done = b"" if target.startswith(b"/") else done
+                to_do += _names_of(target)
+            else:
+                done += b"/" + name
+        return self._open(done, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
+
+    def _link(self, path: bytes) -> bytes:
+        """Return where a link below an own folder leads to, empty for what is none, or outside."""
+        found = self._below(path)
+        if found is None or found[1] == b".":
+            return b""
+        held = self._open(path, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
+        try:
+            if posix.fstat(held).st_mode & S_IFMT != S_IFLNK:
+                return b""
+            return posix.readlink(b"", dir_fd=held)
+        finally:
+            posix.close(held)
+
+
+def _names_of(path: bytes) -> list[bytes]:
+    """Return the names in a path, the last one first."""
+    return [name for name in reversed(path.split(b"/")) if name not in (b"", b".")]
+
+
+def _path_of(held: int) -> bytes:
+    """Return where the kernel says that an open file is."""
+    return posix.readlink(b"/proc/self/fd/%d" % held)
+
+
+def _answerer(own: OwnFolders, name: str) -> Answerer:
+    row = CALLS[name]
+
+    def answer(asked: Asked) -> int:
+        held = _open(own, asked, row)
+        try:
+            row.change(b"/proc/self/fd/%d" % held, asked, row.rest)
+        finally:
+            posix.close(held)
+        return 0
+
+    return answer
+
+
+def _open(own: OwnFolders, asked: Asked, row: Row) -> int:
+    """Return a descriptor (O_PATH) of the file that a call is for, below an own folder."""
+    flags = asked.word(row.flags) if row.flags else 0
+    if flags & ~(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH):
+        raise OSError(EINVAL, "a flag that nobody knows")
+    directory = asked.word(row.directory) if row.directory >= 0 else AT_CWD
+    address = asked.arguments[row.path] if row.path >= 0 else 0
+    has_path = address or not (row.is_optional or flags & AT_EMPTY_PATH)
+    path = asked.text(address) if has_path else b""
+    if not path:
+        if has_path and not flags & AT_EMPTY_PATH:
+            raise OSError(ENOENT, "an empty path")
+        if directory != AT_CWD:
+            return _open_descriptor(own, asked, directory)
+        if row.is_optional and not flags & AT_EMPTY_PATH:
+            raise OSError(EFAULT, "neither path nor descriptor")
+    if not path.startswith(b"/"):
+        path = asked.directory(directory) + b"/" + path
+    return own.open(path, follows=row.follows and not flags & AT_SYMLINK_NOFOLLOW)
+
+
+def _open_descriptor(own: OwnFolders, asked: Asked, number: int) -> int:
+    held = asked.open_descriptor(number)
+    try:
+        own.check(held)
+    except OSError:
+        posix.close(held)
+        raise
+    return held
+
+
+def _change_mode(file: bytes, asked: Asked, at: int) -> None:
+    posix.chmod(file, asked.word(at) & 0o7777)
+
+
+def _change_owner(file: bytes, asked: Asked, at: int) -> None:
+    user, group = (-1 if one == SAME else one for one in (asked.word(at), asked.word(at + 1)))
+    posix.chown(file, user, group)
+
+
+def _change_times(file: bytes, times: bytes | None) -> None:
+    call("utimensat", AT_FDCWD, file, times, 0)
+
+
+def _in_nanoseconds(file: bytes, asked: Asked, at: int) -> None:
+    address = asked.arguments[at]
+    _change_times(file, asked.copy(address, 4 * WORD) if address else None)
+
+
+def _in_microseconds(file: bytes, asked: Asked, at: int) -> None:
+    address = asked.arguments[at]
+    if not address:
+        return _change_times(file, None)
+    words = _words(asked.copy(address, 4 * WORD))
+    if not all(0 <= word < MICROSECONDS for word in words[1::2]):
+        raise OSError(EINVAL, "not a part of a second")
+    return _change_times(file, _packed(words[0], words[1] * 1000, words[2], words[3] * 1000))
+
+
+def _in_seconds(file: bytes, asked: Asked, at: int) -> None:
+    address = asked.arguments[at]
+    if not address:
+        return _change_times(file, None)
+    accessed, changed = _words(asked.copy(address, 2 * WORD))
+    return _change_times(file, _packed(accessed, 0, changed, 0))
+
+
+def _words(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + WORD], "little", signed=True) for at in range(0, len(data), WORD)]
+
+
+def _packed(*words: int) -> bytes:
+    return b"".join(word.to_bytes(WORD, "little", signed=True) for word in words)
+
+
+def _set_attribute(file: bytes, asked: Asked, at: int) -> None:
+    name, value, size, flags = asked.arguments[at : at + 4]
+    if flags & 0xFFFFFFFF & ~SET_FLAGS:
+        raise OSError(EINVAL, "a flag that nobody knows")
+    if size > MOST_COPIED:
+        raise OSError(E2BIG, "too large a value")
+    data = asked.copy(value, size) if size else b""
+    posix.setxattr(file, _attribute(asked, name), data, flags & SET_FLAGS)
+
+
+def _remove_attribute(file: bytes, asked: Asked, at: int) -> None:
+    posix.removexattr(file, _attribute(asked, asked.arguments[at]))
+
+
+def _attribute(asked: Asked, address: int) -> bytes:
+    try:
+        return asked.text(address, MOST_NAME)
+    except OSError as error:
+        raise OSError(ERANGE if error.errno == ENAMETOOLONG else error.errno, "no name of an attribute") from error
+
+
+class Row:
+    """Say which arguments of a call name the file (-1 for none), and what is done by those from `rest` on."""
+
+    def __init__(
+        self,
+        rest: int,
+        change: Change,
+        *,
+        directory: int = -1,
+        path: int = -1,
+        flags: int = 0,
+        follows: bool = True,
+        is_optional: bool = False,
+    ):
+        self.rest, self.change = rest, change
+        self.directory, self.path, self.flags = directory, path, flags
+        self.follows = follows
+        self.is_optional = is_optional  # without a path the call is for a descriptor
+
+
+CALLS: dict[str, Row] = {
+    "chmod": Row(1, _change_mode, path=0),
+    "fchmod": Row(1, _change_mode, directory=0, is_optional=True),
+    "fchmodat": Row(2, _change_mode, directory=0, path=1),
+    "fchmodat2": Row(2, _change_mode, directory=0, path=1, flags=3),
+    "chown": Row(1, _change_owner, path=0),
+    "lchown": Row(1, _change_owner, path=0, follows=False),
+    "fchown": Row(1, _change_owner, directory=0, is_optional=True),
+    "fchownat": Row(2, _change_owner, directory=0, path=1, flags=4),
+    "utime": Row(1, _in_seconds, path=0),
+    "utimes": Row(1, _in_microseconds, path=0),
+    "futimesat": Row(2, _in_microseconds, directory=0, path=1, is_optional=True),
+    "utimensat": Row(2, _in_nanoseconds, directory=0, path=1, flags=3, is_optional=True),
+    "setxattr": Row(1, _set_attribute, path=0),
+    "lsetxattr": Row(1, _set_attribute, path=0, follows=False),
+    "fsetxattr": Row(1, _set_attribute, directory=0, is_optional=True),
+    "removexattr": Row(1, _remove_attribute, path=0),
+    "lremovexattr": Row(1, _remove_attribute, path=0, follows=False),
+    "fremovexattr": Row(1, _remove_attribute, directory=0, is_optional=True),
+}
