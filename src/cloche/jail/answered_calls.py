@@ -3,7 +3,7 @@
 Theory of operation: a filter sees registers alone, and what they point to can change at any time. So where a call is to
 be allowed for what is in memory, a path or an address, the guest's thread is held, what it named is copied once, and
 that copy is decided on and used here. The answer is a number, an errno, or a descriptor that is put into the guest.
-`seccomp_notify.answer` has the table of who answers which call. Answers take a bounded time and little memory, one
+`seccomp_notify.answer` is given the table of who answers which call. Answers take a bounded time and little memory, one
 question in each round of the reaper's loop, so that whoever asks without end keeps it from nothing else.
 
 The guest's memory, descriptors and directory are found below one descriptor of its folder in /proc, which stands for
@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
+
+    from .messages import Spec
 
     Answerer = Callable[["Asked"], int]
 
@@ -122,17 +124,34 @@ class Asked:
             raise OSError(EFAULT, "not in the guest's memory") from error
 
 
-def answer_for(listener: int, question: bytes, answerer: Answerer) -> None:
-    """Answer a call by what `answerer` returns, or by the errno of the OSError that it raises.
+def load(spec: Spec) -> dict[int, Callable[[int, bytes], None]]:
+    """Return who answers which calls of a sandbox's guests, by number: given the listener and the question.
+
+    Each module that `spec.answered` names has a function `answerers`, which is given the spec and the calls' names by
+    their numbers, and returns an `Answerer` for each number.
+    """
+    found: dict[int, Callable[[int, bytes], None]] = {}
+    for module, names in spec.answered.items():
+        answerers = __import__(module, globals(), None, ("answerers",), 1).answerers(spec, names)
+        found |= {number: _answering(answerer) for number, answerer in answerers.items()}
+    return found
+
+
+def _answering(answerer: Answerer) -> Callable[[int, bytes], None]:
+    """Return what answers a call by what `answerer` returns, or by the errno of the OSError that it raises.
 
     Raises OSError where who asked has ended meanwhile.
     """
-    value, refusal = 0, 0
-    try:
-        with Asked(listener, question) as asked:
-            value = answerer(asked)
-            if asked.is_answered:
-                return
-    except OSError as error:
-        refusal = error.errno or EPERM
-    send_value(listener, question, value, refusal)
+
+    def answer(listener: int, question: bytes) -> None:
+        value, refusal = 0, 0
+        try:
+            with Asked(listener, question) as asked:
+                value = answerer(asked)
+                if asked.is_answered:
+                    return
+        except OSError as error:
+            refusal = error.errno or EPERM
+        send_value(listener, question, value, refusal)
+
+    return answer

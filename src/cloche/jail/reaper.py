@@ -198,7 +198,9 @@ class GuestWatcher(ChildWatcher):
     def _answer(self, listener: int) -> None:
         """Answer one question, by who makes the call in the guest's place where there is somebody."""
         if self.answerers is None:
-            self.answerers = load_answerers(self.spec)
+            from .answered_calls import load
+
+            self.answerers = load(self.spec)
         self.denied += load_notify().answer(listener, self.own_mounts, self.may_fork, self.answerers)
 
     def _receive_from_guest(self) -> None:
@@ -216,11 +218,3 @@ class GuestWatcher(ChildWatcher):
         except ChildProcessError:
             is_alone = True
         return {"is_alone": is_alone, **self.spent()}
-
-
-def load_answerers(spec: Spec) -> dict[int, Any]:
-    """Return who makes which calls in a guest's place, by number: see `answered_calls`."""
-    found: dict[int, Any] = {}
-    for module, names in spec.answered.items():
-        found |= __import__(module, globals(), None, ("answerers",), 1).answerers(spec, names)
-    return found

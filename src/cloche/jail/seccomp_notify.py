@@ -22,7 +22,6 @@ from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, addres
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
 SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 1 << 3, 1 << 5
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
@@ -31,7 +30,7 @@ FLAG_CONTINUE = 1
 EPERM, EBUSY, EINVAL, ENOLCK = 1, 16, 22, 37
 AF_NETLINK = 16
 _LOCKING = frozenset(NUMBERS[MACHINE][name] for name in ("flock", "fcntl") if MACHINE in NUMBERS)
-_NO_ANSWERERS: Mapping[int, Any] = {}
+_NO_ANSWERERS: Mapping[int, Callable[[int, bytes], None]] = {}
 _LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NUMBERS)
 
 
@@ -89,20 +88,18 @@ def answer(
     listener: int,
     own_mounts: Sequence[str],
     may_fork: Callable[[int], bool],
-    answerers: Mapping[int, Any] = _NO_ANSWERERS,
+    answerers: Mapping[int, Callable[[int, bytes], None]] = _NO_ANSWERERS,
 ) -> bool:
     """Take one question and answer it; a process that ended meanwhile needs none.
 
     Tell whether the policy blocked what it was for. `may_fork` tells whether the process of that number may clone
-    itself, this once. `answerers` has, by the number of a call, who makes it in the guest's place (`answered_calls`).
+    itself, this once. `answerers` has, by a call's number, who makes it in the guest's place (`answered_calls.load`).
     """
     try:
         question = receive(listener)
         answerer = answerers.get(read_uint(question, 16))
         if answerer is not None:
-            from .answered_calls import answer_for
-
-            answer_for(listener, question, answerer)
+            answerer(listener, question)
             return False
         refused = refusal(question, own_mounts, may_fork)
         reply(listener, question, refused)
