@@ -20,10 +20,15 @@ NAMES = ("a", "b", "file")
 pytestmark = [pytest.mark.both_users, pytest.mark.timeout(120)]  # what is waited for is waited for without end
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_to_collect() -> None:
+    """Have what earlier tests have left close its descriptors now, not while a test here runs."""
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def _no_descriptor_is_left() -> Iterator[None]:
     """However it ends, all that was opened is closed."""
-    gc.collect()  # what earlier tests have left closes its own while a test here runs
     before = os.listdir("/proc/self/fd")
     yield
     assert os.listdir("/proc/self/fd") == before
