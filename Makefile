@@ -10,7 +10,6 @@ VENV := .venv
 PYTHON_DEV := $(VENV)/bin/python
 REPORT := build/report
 INSTALLED_BY := pyproject.toml scripts/venv.sh $(wildcard requirements/*.txt)
-CHECKED := src tests scripts examples $(wildcard bench)
 
 # Toolchains that only this checkout has come after the system's.
 export PATH := $(PATH):$(CURDIR)/.toolchains/bin
@@ -29,11 +28,11 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 serve: $(VENV)/.dev ## install, then serve the API and the page on 127.0.0.1; it prints a key and an address to open
 	$(VENV)/bin/cloche serve
 
-test: setup-system check ## all tests but soak; from root, as an ordinary user too what depends on the user (10 min, installation included)
+test: setup-system $(VENV)/.dev toolchains ## all tests but soak, and what `make check` does; from root, as an ordinary user too what depends on the user (10 min, installation included)
 	$(PYTHON_DEV) scripts/gate.py test
 
-check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
-	@scripts/check.sh $(CHECKED)
+check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass beside its tests
+	@scripts/check.sh
 
 soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, signals, other-python or frameworks
 	$(PYTHON_DEV) scripts/gate.py soak $(AREA)

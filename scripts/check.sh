@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# What `make check` runs on the given folders: style, types, what no linter knows, and whether every test can be read,
+# What `make check` and `make test` run: style, types, what no linter knows, and whether every test can be read,
 # which also compiles what the workers of `make test` import. pyright takes longer than all others, so it runs beside them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE
+checked=(src tests scripts examples bench)
 
 .toolchains/bin/pyright --warnings &
 pyright=$!
 trap 'kill "$pyright" 2>/dev/null || true' EXIT
-.venv/bin/ruff check "$@"
-.venv/bin/ruff format --check "$@"
+.venv/bin/ruff check "${checked[@]}"
+.venv/bin/ruff format --check "${checked[@]}"
 .venv/bin/mypy
 .venv/bin/python scripts/check_tree.py
 collected=$(.venv/bin/python -m pytest -p no:cacheprovider --collect-only -qq 2>&1) || { echo "$collected"; exit 1; }

@@ -114,9 +114,13 @@ class Lane:
             output = None if is_shown else log
             # A group of its own hears a Ctrl-C at the terminal once, from us.
             self._process = subprocess.Popen(
-                [*self._command, "-q", f"--outcome={self._outcome}", *(tests or self._tests)],
+                [*self._command, *self._words(tests or self._tests)],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0,
             )  # fmt: skip
+
+    def _words(self, tests: Sequence[str]) -> list[str]:
+        """Return what follows the command, to run these tests."""
+        return ["-q", f"--outcome={self._outcome}", *tests]
 
     def has_ended(self) -> bool:
         """Say whether it has, and note how."""
@@ -144,6 +148,20 @@ class Lane:
         os.killpg(self._process.pid, number)
 
 
+class Check(Lane):
+    """What `make check` does, beside the tests, which mostly wait; they go first."""
+
+    def __init__(self) -> None:
+        super().__init__("check", ["nice", "scripts/check.sh"], folder("check"), ())
+
+    def _words(self, tests: Sequence[str]) -> list[str]:
+        return list(tests)
+
+    def read(self) -> Account:
+        """Say whether all is as it should be."""
+        return Account(wrong=["what `make check` says is not so"] if self.code else [])
+
+
 def here(python: str = sys.executable) -> list[str]:
     """Return the command of a lane that runs as this user, with a Python."""
     return [python, "scripts/adopt.py", python, *PYTEST]
@@ -167,7 +185,7 @@ def spread(python: str, workers: int) -> list[str]:
 
 
 def gate_lanes(user: Path) -> list[Lane]:
-    """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise.
+    """Return all of `make test`: everything, what depends on the user, another Python, and style and types.
 
     The units compute more than they wait, and all workers read all that is theirs: so units have one process, and no
     worker of the others reads them.
@@ -181,7 +199,7 @@ def gate_lanes(user: Path) -> list[Lane]:
         words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", words, spread(str(user / "venv/bin/python"), 2)))
-    return [*lanes, other_python((*FOR_ONE_PYTHON, *PLAIN))]
+    return [*lanes, other_python((*FOR_ONE_PYTHON, *PLAIN)), Check()]
 
 
 def other_python(left_out: Sequence[str]) -> Lane:
@@ -250,7 +268,10 @@ def run(lanes: Sequence[Lane], tests: Sequence[str] = (), at_once: int = AT_ONCE
         while waiting and len(running) < at_once and not stopped_by:
             running.append(waiting.pop(0))
             running[-1].start(tests, is_shown=running[-1] is lanes[0])
-        running[:] = [lane for lane in running if not lane.has_ended()]
+        for lane in [lane for lane in running if lane.has_ended()]:
+            running.remove(lane)
+            if lane.code:
+                print(f"\ngate: {lane.name} has ended with code {lane.code}; see {lane.log}", flush=True)
         time.sleep(0.1)
     for lane in sorted(lanes[1:], key=lambda lane: lane.code != 0):
         print(f"\n===== {lane.name} =====\n{lane.log.read_text(errors='replace')}", flush=True)
