@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 2, 4, 8
 HOW_BYTES = 24
 AT_SYMLINK_NOFOLLOW = 0x100
+# How C libraries change the file that a link is, where the kernel has no call for it: by a descriptor of O_PATH.
+OF_DESCRIPTORS, MOST_DIGITS = (b"/proc/self/fd", b"/proc/thread-self/fd", b"/dev/fd"), 10
 S_IFMT, S_IFLNK = 0o170000, 0o120000
 SAME = 0xFFFFFFFF  # in place of an id that is not to be changed
 WORD, MICROSECONDS = 8, 1_000_000
@@ -170,6 +172,9 @@ def _open(own: OwnFolders, asked: Asked, row: Row) -> int:
             return _open_descriptor(own, asked, directory)
         if row.is_optional and not flags & AT_EMPTY_PATH:
             raise OSError(EFAULT, "neither path nor descriptor")
+    folder, _, number = path.rpartition(b"/")
+    if folder in OF_DESCRIPTORS and number.isdigit() and row.follows and not flags & AT_SYMLINK_NOFOLLOW:
+        return _open_descriptor(own, asked, int(number[:MOST_DIGITS]))
     if not path.startswith(b"/"):
         path = asked.directory(directory) + b"/" + path
     return own.open(path, follows=row.follows and not flags & AT_SYMLINK_NOFOLLOW)

@@ -274,6 +274,7 @@ def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tup
     if level is Level.JAIL:
         return [("/", "read"), ("/dev/shm", "write"), *rules]
     shown = [*layout.SYSTEM_FOLDERS, *layout.etc_shown(), "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
+    shown.append("/etc/debian_version")  # without which pip works, but not where it is refused
     own = [
         f"/proc/{name}"
         for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")
