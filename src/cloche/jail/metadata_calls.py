@@ -146,7 +146,7 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
     row = CALLS[name]
 
     def answer(asked: Asked) -> int:
-        held = _open(own, asked, row)
+        held = open_file(own, asked, row)
         try:
             row.change(b"/proc/self/fd/%d" % held, asked, row.rest)
         finally:
@@ -156,7 +156,7 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
     return answer
 
 
-def _open(own: OwnFolders, asked: Asked, row: Row) -> int:
+def open_file(own: OwnFolders, asked: Asked, row: Row) -> int:
     """Return a descriptor (O_PATH) of the file that a call is for, below an own folder."""
     flags = asked.word(row.flags) if row.flags else 0
     if flags & ~(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH):
