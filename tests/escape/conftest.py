@@ -42,7 +42,7 @@ def _pair(attempt: Attempt, where: str, turn: int) -> Any:
     marks = [pytest.mark.xfail(reason=found, strict=True, raises=AssertionError)] if found else []
     if where in TURN and turn % EVERY != TURN[where]:
         marks.append(pytest.mark.soak)
-    if where in (JAIL, SESSION, FORK, LIVE) or attempt.family == "network":
+    if where in (JAIL, SESSION, FORK, LIVE) or attempt.family in ("network", "metadata"):
         marks.append(pytest.mark.both_users)
     return pytest.param(attempt, where, id=f"{attempt.name}-{where}", marks=marks)
 

@@ -6,10 +6,56 @@ from tests.harness.escape.attempts import BOTH, Attempt
 from tests.harness.escape.controls import Controls
 
 change = partial(Attempt, family="files")
+metadata = partial(Attempt, family="metadata", levels=BOTH)
 mount = partial(Attempt, family="files", destructive=True, levels=BOTH)
 
 ATTEMPTS = (
     change(name="change the times of the host's device", code="os.utime('/dev/null'); escaped()"),
+    metadata(
+        name="change mode, owner, times and attributes of a file",
+        code="""
+        ways = {
+            "chmod": lambda path: os.chmod(path, 0o644),
+            "chown": lambda path: os.chown(path, os.geteuid(), os.getegid()),
+            "utime": lambda path: os.utime(path, (1, 1)),
+            "setxattr": lambda path: os.setxattr(path, "user.cloche", b"1"),
+            "removexattr": lambda path: os.removexattr(path, "user.cloche"),
+        }
+        for name, way in ways.items():
+            for path in (T["public"], os.path.relpath(T["public"]), "/proc/self/root" + T["public"]):
+                try:
+                    way(path)
+                    escaped(f"{name} of {path}")
+                except OSError as error:
+                    last = error
+        raise last
+        """,
+    ),
+    metadata(
+        name="bring a file into the folder and change it there",
+        code="""
+        own, (folder, name) = os.getcwd(), os.path.split(T["public"])
+        os.symlink(T["public"], "link")
+        os.symlink(folder, "folder")
+        os.chdir(folder)
+        ways = [
+            lambda: os.chmod(name, 0o644),
+            lambda: os.utime(f"{own}/link", (1, 1)),
+            lambda: os.link(T["public"], f"{own}/hard"),
+            lambda: os.chmod(f"{own}/folder/{name}", 0o644),
+            lambda: os.utime(name, (1, 1), dir_fd=os.open(folder, os.O_PATH)),
+            lambda: os.chmod(f"/proc/self/fd/{os.open(name, os.O_PATH)}", 0o644),
+            lambda: os.utime(os.open(name, os.O_RDONLY), (1, 1)),
+        ]
+        for way in ways:
+            try:
+                way()
+                escaped()
+            except OSError as error:
+                last = error
+        raise last
+        """,
+    ),
     mount(
         name="mount a tmpfs",
         code="""

@@ -8,7 +8,8 @@ lives, `pid1` what they share; `guest` becomes the program, `command_guest` one 
 helpers, `container_shim` starts and kills runsc. `fork_tree` has the forks of a live session, `clone_namespaces` their
 ids, mounts and files; `pause` stops a session while its files are read. `cgroups` has what is done with control groups;
 `user_namespaces` has outside ids and id-mapped mounts, `subordinate_ids` the ranges of /etc/subuid; `seccomp_notify`
-answers the filter; `shared_status` is memory in which runs in a prefork jail are noted; `work_folder` stands in for
+answers the filter, `answered_calls` makes calls in a guest's place, `metadata_calls` those that change metadata;
+`shared_status` is memory in which runs in a prefork jail are noted; `work_folder` stands in for
 mounts, and ends and removes what a killed helper left.
 
 To be kept: no import but these files and what is loaded already (`typing`, `dataclasses`, `ctypes` and friends cost

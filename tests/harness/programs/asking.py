@@ -2,8 +2,8 @@
 
     asking.py LINK WHERE KIND OWN OUTSIDE TRIES
 
-The descriptor on which the filter asks is sent over LINK (WHERE is `inside`). KIND says what: `ways`, each call on files
-of OWN and OUTSIDE, or a race between a call on a file of OWN and a thread that puts one of OUTSIDE into its place.
+The descriptor on which the filter asks is sent over LINK (WHERE is `inside`). KIND says what: `ways`, each call on
+files of OWN and OUTSIDE, `flags`, those of their inodes, or a race between a call on a file of OWN and a thread that puts one of OUTSIDE there.
 Printed as JSON: what worked, or how so many tries ended.
 """
 
@@ -69,6 +69,16 @@ def ways(path: bytes) -> dict[str, str]:
         "fremovexattr": ("fremovexattr", fd, b"user.cloche"),
     }
     return {what: call(*row) for what, row in rows.items() if row[0] in NUMBERS}
+
+
+def flags(path: bytes) -> dict[str, str]:
+    """Set flags and attributes of an inode to what they are, where the file system has some."""
+    fd, found = os.open(path, os.O_RDONLY), ctypes.create_string_buffer(32)
+    ends = {}
+    for what, read, write in (("flags", 0x80086601, 0x40086602), ("attributes", 0x801C581F, 0x401C5820)):
+        call("ioctl", fd, read, found)
+        ends[what] = call("ioctl", fd, write, found)
+    return ends
 
 
 def race(kind: str, own: Path, outside: Path, tries: int) -> dict[str, int]:
@@ -138,6 +148,7 @@ RACES = {"path": by_path, "link": by_link, "descriptor": by_descriptor, "directo
 
 
 def main() -> None:
+    """Install the filter, or none, and make the calls."""
     link, where, kind, own, outside, tries = sys.argv[1:]
     if where == "inside":
         perform_calls([privileges.forbid_new_privileges()])
@@ -147,8 +158,9 @@ def main() -> None:
         os.close(listener)
     os.close(int(link))
     sys.setswitchinterval(1e-5)
-    if kind == "ways":
-        print(json.dumps([ways(os.fsencode(f"{folder}/file")) for folder in (own, outside)]))
+    if kind in ("ways", "flags"):
+        way = ways if kind == "ways" else flags
+        print(json.dumps([way(os.fsencode(f"{folder}/file")) for folder in (own, outside)]))
     else:
         print(json.dumps(race(kind, Path(own), Path(outside), int(tries))))
 

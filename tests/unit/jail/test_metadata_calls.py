@@ -99,6 +99,14 @@ def test_every_call_changes_what_is_the_guests_own_and_nothing_else(folders: Fol
     assert (folders.outside / "file").stat() == before
 
 
+def test_flags_of_inodes_are_refused(folders: Folders) -> None:
+    """Without the filter they are set, where the file system has any."""
+    for ends in ask(folders, "flags", None):
+        assert set(ends.values()) <= {"done", "ENOTTY", "EOPNOTSUPP"}, ends
+    for ends in ask(folders, "flags", {}):
+        assert set(ends.values()) == {"EPERM"}, ends
+
+
 @pytest.mark.parametrize("kind", RACES)
 def test_no_race_changes_a_file_outside(folders: Folders, kind: str) -> None:
     """Where the call is only looked at and then let go on, the same race does."""

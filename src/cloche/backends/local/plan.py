@@ -88,6 +88,8 @@ SHORT_BYTES = 2048  # a script that travels with its orders, beside the file tha
 _environments: dict[tuple[GuestPaths, str], Mapping[str, str]] = {}
 MOST_ENVIRONMENTS = 64
 
+# Below level jail /etc/gitconfig is the host's: where it may not be read, git does nothing.
+NO_HOST_SETTINGS: Mapping[str, str] = {"GIT_CONFIG_NOSYSTEM": "1"}
 FOR_EVER_S = 1e9  # the time-out of a session's run
 _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -324,7 +326,8 @@ def guest_environment(
 ) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
-    found = {"PATH": layout.search_path(), **minimum, **toolchain, **given}
+    settings = NO_HOST_SETTINGS if guest_paths.folder else {}
+    found = {"PATH": layout.search_path(), **minimum, **settings, **toolchain, **given}
     return layout.with_startup(found, guest_paths.startup)
 
 
