@@ -3,7 +3,8 @@
     asking.py LINK WHERE KIND OWN OUTSIDE TRIES
 
 The descriptor on which the filter asks is sent over LINK (WHERE is `inside`). KIND says what: `ways`, each call on
-files of OWN and OUTSIDE, `flags`, those of their inodes, or a race between a call on a file of OWN and a thread that puts one of OUTSIDE there.
+files of OWN and OUTSIDE, `flags`, those of their inodes, or a race between a call on a file of OWN and a thread that
+puts one of OUTSIDE there.
 Printed as JSON: what worked, or how so many tries ended.
 """
 
