@@ -89,13 +89,16 @@ def looking_first(spec: messages.Spec) -> dict[int, Callable[[int, bytes], None]
 
 def test_every_call_changes_what_is_the_guests_own_and_nothing_else(folders: Folders) -> None:
     """By path, below a directory and by a descriptor that was opened to be read; without the filter all are done."""
-    for files in (ask(folders, "ways", None), ask(folders, "ways", answered_calls.load(folders.spec()))[:1]):
-        for ends in files:
-            assert set(ends.values()) == {"done"}, ends
+    plain = ask(folders, "ways", None)[0]
+    unknown = {what for what, end in plain.items() if end == "ENOSYS"}  # in some containers: what is young
+    assert all(what.startswith("fchmodat2") for what in unknown), unknown
+    assert set(plain.values()) - {"ENOSYS"} == {"done"}, plain
+    own, _ = ask(folders, "ways", answered_calls.load(folders.spec()))
+    assert own == plain
     (folders.outside / "file").chmod(0o600)
     before = (folders.outside / "file").stat()
     _, outside = ask(folders, "ways", answered_calls.load(folders.spec()))
-    assert set(outside.values()) == {"EACCES"}, outside
+    assert {end for what, end in outside.items() if what not in unknown} == {"EACCES"}, outside
     assert (folders.outside / "file").stat() == before
 
 
