@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.loops import until_readable
 from cloche.core.record import dataclass
 from cloche.jail import messages
+from cloche.jail.setup.launch import RESET_SIGNALS
 from cloche.jail.setup.seccomp import egress_filter
 
 from .ledger import KEPT_ROWS, Sum
@@ -178,7 +179,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
-        boot, program = BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
+        boot, program = RESET_SIGNALS + BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
         with theirs:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .messages import Building
     from .steps import Step
 
-_signal: Any = __import__("_signal")
 NO_FOLDER, FILES, USER = "cwd", "files", "user"
 HANDING_OVER: Step = ("hand_over", "give pid 1 the descriptor on which the filter asks", [])
 CAPABILITIES, NO_CAPABILITIES = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4), bytes(24)  # for capset(2)
@@ -167,9 +166,6 @@ class CommandGuest(Guest):
         if self.order.get("terminal"):
             self.terminal.take(fds[0])
         if not is_own(self.order):
-            if order.python is None:
-                for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
-                    _signal.signal(number, _signal.SIG_DFL)
             super()._start_program(order, fds)
             return
         self._take_streams(fds, is_compiling=False)

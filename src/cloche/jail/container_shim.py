@@ -309,8 +309,8 @@ def _become(body: dict[str, Any], fds: list[int]) -> NoReturn:
             open_sockets(body["network"], fds.pop())
         prctl(PR_SET_PDEATHSIG, SIGKILL)
         _signal.set_wakeup_fd(-1)
-        _signal.signal(SIGCHLD, _signal.SIG_DFL)
-        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+        for number in (SIGCHLD, _signal.SIGPIPE, _signal.SIGXFSZ):
+            _signal.signal(number, _signal.SIG_DFL)
         posix.setsid()
         cgroup = body["cgroup"]
         if cgroup is not None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from .pid1 import Parent
 
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 # The last numbers below the limit: out of the way of programs that close what they did not open. The value's pipe, or
 # that of a session's answers, has the first, a session's link the other.
@@ -189,6 +191,8 @@ class Guest:
     def _exec(self, command: list[str], env: dict[str, str]) -> None:
         import os
 
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # which Python ignores, and a program inherits
+            _signal.signal(number, _signal.SIG_DFL)
         try:
             os.execvpe(command[0], command, {**env, OUTPUT: name_output()})
         except OSError as error:

@@ -71,6 +71,7 @@ from .plan import (
 from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
+from .streams import QuietSocket
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -216,6 +217,7 @@ class LocalLiveSandbox(LiveSandbox):
             await self._keeping.begin()
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
+        ours = QuietSocket(ours)
         link: InitLink | None = None
         own: OwnNetwork | None = None
         try:
@@ -307,6 +309,7 @@ class LocalLiveSandbox(LiveSandbox):
         """
         self.is_kept, self._is_owner = True, is_owner
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
+        client = QuietSocket(client)
         client.setblocking(False)
         _, self.link = await asyncio.get_running_loop().create_connection(InitLink, sock=client)
         await asyncio.wait((self.link.greeting,), timeout=OPEN_S)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 
+from .streams import QuietSocket
+
 MOST_READ = 1 << 20  # bytes at once, whoever asks for however many
 
 
@@ -14,7 +16,7 @@ class SocketTunnel:
 
     def __init__(self, fd: int):
         self._loop = asyncio.get_running_loop()
-        self._socket = socket.socket(fileno=fd)
+        self._socket = QuietSocket(socket.socket(fileno=fd))
         self._socket.setblocking(False)
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._has_ended = self._is_over = False

@@ -46,6 +46,21 @@ SESSION_CHUNK_BYTES = 1 << 18
 MOST_PIECES = 16
 
 
+class QuietSocket(socket.socket):
+    """Take over a socket whose other end a guest may close: a caller that has SIGPIPE's default is not ended by it."""
+
+    def __init__(self, taken: socket.socket):
+        super().__init__(fileno=taken.detach())
+
+    def send(self, data: Any, flags: int = 0, /) -> int:  # noqa: ANN401 - whatever has bytes
+        """Send as any socket does. Raises OSError."""
+        return super().send(data, flags | socket.MSG_NOSIGNAL)
+
+    def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, address: Any = None, /) -> int:  # noqa: ANN401
+        """Send as any socket does. Raises OSError."""
+        return super().sendmsg(buffers, ancdata, flags | socket.MSG_NOSIGNAL, address)
+
+
 class StreamReader:
     """Read one pipe to its end on the running event loop."""
 
@@ -311,7 +326,8 @@ class SessionPipes(StreamSet):
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
         super().__init__()
         self._loop = asyncio.get_running_loop()
-        self._socket, self._theirs = socket.socketpair()
+        ours, self._theirs = socket.socketpair()
+        self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
         self._socket.setblocking(False)
         self._answers = -1  # where the guest's answers are read

@@ -49,8 +49,9 @@ def become_monitor(order: dict[str, Any], jailer: int) -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id forgets it
         if select.select([jailer], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
             os._exit(1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(order["argv"][0], order["argv"], {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})  # noqa: S606 - the order's words
     except OSError as error:
         os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
@@ -113,8 +114,6 @@ def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
         become_monitor(order, jailer)
     monitor = os.pidfd_open(child)
     watched.append(monitor)

@@ -44,8 +44,16 @@ HELPER_MODULES = (
     "jail.guest", "jail.reaper", "jail.user_namespaces", "jail.cgroups", "jail.accounting", "jail.sandbox_state",
     "jail.supervisor", "jail.helper",
 )  # fmt: skip
+# What every process of ours does first: a signal mask and ignored signals are inherited, and nothing that the caller does
+# with its own signals may reach a guest, or keep us from hearing of one that has ended. Python's own two stay.
+RESET_SIGNALS = """\
+import _signal
+for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
+    if _signal.getsignal(number) == _signal.SIG_IGN: _signal.signal(number, _signal.SIG_DFL)
+_signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+"""
 # What a helper runs first, compiled once: it is given `archive`, a descriptor, and its `head` and `size` in bytes.
-_BOOT = """\
+_BOOT = RESET_SIGNALS + """\
 import gc, marshal, posix, sys
 from _frozen_importlib import ModuleSpec, _load
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
