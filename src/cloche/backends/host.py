@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import marshal
 import os
@@ -35,6 +36,12 @@ _REFUSING = (
 # What findings depend on: limits that a sandbox of any kind may fail on, and capabilities.
 _LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
 _POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
+
+# What the kernel says where one was reached, and its name, what it counts, and its option of `ulimit`.
+_REACHED = {
+    errno.EMFILE: ("RLIMIT_NOFILE", "may have {} files open", "-n"),
+    errno.EFBIG: ("RLIMIT_FSIZE", "may write files of {} bytes", "-f"),
+}
 
 KVM = "/dev/kvm"
 NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
@@ -194,6 +201,15 @@ def namespace_remedy(host: Host | None = None) -> str:
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return "inside a container: start it with a seccomp profile that allows unshare, and an unmasked /proc"
     return "use a kernel and a container profile that let this user create user namespaces"
+
+
+def with_limit(message: str, number: int | None) -> str:
+    """Return the message of an error with this number, and which limit of this process was reached, if one was."""
+    if number not in _REACHED:
+        return message
+    name, amount, option = _REACHED[number]
+    most = resource.getrlimit(getattr(resource, name))[0]
+    return f"{message}. This process {amount.format(most)} ({name}, ulimit {option}): start it with a higher limit"
 
 
 def why_no_kvm() -> str:

@@ -21,6 +21,7 @@ from cloche.jail.steps import StepFailed
 from cloche.jail.syscalls import CLONE_NEWNET, call
 
 from .certificates import files_and_variables
+from .host import with_limit
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -133,7 +134,8 @@ def _lost_network(policy: Policy) -> tuple[Network, NetworkRules]:
 
 
 def _no_process(error: OSError) -> StartFailed:
-    return StartFailed(f"cannot start the egress process: {error}", step="network", errno=error.errno)
+    message = with_limit(f"cannot start the egress process: {error}", error.errno)
+    return StartFailed(message, step="network", errno=error.errno)
 
 
 def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
-# The last numbers below the limit: out of the way of programs that close what they did not open. The value's pipe, or
-# that of a session's answers, has the first, a session's link the other.
-KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
+MOST_FILES = 1024  # that a guest may have open, where the caller's own limit is no lower
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO = b"g"
 OUTPUT = "CLOCHE_OUTPUT"  # the variable that tells programs which are theirs, as JOURNAL_STREAM does of systemd
@@ -276,8 +274,9 @@ def is_ours(name: str) -> bool:
 
 
 def _out_of_the_way(fds: list[int]) -> list[int]:
-    """Give what is kept numbers that do not depend on how we got here; a host may allow no number so high."""
-    try:
-        return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, KEPT_NUMBERS, strict=False)]
-    except OSError:
-        return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, FEWER_NUMBERS, strict=False)]
+    """Give what is kept the last numbers below the limit, out of the way of programs that close what they did not open.
+
+    The value's pipe, or that of a session's answers, has the first, a session's link the other.
+    """
+    numbers = range(min(MOST_FILES, posix.sysconf("SC_OPEN_MAX")) - 1, 2, -1)
+    return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, numbers, strict=False)]

@@ -20,7 +20,7 @@ from cloche.egress.client import operator_proxies, rest
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
-from ..host import Host, measure_host, namespace_remedy
+from ..host import Host, measure_host, namespace_remedy, with_limit
 from ..network import SERVED
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
@@ -178,7 +178,8 @@ class LocalBackend:
         try:
             host = self._host()
         except OSError as error:
-            raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
+            message = f"the local backend cannot start a process here: {error}"
+            raise BackendUnavailable(with_limit(message, error.errno)) from error
         if policy.host_folder is not None and host.ids is not None:
             host = self._without_ids(host)
         return host, self._enforced(policy, host)

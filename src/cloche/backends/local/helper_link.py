@@ -34,6 +34,7 @@ from cloche.jail.setup.launch import make_cgroup, start_helper
 from cloche.jail.setup.plan import compile_building, compile_resident
 from cloche.jail.work_folder import clear_remains
 
+from ..host import with_limit
 from . import run_report
 from .prefork import Start, WarmJail
 from .run_report import Conclusion, RunEnd, Source
@@ -172,7 +173,8 @@ class Connection:
         try:
             self._process, self._link = start_helper(self._executable, **group, namespace=self._namespace)
         except OSError as error:
-            raise StartFailed(f"cannot start the helper process: {error}", step="helper", errno=error.errno) from error
+            message = with_limit(f"cannot start the helper process: {error}", error.errno)
+            raise StartFailed(message, step="helper", errno=error.errno) from error
         self._link.setblocking(False)
         if cgroup is not None:
             self._make_cgroup(cgroup)
@@ -602,4 +604,5 @@ class Connection:
             send()
         except OSError as error:
             self._is_lost = self._slot is not None  # what it made has nobody else to remove it
-            raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error
+            message = with_limit(f"cannot reach the helper process: {error}", error.errno)
+            raise StartFailed(message, step="helper", errno=error.errno) from error

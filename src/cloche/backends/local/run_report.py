@@ -15,6 +15,8 @@ from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
 from cloche.core.result import KillCause, Observed, Usage
 from cloche.forkserver.slot import UNWATCHED_S
 
+from ..host import with_limit
+
 SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
 LEAST_TIMEOUT_S = 1.0  # far from the clock
 # Who reports something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
@@ -100,7 +102,8 @@ class RunEnd:
     def _failure(self, body: Mapping[str, Any]) -> ClocheError:
         if self.started_at:
             return OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part")
-        return StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
+        message = with_limit(body["message"], body["errno"])
+        return StartFailed(message, step=body["step"], index=body["index"], errno=body["errno"])
 
     def loss(self) -> ClocheError:
         """Return the error of a run of whose end nobody is left to report."""

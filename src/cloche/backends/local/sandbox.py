@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement, Level
-from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, StartFailed
+from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
@@ -24,7 +24,7 @@ from cloche.egress.client import Network, Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
-from ..host import Host, forget_host
+from ..host import Host, forget_host, with_limit
 from ..network import authority_variables, network_rules, new_network, open_shared_network
 from ..results import make_result, run_notes
 from ..saved_files import Changes
@@ -268,7 +268,15 @@ class LocalOpenSandbox:
             return await self._look({}, timeout_s) if self.workspace.fd >= 0 else Changes()
 
     async def _look(self, given: Mapping[str, bytes], timeout_s: float) -> Changes:
-        return await self.workspace.collected(given, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last)
+        """Return what has changed. Raises OutcomeUnknown, for the program has run."""
+        try:
+            return await self.workspace.collected(
+                given, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last
+            )
+        except OSError as error:
+            raise OutcomeUnknown(
+                with_limit(f"the program's files cannot be looked at: {error}", error.errno)
+            ) from error
 
     @contextlib.asynccontextmanager
     async def _halted(self) -> AsyncIterator[None]:
@@ -442,7 +450,11 @@ class LocalOpenSandbox:
         if self._policy.toolchains:
             program.run.env = with_toolchains(program.run.env, self._policy, request.env)
         sink = sink if sink is discard else started_first(sink)
-        pipes = Pipes(request.stdin, self._limits, self._kill, sink)
+        try:
+            pipes = Pipes(request.stdin, self._limits, self._kill, sink)
+        except OSError as error:
+            message = with_limit(f"cannot make the pipes of a run: {error}", error.errno)
+            raise StartFailed(message, errno=error.errno) from error
         if sink is not discard:
             pipes.listen()
         try:

@@ -292,8 +292,12 @@ def _stdin(data: bytes) -> int:
 
     fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:
+        os.close(fd)
+        raise
     os.lseek(fd, 0, os.SEEK_SET)
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
     return fd

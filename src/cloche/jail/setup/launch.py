@@ -44,8 +44,8 @@ HELPER_MODULES = (
     "jail.guest", "jail.reaper", "jail.user_namespaces", "jail.cgroups", "jail.accounting", "jail.sandbox_state",
     "jail.supervisor", "jail.helper",
 )  # fmt: skip
-# What every process of ours does first: a signal mask and ignored signals are inherited, and nothing that the caller does
-# with its own signals may reach a guest, or keep us from hearing of one that has ended. Python's own two stay.
+# What every process of ours does first: a signal mask and ignored signals are inherited, and nothing that the caller
+# does with its own may reach a guest, or keep us from hearing of one that has ended. Python's own two stay.
 RESET_SIGNALS = """\
 import _signal
 for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
@@ -53,7 +53,9 @@ for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 """
 # What a helper runs first, compiled once: it is given `archive`, a descriptor, and its `head` and `size` in bytes.
-_BOOT = RESET_SIGNALS + """\
+_BOOT = (
+    RESET_SIGNALS
+    + """\
 import gc, marshal, posix, sys
 from _frozen_importlib import ModuleSpec, _load
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
@@ -93,6 +95,7 @@ def load(name):
 def load_interpreter(name):
     return load(f"interpreter.{name}")
 """
+)
 _RUN_BOOT = """\
 import marshal, posix
 archive, head, size = {fd}, {head}, {size}
@@ -259,7 +262,7 @@ def _write_archive(codes: Mapping[str, bytes]) -> _ArchiveFile:
     fd = _passable(os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         if os.write(fd, content) != len(content):
-            raise OSError(errno.ENOSPC, "no room for the modules of a helper")
+            raise OSError(errno.EFBIG, f"no room for the modules of a helper, {len(content)} bytes")
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
         return _ArchiveFile(fd=fd, inode=os.fstat(fd).st_ino, head=head, boot=len(boot), size=len(content))
     except BaseException:

@@ -1,0 +1,123 @@
+"""Processes that call Cloche and have signals and limits of their own: sandboxes work, or an error says why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.both_users
+
+PROJECT = Path(__file__).parents[2]
+# A caller that blocks all it can in its first thread, and ignores the rest: which processes of ours, and which guests,
+# would begin with that? A terminal's interrupt has no handler here, as a server's has none.
+SIGNALS = """
+import json, os, signal, sys, cloche
+from tests.harness.processes import descendants
+level = sys.argv[1]
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+SHOWS = '''
+import signal
+print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+    [int(one) for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN])
+'''
+said = []
+for warm in (False, True):
+    options = {"level": level, "timeout": 60, "warm": warm}
+    said += [cloche.run(SHOWS, **options).stdout]
+    ends = cloche.run("kill -HUP $$; kill -INT $$; echo survived", language="bash", **options)
+    said += [ends.exit_code, ends.stdout, cloche.run("yes | head -1", language="bash", **options).stderr]
+if level == "jail":
+    with cloche.Sandbox(network=["example.com"]) as sandbox:  # whose network has a process of its own
+        said += [sandbox.exec(shell="kill -INT $$; echo survived").exit_code]
+        with sandbox.session() as session:
+            said += [session.run(SHOWS).stdout]
+        blocking = []
+        for pid in descendants(os.getpid()):
+            with open(f"/proc/{pid}/status") as file:
+                rows = dict(row.split(":", 1) for row in file)
+            if int(rows["SigBlk"], 16):
+                blocking.append(rows["Name"])
+        said += [blocking]
+print(json.dumps(said))
+"""
+# A guest closes the link by which its session is asked, and a caller with SIGPIPE's default asks it something.
+BROKEN_LINK = """
+import signal, cloche
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+CLOSES = '''
+import os
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        if os.readlink("/proc/self/fd/" + fd).startswith("socket:"): os.close(int(fd))
+    except OSError: pass
+'''
+with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
+    try:
+        session.run(CLOSES)
+        session.run("1")
+    except cloche.ClocheError as error:
+        pass
+print("lives")
+"""
+LIMITS = """
+import json, resource, cloche
+said = []
+def limited(name, most, level, **options):
+    before = resource.getrlimit(name)
+    resource.setrlimit(name, (most, before[1]))
+    try:
+        result = cloche.run("print(1)", level=level, warm=False, **options)
+        said.append(result.stdout or result.stderr)
+    except cloche.ClocheError as error:
+        said.append(f"{type(error).__name__}: {error}")
+    finally:
+        resource.setrlimit(name, before)
+limited(resource.RLIMIT_FSIZE, 100_000, "jail")
+limited(resource.RLIMIT_FSIZE, 2_000_000, "jail")
+limited(resource.RLIMIT_FSIZE, 2_000_000, "jail", stdin=bytes(3_000_000))
+limited(resource.RLIMIT_NOFILE, 24, "jail")
+limited(resource.RLIMIT_NOFILE, 24, "confined")
+limited(resource.RLIMIT_NOFILE, 64, "jail")
+limited(resource.RLIMIT_AS, 300 << 20, "jail")
+print(json.dumps(said))
+"""
+
+
+def call(program: str, *words: str) -> str:
+    """Run a program that calls Cloche, and return what it has printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=200, cwd=PROJECT
+    )
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.mark.parametrize("level", ["jail", "confined"])
+def test_a_callers_signal_mask_and_ignored_signals_reach_no_process_of_ours(level: str) -> None:
+    """Finished code is no time-out, an interrupt ends a program, and Python alone ignores what it always ignores."""
+    said = json.loads(call(SIGNALS, level))
+    of_one_start = ["[] [13, 25]\n", 129, "", ""]
+    of_a_life = [130, "[] [13, 25]\n", []] if level == "jail" else []
+    assert said == [*of_one_start, *of_one_start, *of_a_life]
+
+
+def test_a_guest_that_closes_its_link_ends_no_caller_with_the_default_of_sigpipe() -> None:
+    """What is sent to it is an error, as it is where SIGPIPE is ignored."""
+    assert call(BROKEN_LINK) == "lives\n"
+
+
+def test_limits_of_the_caller_are_kept_or_named() -> None:
+    """Runs work with few files, small files and few addresses; where they cannot, the error names limit and amount."""
+    no_modules, small, no_stdin, no_jail, few, usual, narrow = json.loads(call(LIMITS))
+    assert (small, few, usual, narrow) == ("1\n",) * 4
+    assert no_modules.startswith("BackendUnavailable: ")
+    assert "may write files of 100000 bytes (RLIMIT_FSIZE, ulimit -f)" in no_modules
+    assert no_stdin.startswith("StartFailed: ")
+    assert "may write files of 2000000 bytes" in no_stdin
+    assert "may have 24 files open (RLIMIT_NOFILE, ulimit -n)" in no_jail
