@@ -191,7 +191,7 @@ class Helper(SandboxState):
         if len(fds) > 1 and self.spec.outside is not None:
             if self.claim is not None:
                 self.claim.forget()
-            self.claim = user_namespaces.Claim(self.spec.outside[0], fds.pop())
+            self.claim, self.is_claim_own = user_namespaces.Claim(self.spec.outside[0], fds.pop()), False
         if self.claim is not None:
             self.spec.outside = (self.claim.outside_id, 1)
 
@@ -212,6 +212,7 @@ class Helper(SandboxState):
         if spec.outside is not None and spec.level in ("jail", "confined"):
             if self.claim is None:
                 self.claim = user_namespaces.claim_outside_id(*spec.outside, spec.ids[2])
+                self.is_claim_own = True
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -156,12 +156,14 @@ class Spec(_Record):
     `sitecustomize`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are all
     of these, with the folders for their locks. `users` are the first and the number of the outside ids for which all
     ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second mount
-    where the guest's id is not one that the caller can be. `mounts` are the rows of `mounts.from_rows`. `ucounts` and
-    `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where that control is
-    not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts. `origin` is what
-    it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
-    `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told. `answered` has the
-    names of calls that are made in the guest's place, by their numbers, by the module that makes them.
+    where the guest's id is not one that the caller can be. `scope_abi` is 0, or the version of Landlock by whose scopes
+    the reaper ends what has no process namespace (`jail/ending.py`). `mounts` are the rows of `mounts.from_rows`.
+    `ucounts` and `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where
+    that control is not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts.
+    `origin` is what it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty
+    for not at all. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
+    `answered` has the names of calls that are made in the guest's place, by their numbers, by the module that makes
+    them.
     """
 
     level: str = "jail"
@@ -183,6 +185,7 @@ class Spec(_Record):
     pids: int = 0
     network: dict[str, Any] | None = None
     answered: dict[str, dict[int, str]] = {}
+    scope_abi: int = 0
     is_shown: bool = False
     mounts: list[tuple[Any, ...]] = []
     masked: list[str] = []

@@ -1,4 +1,4 @@
-"""Readers of /proc: the processes of a tree, what they use, whether they have ended; and the end of a whole tree.
+"""Readers of /proc: the processes of a tree, what they use, whether they have ended.
 
 Process trees are seen from outside. Without a process namespace the tree is whatever descends from the helper, which is
 its subreaper: a process whose parent dies comes back to the helper, so nobody can leave.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .cgroups import Cgroup
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-SIGSTOP, SIGKILL = 19, 9
 
 
 def descendants(root: int) -> list[int]:
@@ -106,35 +105,6 @@ def _share(pid: int) -> int:
     rows = (line.split() for line in text.splitlines()[1:])
     amounts = {row[0]: int(row[1]) * 1024 for row in rows if len(row) >= 2 and row[1].isdigit()}
     return amounts.get("Pss_Anon:", 0) + amounts.get("Pss_Shmem:", 0)
-
-
-def kill_descendants(root: int) -> None:
-    """Kill everything below `root` and wait until nothing is left. Stopped first, so that a fork bomb stands still."""
-    while True:
-        pids = descendants(root)
-        for signal in (SIGSTOP, SIGKILL):
-            for pid in pids:
-                _signal(pid, signal)
-        if not _reap_all():
-            return
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # gone already, or a zombie of another identity; the next round looks again
-
-
-def _reap_all() -> bool:
-    """Wait for one child and take all that are dead; False when there are no children."""
-    try:
-        os.waitpid(-1, 0)
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _read(path: str) -> str:

@@ -44,6 +44,10 @@ class Reaper(Parent):
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
             unshare(CLONE_NEWCGROUP)
+        if self.spec.scope_abi:
+            from .ending import enter_scope
+
+            enter_scope(self.spec.scope_abi)
         pid = posix.fork()
         if pid == 0:
             return self._guest(0)
@@ -65,12 +69,14 @@ class Reaper(Parent):
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
-            if order.is_session:
+            if order.is_session or self.spec.scope_abi:
                 self.watcher.listen_to(self.link)
             status = self.watcher.wait_for(pid)
             if status != 0:
                 break
-        ended = {"wait_status": status, **self.watcher.conclude(), **self._observe(status)}
+        observed = self._observe(status)
+        self.watcher.end_scope()
+        ended = {"wait_status": status, **self.watcher.conclude(), **observed}
         ended["denied"] = self.watcher.denied + (self._count_unreachable() if status else 0)
         messages.send(self.link, "ended", ended)
         ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to report
@@ -96,6 +102,7 @@ class Reaper(Parent):
         """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
         tag, body, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
+            self.watcher.end_scope()
             posix._exit(1)
         if body["has_files"]:
             files = fds.pop(1)
@@ -155,7 +162,8 @@ class GuestWatcher(ChildWatcher):
             self.armed = body["pid"]
         elif tag == "stay":
             self.must_stay = body["is_on"]
-        else:  # the helper is gone, and so must we be
+        else:  # the helper is gone, or wants the end; and so must we be
+            self.end_scope()
             posix._exit(1)
 
     def _receive_all_from_helper(self) -> None:
@@ -209,6 +217,13 @@ class GuestWatcher(ChildWatcher):
         self.watched += listeners
         if not tag:
             self.watched.remove(self.ours)
+
+    def end_scope(self) -> None:
+        """End everybody but ourselves, where scopes say who that is; elsewhere the helper does it."""
+        if self.spec.scope_abi:
+            from .ending import end_scope
+
+            end_scope(self.add)
 
     def conclude(self) -> dict[str, Any]:
         """Return what the dead used, and whether nothing else is left alive."""

@@ -29,6 +29,7 @@ class SandboxState:
         self.spec = Spec()
         self.prepared: dict[str, Any] = {}
         self.claim: user_namespaces.Claim | None = None
+        self.is_claim_own = False  # and not one of several helpers of a sandbox
         self.init_claim: user_namespaces.Claim | None = None
         self.folder: WorkFolder | None = None
         self.workspace_fd = self.network_link = -1

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
+    from .cgroups import Cgroup
     from .fork_tree import ForkTree
     from .sandbox_state import SandboxState
 
@@ -362,6 +363,8 @@ class Supervisor:
             return None
         ended = self.run.ended
         is_quiet = not self.run.cause and ended is not None and ended["is_alone"]  # nobody but the reaper lives
+        if self.spec.level != "jail":
+            return self._end_without_namespaces(is_quiet=is_quiet)
         cgroup, death = (None if is_quiet else self.state.cgroup), None
         if cgroup is not None and not is_awaited:
             from .procfs import Death
@@ -377,13 +380,42 @@ class Supervisor:
         self.reaper = 0
         if self.fork_tree is not None:
             self.fork_tree.clear_up()
-        if self.spec.level != "jail":
-            from . import procfs
+        self._renew_quota(cgroup)
+        return usage
 
-            procfs.kill_descendants(posix.getpid())
+    def _end_without_namespaces(self, *, is_quiet: bool) -> Usage:
+        from . import ending
+
+        cgroup = None if is_quiet else self.state.cgroup
+        if cgroup is not None:
+            cgroup.lift_quota()
+        usage = ending.end(
+            self.reaper,
+            self.link,
+            is_alone=is_quiet,
+            is_scoped=self.spec.scope_abi > 0,
+            kill_by_id=self._kill_by_id,
+        )
+        self.reaper = 0
+        self._renew_quota(cgroup)
+        return usage
+
+    def _kill_by_id(self) -> bool:
+        """Kill all that have the outside id, where it is this helper's alone; False where that cannot be."""
+        from .ending import kill_by_id
+
+        state = self.state
+        if state.claim is None or not state.is_claim_own:
+            return False
+        try:
+            kill_by_id(state.claim.outside_id, state.claim_init_id())
+        except OSError:
+            return False
+        return True
+
+    def _renew_quota(self, cgroup: Cgroup | None) -> None:
         if cgroup is not None and self.spec.cgroup is not None:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
-        return usage
 
     def _receive_all_from_reaper(self) -> bool:
         """Handle all messages of the reaper's that are there, up to the end of the run; False when it is gone."""

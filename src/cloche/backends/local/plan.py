@@ -22,8 +22,8 @@ from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile, Request, source_of
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
+from cloche.jail.setup.privileges import SCOPED_SINCE, drop_all
 from cloche.jail.setup.privileges import amounts as ucounts
-from cloche.jail.setup.privileges import drop_all
 from cloche.jail.setup.seccomp import answered_calls, build_filter
 from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
@@ -170,6 +170,8 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
+    if level is Level.CONFINED and host.landlock_abi >= SCOPED_SINCE:
+        spec.scope_abi = host.landlock_abi
     return spec
 
 

@@ -431,7 +431,8 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
     offer = _offer_to_oom_killer()
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
-        return [offer, adopt, *who, *given_up]
+        # One that ends everybody by scope must not die with the helper, but see that it is gone, and end them then.
+        return [offer, adopt, *(who[:-1] if spec.scope_abi else who), *given_up]
     values = _tree(spec, run, has_workspace=has_workspace)
     return [
         _open_sources(values),

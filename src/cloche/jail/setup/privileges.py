@@ -157,6 +157,7 @@ READ = EXECUTE | READ_FILE | READ_DIR
 _RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | IOCTL_DEV
 SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
+SCOPED_SINCE = 6  # the version that has these
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1
 
@@ -205,9 +206,9 @@ def restriction(
         "write": handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV),
         "device": (READ_FILE | WRITE_FILE | IOCTL_DEV) & handled,
     }
-    scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= 6 and is_scoped else 0
+    scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= SCOPED_SINCE and is_scoped else 0
     attr = b"".join(n.to_bytes(8, "little") for n in (handled, 0, scoped))
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    size = 24 if version >= SCOPED_SINCE else 16 if version >= 4 else 8
     return [
         make("landlock_create_ruleset", attr, size, 0, keep="ruleset"),
         *(one for path, kind in rules for one in _allowing(path, kind, rights[kind], (opened or {}).get(path, ""))),

@@ -1,0 +1,61 @@
+"""The end of everything without a process namespace, in each of its three ways, against guests that try to survive."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloche.jail.setup.privileges import SCOPED_SINCE, abi
+
+PROGRAM = Path(__file__).parents[2] / "harness/programs/ended.py"
+GUEST_ID = 1_999_900_000 + os.getpid() % 90_000  # as root: above the ids that sandboxes get
+HAS_SCOPES = abi() >= SCOPED_SINCE
+WAYS = [
+    pytest.param("scope", marks=pytest.mark.skipif(not HAS_SCOPES, reason="this kernel has no Landlock scopes")),
+    pytest.param("id", marks=pytest.mark.root),
+    "walk",
+]
+GUESTS = ("double fork", "own subreaper", "sibling", "vfork", "runner", "20 runners", "bomb")
+pytestmark = pytest.mark.both_users
+
+
+def end(way: str, guest: str) -> dict[str, Any]:
+    """Let a guest try, end it, and return what came of it."""
+    uid = GUEST_ID if os.geteuid() == 0 else os.geteuid()
+    words = [sys.executable, str(PROGRAM), way, guest, str(uid)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("guest", [pytest.param(one, marks=[pytest.mark.soak] * (one == "bomb")) for one in GUESTS])
+def test_nobody_survives(way: str, guest: str) -> None:
+    """Whoever outlives a kill of the first process and its group is ended, when the subreaper has no child left."""
+    found = end(way, guest)
+    assert found["outlived"] > 0, "the attempt does not work"
+    assert found["left"] == 0, found
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_who_kills_others_is_ended(way: str) -> None:
+    """By scope no guest reaches those who end it; by id it may end the reaper, and then the helper does it."""
+    found = end(way, "kills others")
+    assert found["outlived"] > 0
+    assert found["left"] == 0, found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_a_fork_bomb_ends_faster_than_by_a_walk(way: str) -> None:
+    """One signal to all of 400 processes takes a fraction of the time of finding each."""
+    found = (
+        sorted(end(way, "bomb")["seconds"] for _ in range(5)),
+        sorted(end("walk", "bomb")["seconds"] for _ in range(5)),
+    )
+    assert found[0][2] < found[1][2] / 2, found
