@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Where nobody but the system puts anything: a terminal, or a descriptor, is what the user means by its name there.
 DEVICES = ("/dev", "/dev/fd", "/dev/pts")
+_TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,6 +43,31 @@ def own_folder(variable: str, below_home: str) -> str | None:
     if os.path.isabs(asked):
         return os.path.join(asked, "cloche")
     return os.path.join(home, below_home, "cloche") if os.path.isabs(home) else None
+
+
+def temporary_folder() -> str:
+    """Return the folder for temporary files: that of `tempfile`, else /dev/shm, rather than the working directory.
+
+    Raises BackendUnavailable, with what to mount, where this user may write to none.
+    """
+    import tempfile
+
+    try:
+        found = tempfile.gettempdir()
+    except FileNotFoundError:
+        found = ""
+    if found and (found in _TEMPORARY or found != os.getcwd() or found == os.environ.get("TMPDIR")):
+        return found
+    if os.access("/dev/shm", os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return "/dev/shm"
+    if found:
+        return found
+    from cloche.core.errors import BackendUnavailable
+
+    raise BackendUnavailable(
+        "there is no folder for temporary files: this user may write to none of TMPDIR, /tmp, /var/tmp and /dev/shm.",
+        remedy="Mount one: docker run --tmpfs=/tmp, or in a pod an emptyDir at /tmp.",
+    )
 
 
 def open_folder(path: str | os.PathLike[str], at: int | None = None, *, follows_link: bool = False) -> int:

@@ -340,3 +340,16 @@ def test_own_folders_are_those_of_platformdirs(home: str | None, asked: str | No
         assert found == (user_config_dir("cloche", appauthor=False), user_state_dir("cloche", appauthor=False))
     else:
         assert found == (None, None)
+
+
+@pytest.mark.both_users
+def test_temporary_files_go_to_shared_memory_rather_than_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which `tempfile` takes where no folder for them can be written; one that TMPDIR names is what was asked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert hostfs.temporary_folder() == "/dev/shm"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert hostfs.temporary_folder() == str(tmp_path)

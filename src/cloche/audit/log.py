@@ -23,8 +23,8 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import AuditFailed, ClocheError
-from cloche.hostfs import own_folder
+from cloche.core.errors import AuditFailed, BackendUnavailable, ClocheError
+from cloche.hostfs import own_folder, temporary_folder
 
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
@@ -168,7 +168,7 @@ def audit_for(settings: Settings) -> Audit | None:
     """Return the log that these settings ask for; None where it is off."""
     if not (settings.audit if settings.audit is not None else _front_end is not None):
         return None
-    folder = settings.audit_folder or default_folder()
+    folder = folder_for(settings)
     return _audit_in(folder, settings.audit_keep, settings.audit_keep_age_s, settings.audit_keep_bytes)
 
 
@@ -177,8 +177,51 @@ def _audit_in(folder: str, keep: tuple[str, ...], keep_age_s: float | None, keep
     return Audit(folder, keep=keep, keep_age_s=keep_age_s, keep_bytes=keep_bytes)
 
 
+def folder_for(settings: Settings) -> str:
+    """Return the folder of the log that these settings ask for.
+
+    One that is on by default alone goes elsewhere where the state folder cannot be written: to `XDG_RUNTIME_DIR`, else
+    to a private folder in that for temporary files; that is logged as a warning, once. Raises AuditFailed.
+    """
+    if settings.audit_folder or settings.audit is not None:
+        return settings.audit_folder or default_folder()
+    named = (os.environ.get(name, "") for name in ("XDG_STATE_HOME", "HOME", "XDG_RUNTIME_DIR", "TMPDIR"))
+    return _first_folder(*named)
+
+
+@lru_cache(maxsize=4)
+def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str:
+    """Return the first folder that the log can be in. Raises AuditFailed where there is none."""
+    from .writer import NAME, failure, why_not_in
+
+    try:
+        wanted = default_folder()
+        why = why_not_in(wanted)
+        failed = failure(f"{wanted}/{NAME}", why)
+    except AuditFailed as error:
+        wanted, why, failed = "", "this user has no home folder", error
+    if not why:
+        return wanted
+    found = next((folder for folder in _other_folders(runtime) if not why_not_in(folder, is_private=True)), None)
+    if found is None:
+        raise failed
+    where = f"{wanted} cannot be written ({why})" if wanted else why
+    log.warning(
+        "the audit log is in %s, since %s; a log that is to stay needs a folder that does: CLOCHE_AUDIT=/FOLDER",
+        found, where,
+    )  # fmt: skip
+    return found
+
+
+def _other_folders(runtime: str) -> Iterator[str]:
+    if os.path.isabs(runtime):
+        yield os.path.join(runtime, "cloche", "audit")
+    with suppress(BackendUnavailable):
+        yield os.path.join(temporary_folder(), f"cloche-{os.geteuid()}")
+
+
 def default_folder() -> str:
-    """Return the platform's folder for state, that of this user."""
+    """Return the platform's folder for state, that of this user. Raises AuditFailed where they have no home."""
     found = own_folder("XDG_STATE_HOME", ".local/state")
     return found or _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
 

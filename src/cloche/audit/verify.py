@@ -28,7 +28,7 @@ from cloche.core.record import dataclass, field
 from . import artifacts
 from .artifacts import ArtifactState
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
-from .log import default_folder
+from .log import folder_for
 from .writer import (
     LOCK_TIMEOUT_S,
     NAME,
@@ -416,7 +416,7 @@ def examine_audit() -> AuditState:
         return AuditState(is_on=None, problem=f"the configuration cannot be used: {error}")
     is_on, origin = settings.audit is not False, settings.origins.get("audit", "default")
     try:
-        folder = settings.audit_folder or default_folder()
+        folder = folder_for(settings)
     except AuditFailed as error:
         return AuditState(is_on=is_on, origin=origin, problem=str(error))
     return _state_of(folder, is_on=is_on, origin=origin)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from contextlib import contextmanager, suppress
 
@@ -34,6 +35,7 @@ LOCK_TIMEOUT_S = 10.0
 MOST_CACHED = 16  # folders whose last line is remembered
 _FULL_BEFORE, _FULL_AFTER, _LEAST_DIGITS = "audit-", ".jsonl", 12
 _TAIL_BYTES = 4096
+_REFUSED = "this user may not write there, or the file system is read-only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +107,33 @@ def check_writable(folder: str) -> None:
         raise failure(f"{folder}/{NAME}", reason(error)) from error
 
 
+def why_not_in(folder: str, *, is_private: bool = False) -> str:
+    """Say why this user can write to no folder of that name; empty where they can, or can make it.
+
+    One that `is_private` has mode 0700, and nobody else can put another in its place. What is wrong with a log that is
+    there is for `append` to say.
+    """
+    above = folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not _may_write(above):
+        return _REFUSED
+    if is_private and above == folder:
+        state, above = os.lstat(folder), os.path.dirname(folder)
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            return "it is not this user's alone"
+    state = os.stat(above)
+    is_safe = state.st_uid in (0, os.geteuid()) and (not state.st_mode & 0o022 or state.st_mode & stat.S_ISVTX)
+    return "" if is_safe or not is_private else "others may replace it"
+
+
+def _may_write(folder: str) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
 def _check_space(folder: str) -> None:
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise failure(folder, "this user may not write there, or the file system is read-only")
+    if not _may_write(folder):
+        raise failure(folder, _REFUSED)
     if os.statvfs(folder).f_bavail == 0:
         raise failure(folder, os.strerror(errno.ENOSPC))
 

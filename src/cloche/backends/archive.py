@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import is_program_file
 from cloche.core.record import dataclass
@@ -70,7 +71,8 @@ class Spool:
         if self.size > self._most:
             raise ValueError("the container sent more files than its disk holds")
         if self.size > SMALL_BYTES and isinstance(self.file, io.BytesIO):
-            before, self.file = self.file, tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - see `Kept`
+            folder, before = hostfs.temporary_folder(), self.file
+            self.file = tempfile.TemporaryFile(prefix="cloche-", dir=folder)  # noqa: SIM115 - see `Kept`
             self.file.write(before.getvalue())
         self.file.write(data)
 

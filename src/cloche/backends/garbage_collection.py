@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from cloche import hostfs
+from cloche.core.errors import BackendUnavailable
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.work_folder import WorkFolder
 
@@ -199,18 +200,15 @@ class Background:
 
 def new_folder() -> str:
     """Return the path of a folder that a helper is to make."""
-    import tempfile
-
-    return os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-work-{os.urandom(6).hex()}")
+    return os.path.join(hostfs.temporary_folder(), f"cloche-{os.getpid()}-work-{os.urandom(6).hex()}")
 
 
 def remove_folders() -> list[str]:
     """Remove what the dead left of this user's in the temporary folder; return the paths."""
-    import tempfile
-
-    folder = os.path.realpath(tempfile.gettempdir())
     names: list[str] = []
-    with suppress_logged(log, f"nobody may look into {folder}, or it is gone", OSError):
+    folder = ""
+    with suppress_logged(log, "nobody may look into the temporary folder, or it is gone", OSError, BackendUnavailable):
+        folder = os.path.realpath(hostfs.temporary_folder())
         names = os.listdir(folder)
     found = sorted(name for name in names if _NAME.fullmatch(name))
     return [path for name in found if _remove_unused(path := os.path.join(folder, name))]

@@ -41,10 +41,10 @@ def folder_of(folder: str | None, options: SandboxOptions) -> str:
     """Return the folder of the log: the one that is named, else the configured one, else this user's."""
     if folder is not None:
         return os.path.abspath(os.path.expanduser(folder))
-    from cloche.audit.log import default_folder
+    from cloche.audit.log import folder_for
     from cloche.config.settings import load_settings
 
-    return load_settings(options).audit_folder or default_folder()
+    return folder_for(load_settings(options))
 
 
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:

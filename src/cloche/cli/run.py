@@ -382,7 +382,10 @@ class BufferedOutput:
     def __init__(self) -> None:
         import tempfile
 
-        self._data = tempfile.SpooledTemporaryFile(max_size=4 * MIB)  # noqa: SIM115 - closed with this object
+        from cloche.hostfs import temporary_folder
+
+        folder = temporary_folder()
+        self._data = tempfile.SpooledTemporaryFile(max_size=4 * MIB, dir=folder)  # noqa: SIM115 - closed with this object
         self._pieces: list[tuple[Stream, int]] = []
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from cloche.agent.queue import Entry
 from cloche.agent.terminal import changes_told, what_changes_are
-from cloche.audit.log import audit_for, default_folder
+from cloche.audit.log import audit_for, folder_for
 from cloche.audit.verify import Reading
 from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest
@@ -235,7 +235,7 @@ def audit_chain(settings: Settings, document: Mapping[str, Any]) -> dict[str, An
     run = audited.get("run")
     if audit_for(settings) is None or run is None:
         return {"run": run, "events": [], "faults": [], "why": "the audit log is off, or this run never began"}
-    reading = Reading(settings.audit_folder or default_folder(), most_bytes=MOST_AUDIT_BYTES)
+    reading = Reading(folder_for(settings), most_bytes=MOST_AUDIT_BYTES)
     events = list(islice(_of_run(reading, run), MOST_AUDIT_EVENTS))
     faults = [str(fault) for fault in reading.report.faults[:5]]
     why = "" if events else "its events are further back than the part of the log that is read here; cloche audit show"

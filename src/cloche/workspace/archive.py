@@ -69,7 +69,7 @@ def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
     What is none of these, cannot be read, is too deep, or is on another mount, is left out as well. Raises
     InvalidRequest for more than `max_bytes`.
     """
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - who gets it closes it
+    file = tempfile.TemporaryFile(dir=hostfs.temporary_folder())  # noqa: SIM115 - who gets it closes it
     left_out: list[str] = []
     try:
         with (

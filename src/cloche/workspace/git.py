@@ -271,7 +271,7 @@ def _discovered(folder: int) -> dict[str, str]:
 def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = _nothing) -> Iterator[_Git]:
     """Give git in an open folder, with a temporary folder that is gone afterwards."""
     _program()
-    temporary = tempfile.mkdtemp(prefix="cloche-git-")
+    temporary = tempfile.mkdtemp(prefix="cloche-git-", dir=hostfs.temporary_folder())
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": "/nonexistent",

@@ -248,7 +248,7 @@ def own_config(found: GitFolder) -> bytes | None:
     text, _ = _text("config", found.fd, MOST_CONFIG_BYTES + 1)
     if len(text) > MOST_CONFIG_BYTES:
         raise _refused("its configuration is too large")
-    with tempfile.TemporaryDirectory(prefix="cloche-git-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cloche-git-", dir=hostfs.temporary_folder()) as folder:
         with open(os.path.join(folder, "config"), "wb") as file:
             file.write(text)
         at = _open(folder)

@@ -16,6 +16,7 @@ import tempfile
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from cloche import hostfs
 from cloche.core.errors import StartFailed
 from cloche.egress.client import Network
 from cloche.jail import messages
@@ -63,7 +64,8 @@ def serve_container(daemon: Daemon, container: str, image: Image, rules: Network
 
 def _made_by_container(daemon: Daemon, container: str, image: Image, rules: NetworkRules) -> list[int]:
     """Return the sockets that a container beside another one has made in its network namespace."""
-    folder, link_name = tempfile.mkdtemp(prefix="cloche-"), secrets.token_hex(16)
+    above, link_name = hostfs.temporary_folder(), secrets.token_hex(16)
+    folder = tempfile.mkdtemp(prefix="cloche-", dir=above)
     helper = ""
     try:
         # Its root may be another id here, and has no capability to get past this. Nobody can list the folder.

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloche import hostfs
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
@@ -132,7 +133,7 @@ class LocalOpenSandbox:
 
         order: dict[str, Any] = {"since": since, "most": max_bytes, "entries": max_entries}
         order["skip"] = [pack_text(path) for path in skip]
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=hostfs.temporary_folder()) as file:
             async with self._turn:
                 await self._have_workspace()
                 answer = await self.workspace.changes(order, file.fileno(), halted=self._halted)

@@ -427,7 +427,8 @@ class KeptCopies:
     def __init__(self) -> None:
         import tempfile
 
-        self._file: BinaryIO = tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - lives as long as the result
+        folder = hostfs.temporary_folder()
+        self._file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the result
         weakref.finalize(self, self._file.close)  # dropping a result is no leak, so nobody shall be warned of one
         self._records: tuple[FileRecord, ...] = ()
         self._offsets: dict[str, int] = {}
