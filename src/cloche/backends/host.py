@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # What the probe tries in a process of its own, and what it must have found to be kept.
-_TRIED = {"landlock": int, "seccomp": str, "namespaces": str, "idmapped": str, "can_switch_identity": bool}
+_TRIED = {
+    "landlock": int,
+    "seccomp": str,
+    "namespaces": str,
+    "idmapped": str,
+    "can_switch_identity": bool,
+    "can_adopt": bool,
+}
 _REFUSING = (
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
     "/proc/sys/user/max_user_namespaces",
@@ -63,6 +70,7 @@ class Host:
     namespaces: str
     idmapped: str
     can_switch_identity: bool
+    can_adopt: bool
     cgroup_version: int
     cgroup_folders: Mapping[str, str] = field(default_factory=dict)
     cgroup_reason: str = ""
@@ -81,6 +89,8 @@ class Host:
 
     def level(self) -> Level:
         """Return the strongest level this host can reach."""
+        if not self.can_adopt:
+            return Level.NONE  # what loses its parent would live on
         if self.seccomp:
             return Level.PROCESS
         if not self.namespaces:
@@ -109,6 +119,7 @@ def measure_host(executable: str = sys.executable) -> Host:
         namespaces=found["namespaces"],
         idmapped=found["idmapped"],
         can_switch_identity=found["can_switch_identity"],
+        can_adopt=found["can_adopt"],
         cgroup_version=cgroup["version"],
         cgroup_folders=cgroup["folders"],
         cgroup_reason=cgroup["reason"],
@@ -185,22 +196,6 @@ def _from_plain(plain: dict[str, Any]) -> Mapping[str, Any] | None:
 def _about(executable: str) -> tuple[object, ...]:
     """Return what allows and refuses namespaces, beside the circumstances of every answer."""
     return (executable, *map(_reads, _REFUSING), *map(_reads, ("/proc/self/uid_map", "/proc/self/attr/current")))
-
-
-def namespace_remedy(host: Host | None = None) -> str:
-    """Say in one line how to get user namespaces here."""
-    if host is not None and host.namespaces.startswith("uid_map"):
-        return "run Cloche as an ordinary user, or map a range of ids for this root"
-    restricted = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
-    if _reads(restricted) == "1":
-        return "allow user namespaces: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    if _reads("/proc/sys/user/max_user_namespaces") == "0":
-        return "allow user namespaces: sudo sysctl -w user.max_user_namespaces=10000"
-    if _reads("/proc/sys/kernel/unprivileged_userns_clone") == "0":
-        return "allow user namespaces: sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
-        return "inside a container: start it with a seccomp profile that allows unshare, and an unmasked /proc"
-    return "use a kernel and a container profile that let this user create user namespaces"
 
 
 def with_limit(message: str, number: int | None) -> str:

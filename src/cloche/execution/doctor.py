@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
+from cloche.backends.remedies import USE_LINUX_5_12, group_remedy, has_unified_groups, look_around
 from cloche.blocking import calls
 from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, ClocheError
@@ -183,11 +184,14 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
     return Diagnosis(
         level=level,
         reason=why_not_more(level, capabilities.reason, trials),
-        remedy=remedy_for(level, found, capabilities.remedy),
+        remedy=capabilities.remedy if level < Level.JAIL else "",
         kernel=f"{platform.system()} {platform.release()} on {platform.machine()}",
         user=f"uid {os.geteuid()}",
         controls=best.controls if best else capabilities.controls,
-        features=(*features_of(found, namespace_remedy=capabilities.remedy), gvisor.result()),
+        features=(
+            *features_of(found, namespace_remedy=capabilities.remedy, is_gvisor=look_around().is_gvisor),
+            gvisor.result(),
+        ),
         interpreter=describe_interpreter(toolchains),
         toolchains=toolchains,
         trials=trials,
@@ -245,13 +249,12 @@ def survey() -> Mapping[str, tuple[bool, str]]:
 
 # What each feature is for, and what to do where it is missing; an empty remedy stands for the namespaces' own.
 _JAIL, _CONFINED, _LIMITS = "jail", "jail, confined", "limits"
-_USE_LINUX_5_12 = "use Linux 5.12 or later"
 _FEATURES: Mapping[str, tuple[str, str]] = {
     **{f"{name} namespace": (_JAIL, "") for name in ("user", "mount", "pid", "network", "ipc", "uts", "cgroup")},
-    "own /proc": (_JAIL, "inside a container, unmask /proc (docker: --security-opt systempaths=unconfined)"),
-    "detached mounts": (_JAIL, _USE_LINUX_5_12),
+    "own /proc": (_JAIL, ""),
+    "detached mounts": (_JAIL, ""),
     "all namespaces together": (_JAIL, ""),
-    "id-mapped mounts": ("root, with an interpreter below a private home", _USE_LINUX_5_12),
+    "id-mapped mounts": ("root, with an interpreter below a private home", USE_LINUX_5_12),
     "outside id": ("identity", "needed by root alone"),
     "no new privileges": (_CONFINED, "allow prctl in the container's seccomp profile"),
     "seccomp filter": (_CONFINED, "use a kernel with CONFIG_SECCOMP_FILTER"),
@@ -266,6 +269,7 @@ _FEATURES: Mapping[str, tuple[str, str]] = {
     "close_range": (_CONFINED, "use Linux 5.9 or later"),
     "pidfd": ("every level", "use Linux 5.3 or later"),
     "children in /proc": ("confined, process", "use a kernel with CONFIG_PROC_CHILDREN"),
+    "child subreaper": ("every level", "use Linux 3.4 or later"),
 }  # fmt: skip
 _GROUP_FEATURES = ("control groups", "memory controller", "pids controller", "cpu controller")
 _ROOT_ONLY = ("id-mapped mounts", "outside id")
@@ -277,10 +281,11 @@ def features_of(
     namespace_remedy: str,
     uid: int | None = None,
     is_unified: bool | None = None,
+    is_gvisor: bool = False,
 ) -> tuple[Feature, ...]:
-    """Turn findings into features with their remedies. Pure when `uid` and `is_unified` are given."""
+    """Turn findings into features with their remedies: in gVisor all have one. Pure when all keywords are given."""
     uid = os.geteuid() if uid is None else uid
-    unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers") if is_unified is None else is_unified
+    unified = has_unified_groups() if is_unified is None else is_unified
     features = []
     for name, (works, detail) in found.items():
         needed_for, remedy = _FEATURES.get(name, ("", ""))
@@ -288,18 +293,9 @@ def features_of(
             remedy = group_remedy(uid, is_unified=unified)
         elif name in _ROOT_ONLY and uid != 0:
             remedy = "nothing to do for an ordinary user"
-        text = "" if works else remedy or namespace_remedy
+        text = "" if works else namespace_remedy if is_gvisor else remedy or namespace_remedy
         features.append(Feature(name=name, works=works, needed_for=needed_for, detail=detail, remedy=text))
     return tuple(features)
-
-
-def group_remedy(uid: int, *, is_unified: bool) -> str:
-    """Say how to get control groups. Pure."""
-    if uid == 0:
-        return "mount /sys/fs/cgroup writable (docker: a private cgroup namespace and no read-only mount)"
-    if is_unified:
-        return 'start it with "systemd-run --user --scope -p Delegate=yes", which gives this user a group of its own'
-    return "control groups of version 1 are root's; run as root, or boot with systemd.unified_cgroup_hierarchy=1"
 
 
 def why_not_more(level: Level, reason: str, trials: tuple[Trial, ...]) -> str:
@@ -309,17 +305,6 @@ def why_not_more(level: Level, reason: str, trials: tuple[Trial, ...]) -> str:
     if reason:
         return reason
     return next((trial.detail for trial in trials if not trial.is_ok), "")
-
-
-def remedy_for(level: Level, found: Mapping[str, tuple[bool, str]], namespace_remedy: str) -> str:
-    """Choose the one line to do first for a higher level. Pure but for the identity map it reads."""
-    if level >= Level.JAIL:
-        return ""
-    if not found.get("detached mounts", (True, ""))[0] and found.get("mount namespace", (False, ""))[0]:
-        return _USE_LINUX_5_12
-    if os.geteuid() == 0 and not found.get("outside id", (True, ""))[0]:
-        return "root here has no other ids to give (a rootless container); run Cloche as an ordinary user in it"
-    return namespace_remedy
 
 
 def find_toolchains() -> tuple[FoundToolchain, ...]:

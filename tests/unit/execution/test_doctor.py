@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cloche.backends.remedies import group_remedy
 from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.execution.doctor import (
     Diagnosis,
@@ -14,7 +15,6 @@ from cloche.execution.doctor import (
     Trial,
     describe_interpreter,
     features_of,
-    group_remedy,
     why_not_more,
 )
 

@@ -20,8 +20,9 @@ from cloche.egress.client import operator_proxies, rest
 
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
-from ..host import Host, measure_host, namespace_remedy, with_limit
+from ..host import Host, measure_host, with_limit
 from ..network import SERVED
+from ..remedies import group_remedy, has_unified_groups, look_around, remedy, why_not_higher
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
 from .plan import KIND
@@ -88,7 +89,7 @@ class LocalBackend:
             controls=local_controls(level, host) if level <= best else {},
             networks=_networks(level),
             reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
-            remedy="" if best >= Level.JAIL else namespace_remedy(host),
+            remedy=remedy(host, look_around()),
         )
 
     def toolchain(self, language: Language) -> Toolchain:
@@ -276,7 +277,8 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     best = host.level()
     wanted = policy.level
     if wanted is None:
-        if best < Level.CONFINED and not (set(policy.best_effort) >= set(LOST_BELOW_CONFINED)):
+        is_excused = best >= Level.PROCESS and set(policy.best_effort) >= set(LOST_BELOW_CONFINED)
+        if best < Level.CONFINED and not is_excused:
             raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy(host)}")
         return best
     if wanted > best:
@@ -308,7 +310,11 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
 
 
 def _remedy(host: Host) -> str:
-    return f"To fix it: {namespace_remedy(host)}; or {DOCTOR} to see what this host can enforce."
+    found = remedy(host, look_around())
+    if not found and not host.cgroup_version:  # at jail, limits of a control group are what is missing most
+        found = group_remedy(host.uid, is_unified=has_unified_groups())
+    see = f"{DOCTOR} to see what this host can enforce."
+    return f"To fix it: {found}; or {see}" if found else f"To fix it: {see}"
 
 
 def _why_not(level: Level, host: Host) -> str:
@@ -319,10 +325,4 @@ def _why_not(level: Level, host: Host) -> str:
 
 
 def _why_not_higher(host: Host) -> str:
-    """Say which of the kernel's answers keeps the level below jail; empty at jail."""
-    if host.seccomp:
-        return f"seccomp filters are refused: {host.seccomp}"
-    if not host.namespaces:
-        return ""
-    reason = f"namespaces are refused: {host.namespaces}"
-    return reason if host.landlock_abi else f"{reason}; and this kernel has no Landlock"
+    return why_not_higher(host, look_around()) if host.level() < Level.JAIL else ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import itertools
 import logging
 import os
@@ -73,8 +74,14 @@ async def until_end(link: socket.socket) -> None:
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait by a pidfd: `Popen.wait` with a time-out polls."""
-    fd = os.pidfd_open(process.pid)
+    """Wait by a pidfd: `Popen.wait` with a time-out polls, which is for kernels without one."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        await asyncio.to_thread(_wait_by_polling, process)
+        return
     try:
         await asyncio.wait_for(until_readable(fd), CLOSE_TIMEOUT_S)
     except TimeoutError:
@@ -82,6 +89,14 @@ async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     finally:
         os.close(fd)
     process.wait()
+
+
+def _wait_by_polling(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def add(process: subprocess.Popen[bytes], spec: Spec) -> None:

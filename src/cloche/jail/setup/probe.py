@@ -31,6 +31,7 @@ from ..syscalls import (
     MS_NOSUID,
     MS_PRIVATE,
     MS_REC,
+    PR_SET_CHILD_SUBREAPER,
     PR_SET_NO_NEW_PRIVS,
     address_of,
     call,
@@ -57,6 +58,7 @@ def main() -> None:
         "namespaces": _namespaces(),
         "idmapped": _idmapped(),
         "can_switch_identity": _can_switch_identity(),
+        "can_adopt": _can_adopt(),
         **look(),
     }
     sys.stdout.buffer.write(marshal.dumps(findings))
@@ -175,6 +177,11 @@ def _idmapped() -> str:
 
 def _can_switch_identity() -> bool:
     return os.geteuid() == 0 and not _in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID))
+
+
+def _can_adopt() -> bool:
+    """Tell whether a process can become the parent of all below it that lose theirs."""
+    return _outcome(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == "ok"
 
 
 def _cgroup() -> dict[str, Any]:
@@ -432,6 +439,10 @@ def _no_new_privileges() -> Finding:
     return _answer(_in_child(lambda: prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)))
 
 
+def _subreaper() -> Finding:
+    return _can_adopt(), ""
+
+
 def _close_range() -> Finding:
     return _answer(_in_child(lambda: close_range(4000)))
 
@@ -529,4 +540,5 @@ ATTEMPTS: dict[str, Callable[[], Finding]] = {
     "close_range": _close_range,
     "pidfd": _pidfd,
     "children in /proc": _proc_children,
+    "child subreaper": _subreaper,
 }

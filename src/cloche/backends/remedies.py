@@ -1,0 +1,157 @@
+"""Why this host gives no more than it does, and what to do about it: pure functions of what was measured.
+
+`Host` (`host.py`) holds what was tried; `Surroundings` what stands in this host's files about who refuses it: a switch
+of the kernel's, AppArmor, a container's profile, a systemd unit, gVisor. Errors of runs, `cloche backends` and
+`cloche doctor` all say what these functions return. Each place that they know is a row of the table in
+tests/unit/backends/test_remedies.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cloche.core.enforcement import Level
+from cloche.core.record import dataclass
+
+from .host import Host
+
+DOCUMENT = "docs/deploy.md"
+AS_ORDINARY_USER = "run Cloche as an ordinary user in it (docker: --user 1000:1000)"
+USE_LINUX_5_12 = "use Linux 5.12 or later"
+_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
+# Switches of the kernel's: the value that refuses, and the one that allows.
+_SWITCHES = (
+    (_APPARMOR, "1", "0"),
+    ("user.max_user_namespaces", "0", "10000"),
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+)
+_NO_SUCH_CALL = os.strerror(38)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Say what is around this process. `switches` are the kernel's that refuse namespaces, by name.
+
+    `apparmor` is the profile that confines it, empty for none. `is_filtered` says that a seccomp filter is on it,
+    `is_masked` that something is mounted over parts of /proc.
+    """
+
+    switches: tuple[str, ...] = ()
+    apparmor: str = ""
+    is_container: bool = False
+    is_unit: bool = False
+    is_filtered: bool = False
+    is_masked: bool = False
+    is_gvisor: bool = False
+
+
+def look_around() -> Surroundings:
+    """Read what is around this process."""
+    mounted = [line.split(" ")[4] for line in _read("/proc/self/mountinfo").splitlines()]
+    masked = [path for path in mounted if path.startswith("/proc/") and path != "/proc/sys/fs/binfmt_misc"]
+    profile = _read("/proc/self/attr/current").strip("\0\n ").partition(" (")[0]
+    return Surroundings(
+        switches=tuple(
+            name for name, refuses, _ in _SWITCHES if _read(f"/proc/sys/{name.replace('.', '/')}").strip() == refuses
+        ),
+        apparmor="" if profile == "unconfined" else profile,
+        is_container=any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
+        or "KUBERNETES_SERVICE_HOST" in os.environ,
+        is_unit="INVOCATION_ID" in os.environ,
+        is_filtered="\nSeccomp:\t2" in _read("/proc/self/status"),
+        is_masked=bool(masked),
+        is_gvisor=os.path.exists("/proc/sentry-meminfo"),
+    )
+
+
+def why_not_higher(host: Host, around: Surroundings) -> str:
+    """Say which of the kernel's answers keeps the level below jail; empty at jail. Pure."""
+    if host.level() >= Level.JAIL:
+        return ""
+    if host.seccomp:
+        reason = f"seccomp filters are refused: {host.seccomp}"
+    else:
+        reason = f"namespaces are refused: {host.namespaces}"
+    lacks = [] if host.landlock_abi else ["this kernel has no Landlock"]
+    if host.landlock_abi and _lacks_ids(host):
+        lacks.append("this root may not give a guest another id")
+    if not host.can_adopt:
+        lacks.append("it cannot keep hold of processes that lose their parent")
+    reason = "; and ".join([reason, *lacks])
+    return f"this is gVisor, which has not all that Linux has ({reason})" if around.is_gvisor else reason
+
+
+def remedy(host: Host, around: Surroundings) -> str:
+    """Say what to do for a higher level; empty at jail. Pure."""
+    if host.level() >= Level.JAIL:
+        return ""
+    if around.is_gvisor:
+        return (
+            "run Cloche outside of gVisor, where it gives code a gVisor of its own (--backend gvisor, or docker with "
+            "--runtime runsc)"
+        )
+    if host.seccomp:
+        where = "in the container's profile, and " if around.is_container else ""
+        return f"allow seccomp {where}use a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0 or later"
+    if _lacks_ids(host) or (host.uid == 0 and host.namespaces.startswith("uid_map")):
+        return AS_ORDINARY_USER if host.owns_ids else f"root here has no other ids to give; {AS_ORDINARY_USER}"
+    if _NO_SUCH_CALL in host.namespaces and not host.namespaces.startswith("clone"):
+        return USE_LINUX_5_12
+    steps = [*_switched(around.switches), *_unwrapped(host, around)]
+    return "; and ".join(steps) or "use a kernel that lets this user create user namespaces (CONFIG_USER_NS)"
+
+
+def group_remedy(uid: int, *, is_unified: bool) -> str:
+    """Say how to get control groups. Pure."""
+    if uid == 0:
+        return "mount /sys/fs/cgroup writable (docker: a private cgroup namespace and no read-only mount)"
+    if is_unified:
+        return 'start it with "systemd-run --user --scope -p Delegate=yes", which gives this user a group of its own'
+    return "control groups of version 1 are root's; run as root, or boot with systemd.unified_cgroup_hierarchy=1"
+
+
+def has_unified_groups() -> bool:
+    """Tell whether control groups are of version 2 here."""
+    return os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+
+
+def _lacks_ids(host: Host) -> bool:
+    return host.uid == 0 and not host.can_switch_identity
+
+
+def _switched(switches: tuple[str, ...]) -> list[str]:
+    steps = [
+        f"allow user namespaces: sudo sysctl -w {name}={allows}" for name, _, allows in _SWITCHES if name in switches
+    ]
+    if _APPARMOR in switches:
+        steps[0] += f" (AppArmor refuses them, as on Ubuntu 24.04; {DOCUMENT} has a profile for one program)"
+    return steps
+
+
+def _unwrapped(host: Host, around: Surroundings) -> list[str]:
+    """Say what a container, or a unit, has to let through: what stands in the way as far as can be seen."""
+    is_unit = around.is_unit and not around.is_container
+    if is_unit and (around.is_filtered or around.is_masked):
+        left_out = "RestrictNamespaces=, ProtectKernelTunables=, ProtectProc= and a SystemCallFilter= without @mount"
+        return [f"in the systemd unit leave out {left_out} ({DOCUMENT} has a unit)"]
+    if not (around.is_container or around.is_masked):
+        return []
+    options = []
+    if around.is_filtered and host.namespaces.startswith("clone"):
+        options.append("--security-opt seccomp=FILE")
+    if around.is_masked:
+        options.append("--security-opt systempaths=unconfined")
+    if around.apparmor:
+        options.append("--security-opt apparmor=unconfined")
+    if not options:
+        return []
+    file = '"cloche doctor --container-profile FILE" writes the file; ' if options[0].endswith("=FILE") else ""
+    return [f"start the container with {' '.join(options)} ({file}{DOCUMENT} has this for Kubernetes and compose, too)"]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
