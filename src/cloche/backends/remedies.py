@@ -129,23 +129,21 @@ def _switched(switches: tuple[str, ...]) -> list[str]:
 
 
 def _unwrapped(host: Host, around: Surroundings) -> list[str]:
-    """Say what a container, or a unit, has to let through: what stands in the way as far as can be seen."""
-    is_unit = around.is_unit and not around.is_container
-    if is_unit and (around.is_filtered or around.is_masked):
+    """Say what a container, or a systemd unit, has to let through: what stands in the way as far as can be seen."""
+    refuses_clone = around.is_filtered and host.namespaces.startswith("clone")
+    if not (refuses_clone or around.is_masked or around.apparmor):
+        return []
+    if around.is_unit and not around.is_container:
         left_out = "RestrictNamespaces=, ProtectKernelTunables=, ProtectProc= and a SystemCallFilter= without @mount"
         return [f"in the systemd unit leave out {left_out} ({DOCUMENT} has a unit)"]
     if not (around.is_container or around.is_masked):
-        return []
-    options = []
-    if around.is_filtered and host.namespaces.startswith("clone"):
-        options.append("--security-opt seccomp=FILE")
-    if around.is_masked:
-        options.append("--security-opt systempaths=unconfined")
-    if around.apparmor:
-        options.append("--security-opt apparmor=unconfined")
-    if not options:
-        return []
-    file = '"cloche doctor --container-profile FILE" writes the file; ' if options[0].endswith("=FILE") else ""
+        return ["start Cloche without the seccomp filter, or the AppArmor profile, that is on this process"]
+    # The host's root, to whom /proc/sys is no longer read-only, can change the host by it.
+    options = ["--user 1000:1000"] if around.is_masked and host.owns_ids else []
+    options += ["--security-opt seccomp=FILE"] if refuses_clone else []
+    options += ["--security-opt systempaths=unconfined"] if around.is_masked else []
+    options += ["--security-opt apparmor=unconfined"] if around.apparmor else []
+    file = '"cloche doctor --container-profile FILE" writes the file; ' if refuses_clone else ""
     return [f"start the container with {' '.join(options)} ({file}{DOCUMENT} has this for Kubernetes and compose, too)"]
 
 

@@ -181,9 +181,17 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
 
 
 @root.command("doctor")
+@option(
+    "--container-profile",
+    "profile",
+    metavar="FILE",
+    help="Write the seccomp profile of a container in which jails can be made to FILE (-: print it); measure nothing.",
+)
 @json_option()
-def _doctor(as_json: bool) -> int:
+def _doctor(profile: str | None, as_json: bool) -> int:
     """Measure what this host enforces, and how to get more."""
+    if profile is not None:
+        return _write_profile(profile)
     from cloche.audit.verify import examine_audit
     from cloche.execution.doctor import diagnose
 
@@ -194,6 +202,22 @@ def _doctor(as_json: bool) -> int:
         _print_report(found, audit)
     # Usable: code that nobody vetted can run here, at level confined or above, and in the log.
     return 0 if found.is_usable and not audit.stops_runs else 1
+
+
+def _write_profile(path: str) -> int:
+    from cloche.backends.container_profile import FILE
+    from cloche.core.errors import InvalidRequest
+
+    text = FILE.read_text(encoding="utf-8")
+    if path == "-":
+        print(text, end="")
+        return 0
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InvalidRequest(f"--container-profile: {path} cannot be written: {error.strerror}") from error
+    return 0
 
 
 def audit_lines(found: AuditState) -> list[str]:

@@ -1,0 +1,63 @@
+"""The seccomp profile of a container that Cloche runs in and makes jails in, in the words of docker's profiles.
+
+It allows what a guest may call (`jail.setup.seccomp`), what builds a jail, and what other programs of a container use:
+user namespaces and mounts in them above all. Loading code into the kernel, clocks, keys, `bpf`, `io_uring`,
+`perf_event_open`, `userfaultfd`, swapping and the like are left out, and so refused with EPERM, as are sockets of other
+families than a container needs. The kernel checks capabilities beyond that: in a container without CAP_SYS_ADMIN
+nobody mounts anything outside of a user namespace of their own.
+
+`container-profile.json` is its text, which `cloche doctor --container-profile FILE` copies; a test keeps the two equal.
+It names no architecture, so it is for the machine's own, and 32-bit programs are ended. docker, podman, containerd and
+CRI-O (a pod's `localhostProfile`) take it.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from cloche.jail.setup.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, ALLOWED, PERSONALITIES
+from cloche.jail.syscalls import NUMBERS
+
+FILE = files("cloche.backends") / "container-profile.json"
+AF_PACKET, TIOCSTI, TIOCLINUX = 17, 0x5412, 0x541C
+# Beside what guests and the making of jails call: of a container's other programs.
+OTHERS = (
+    "adjtimex", "arch_prctl", "chroot", "clock_adjtime", "fspick", "get_thread_area", "io_cancel", "io_destroy",
+    "io_getevents", "io_pgetevents", "io_setup", "io_submit", "kcmp", "mbind", "memfd_secret", "mknod", "modify_ldt",
+    "move_pages", "name_to_handle_at", "pidfd_getfd", "process_mrelease", "process_vm_readv", "process_vm_writev",
+    "ptrace", "set_mempolicy_home_node", "set_thread_area", "setdomainname",
+)  # fmt: skip
+_BY_ARGUMENT = {"socket", "personality", "ioctl"}
+
+
+def profile() -> dict[str, Any]:
+    """Return the profile; what it does not name is refused with EPERM."""
+    tables = (*ALLOWED.values(), *NUMBERS.values())
+    plain = sorted({name for table in tables for name in table} | set(OTHERS))
+    families = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET)
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "syscalls": [
+            _allow([name for name in plain if name not in _BY_ARGUMENT]),
+            *(_allow(["socket"], _argument(0, family)) for family in families),
+            *(_allow(["personality"], _argument(0, value)) for value in PERSONALITIES),
+            _allow(["ioctl"], _argument(1, TIOCSTI, "SCMP_CMP_NE"), _argument(1, TIOCLINUX, "SCMP_CMP_NE")),
+        ],
+    }
+
+
+def profile_text() -> str:
+    """Return the profile as JSON, one rule in a line."""
+    found = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
+    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}\n'
+
+
+def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
+
+
+def _argument(index: int, value: int, comparison: str = "SCMP_CMP_EQ") -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": 0, "op": comparison}
