@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloche.backends.container_profile import FILE
 from tests.harness.containers import Daemon, lay_out, run_inside
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.root]
 ORDINARY = f"{61_300 + os.getpid() % 3_000}:61234"
 USERS = pytest.mark.parametrize("user", ["0:0", ORDINARY], ids=["root", "user"])
 # What `cloche doctor` says to do, in docker's words.
-REMEDY = ("--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined")
+REMEDY = (f"--security-opt=seccomp={FILE}", "--security-opt=systempaths=unconfined")
 RUN = """
 import json, sys, cloche
 try:
@@ -75,7 +76,8 @@ def test_requiring_a_jail_is_refused_there(docker: Daemon, project: Path, user: 
     report = run(docker, project, f"--user={user}", code="print(1)", require="jail")
     assert report.get("error") == "BackendUnavailable", report
     assert "namespaces are refused" in report["message"]
-    assert "start it with a seccomp profile that allows unshare, and an unmasked /proc" in report["message"]
+    assert "--security-opt seccomp=FILE --security-opt systempaths=unconfined" in report["message"]
+    assert ("--user 1000:1000" in report["message"]) == (user == "0:0")
 
 
 @USERS

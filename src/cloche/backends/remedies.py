@@ -91,8 +91,7 @@ def remedy(host: Host, around: Surroundings) -> str:
             "--runtime runsc)"
         )
     if host.seccomp:
-        where = "in the container's profile, and " if around.is_container else ""
-        return f"allow seccomp {where}use a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0 or later"
+        return "use a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0 or later, and in a container a profile with seccomp"
     if _lacks_ids(host) or (host.uid == 0 and host.namespaces.startswith("uid_map")):
         return AS_ORDINARY_USER if host.owns_ids else f"root here has no other ids to give; {AS_ORDINARY_USER}"
     if _NO_SUCH_CALL in host.namespaces and not host.namespaces.startswith("clone"):
