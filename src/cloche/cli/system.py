@@ -205,10 +205,10 @@ def _doctor(profile: str | None, as_json: bool) -> int:
 
 
 def _write_profile(path: str) -> int:
-    from cloche.backends.container_profile import FILE
     from cloche.core.errors import InvalidRequest
+    from cloche.execution.registry import container_profile
 
-    text = FILE.read_text(encoding="utf-8")
+    text = container_profile()
     if path == "-":
         print(text, end="")
         return 0

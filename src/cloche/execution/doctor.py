@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
-from cloche.backends.remedies import USE_LINUX_5_12, group_remedy, has_unified_groups, look_around
 from cloche.blocking import calls
 from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, ClocheError
@@ -32,7 +31,7 @@ from cloche.core.record import asdict, dataclass, field
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
 
-from .registry import backend_named, gvisor_without_docker
+from .registry import backend_named, group_remedy, gvisor_without_docker, is_gvisor
 
 SURVEY_TIMEOUT_S = 20
 TRIED_LEVELS = (Level.JAIL, Level.CONFINED, Level.PROCESS)
@@ -189,7 +188,7 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
         user=f"uid {os.geteuid()}",
         controls=best.controls if best else capabilities.controls,
         features=(
-            *features_of(found, namespace_remedy=capabilities.remedy, is_gvisor=look_around().is_gvisor),
+            *features_of(found, namespace_remedy=capabilities.remedy, in_gvisor=is_gvisor()),
             gvisor.result(),
         ),
         interpreter=describe_interpreter(toolchains),
@@ -254,7 +253,7 @@ _FEATURES: Mapping[str, tuple[str, str]] = {
     "own /proc": (_JAIL, ""),
     "detached mounts": (_JAIL, ""),
     "all namespaces together": (_JAIL, ""),
-    "id-mapped mounts": ("root, with an interpreter below a private home", USE_LINUX_5_12),
+    "id-mapped mounts": ("root, with an interpreter below a private home", "use Linux 5.12 or later"),
     "outside id": ("identity", "needed by root alone"),
     "no new privileges": (_CONFINED, "allow prctl in the container's seccomp profile"),
     "seccomp filter": (_CONFINED, "use a kernel with CONFIG_SECCOMP_FILTER"),
@@ -281,19 +280,18 @@ def features_of(
     namespace_remedy: str,
     uid: int | None = None,
     is_unified: bool | None = None,
-    is_gvisor: bool = False,
+    in_gvisor: bool = False,
 ) -> tuple[Feature, ...]:
     """Turn findings into features with their remedies: in gVisor all have one. Pure when all keywords are given."""
     uid = os.geteuid() if uid is None else uid
-    unified = has_unified_groups() if is_unified is None else is_unified
     features = []
     for name, (works, detail) in found.items():
         needed_for, remedy = _FEATURES.get(name, ("", ""))
         if name in _GROUP_FEATURES:
-            remedy = group_remedy(uid, is_unified=unified)
+            remedy = group_remedy(uid, is_unified=is_unified)
         elif name in _ROOT_ONLY and uid != 0:
             remedy = "nothing to do for an ordinary user"
-        text = "" if works else namespace_remedy if is_gvisor else remedy or namespace_remedy
+        text = "" if works else namespace_remedy if in_gvisor else remedy or namespace_remedy
         features.append(Feature(name=name, works=works, needed_for=needed_for, detail=detail, remedy=text))
     return tuple(features)
 

@@ -215,6 +215,27 @@ def guest_environment() -> Mapping[str, str]:
     return {"PATH": search_path(), **guest_variables()}
 
 
+def container_profile() -> str:
+    """Return the seccomp profile of a container in which jails can be made, as JSON."""
+    from cloche.backends.container_profile import FILE
+
+    return FILE.read_text(encoding="utf-8")
+
+
+def is_gvisor() -> bool:
+    """Tell whether this machine's kernel is gVisor."""
+    from cloche.backends.remedies import look_around
+
+    return look_around().is_gvisor
+
+
+def group_remedy(uid: int, *, is_unified: bool | None = None) -> str:
+    """Say how a user gets control groups: of version 2 if that is so, which is looked for where it is not said."""
+    from cloche.backends import remedies
+
+    return remedies.group_remedy(uid, is_unified=remedies.has_unified_groups() if is_unified is None else is_unified)
+
+
 def build_image(name: str, packages: Sequence[str]) -> str:
     """Build the image that a backend runs in, and return a line that names it.
 
