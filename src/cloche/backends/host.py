@@ -184,7 +184,8 @@ def _to_plain(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
     A refusal is found out anew each time, so that nothing runs on less because of what was refused once.
     """
-    is_whole = not found["seccomp"] and not found["namespaces"] and found["idmapped"] in ("", "needs root")
+    is_whole = not found["seccomp"] and not found["namespaces"] and found["can_adopt"]
+    is_whole = is_whole and found["idmapped"] in ("", "needs root")
     return {name: found[name] for name in _TRIED} if is_whole else None
 
 

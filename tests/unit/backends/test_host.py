@@ -213,7 +213,10 @@ def test_it_is_fast_to_import() -> None:
     assert done.stdout == "[]\n"
 
 
-WHOLE = {"landlock": 5, "seccomp": "", "namespaces": "", "idmapped": "needs root", "can_switch_identity": False}
+WHOLE = {
+    "landlock": 5, "seccomp": "", "namespaces": "", "idmapped": "needs root", "can_switch_identity": False,
+    "can_adopt": True,
+}  # fmt: skip
 
 
 @pytest.fixture
