@@ -17,6 +17,8 @@ Every name below is imported when it is first used, so that `import cloche` cost
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .agent.functions import run_python_code
@@ -107,6 +109,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if sys.platform == "win32" and not _HOMES[name].startswith("core."):
+        from .core.other_systems import refuse_on_windows
+
+        return refuse_on_windows
     value: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -229,8 +229,9 @@ class Slice:
 
 def most_at_once() -> int:
     """Return how many looks go on at once in this process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     by_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_OF_A_LOOK
-    return max(LEAST_AT_ONCE, min(LOOKS_PER_CORE * len(os.sched_getaffinity(0)), by_descriptors))
+    return max(LEAST_AT_ONCE, min(LOOKS_PER_CORE * cores, by_descriptors))
 
 
 def _executor() -> ThreadPoolExecutor:

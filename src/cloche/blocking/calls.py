@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import contextvars
 import os
+import select
 import selectors
 import signal
 import sys
@@ -35,7 +36,7 @@ from cloche.core.errors import InternalError
 from cloche.core.loops import mark_single_call_loop
 from cloche.core.record import dataclass
 
-from .loops import EagerLoop, SharedLoop, StartedCoroutine
+from .loops import EagerLoop, SharedLoop, StartedCoroutine, ThreadedLoop
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -381,7 +382,7 @@ def _shared_loop() -> SharedLoop:
     shared = _shared
     if shared is None:
         with _shared_lock:
-            shared = _shared = _shared or SharedLoop()
+            shared = _shared = _shared or (SharedLoop() if hasattr(select, "epoll") else ThreadedLoop())
     if shared.is_running_here():
         raise InternalError("a blocking Cloche call was made from Cloche's own event loop; use the async API there")
     return shared

@@ -253,3 +253,39 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class ThreadedLoop(SharedLoop):
+    """Be the shared loop where there is no epoll: one thread runs it all the time, and no caller ever does."""
+
+    def __init__(self) -> None:
+        """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have."""
+        self.loop = EagerLoop(selectors.DefaultSelector())
+        self._idle_thread = threading.Thread(target=self.loop.run_forever, name="cloche-loop", daemon=True)
+        self._idle_thread.start()
+
+    def try_acquire(self) -> None:
+        """Return None: the thread of the loop has it."""
+
+    def release(self, _: asyncio.AbstractEventLoop | None = None) -> None:
+        """Do nothing: nobody but that thread has it."""
+
+    def count_queued_call(self) -> None:
+        """Do nothing: all calls are."""
+
+    def uncount_queued_call(self) -> None:
+        """Do nothing, as above."""
+
+    def is_running_here(self) -> bool:
+        """Tell whether this is the thread that runs the loop."""
+        return threading.current_thread() is self._idle_thread
+
+    def close(self) -> None:
+        """Cancel what is left, wait a bounded time for it, and end the thread."""
+        cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
+        with contextlib.suppress(TimeoutError):
+            cancelled.result(SHUTDOWN_TIMEOUT_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._idle_thread.join(SHUTDOWN_TIMEOUT_S)
+        if not self._idle_thread.is_alive():
+            self.loop.close()

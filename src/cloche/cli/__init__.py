@@ -7,7 +7,7 @@ commands: `run` (also `--fix`), `exec` and `shell` (`_attached`: with our stream
 `sandbox` (those with a name), `serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`,
 `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`, `conformance`).
 A command is added in one file (docs/contributing.md). `_fast_path` does the usual `exec NAME -- COMMAND` with hardly
-any imports; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
+any imports; `_elsewhere` is all of it on Windows; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
 the installation has none.
 
 To be kept: exit codes; nothing hostile reaches a terminal unescaped, unless that was asked for (`-t`); a module
@@ -34,6 +34,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         _print_version()
         return
+    if sys.platform == "win32":
+        from ._elsewhere import on_windows
+
+        on_windows(sys.argv[1:])
     if sys.pycache_prefix is None and not os.path.exists(globals().get("__cached__") or "/"):
         from ._bytecode import keep_bytecode
 

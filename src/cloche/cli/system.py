@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.escape import escape, escape_line
@@ -192,6 +193,10 @@ def _doctor(profile: str | None, as_json: bool) -> int:
     """Measure what this host enforces, and how to get more."""
     if profile is not None:
         return _write_profile(profile)
+    if sys.platform != "linux":
+        from ._elsewhere import doctor
+
+        return doctor(as_json=as_json)
     from cloche.audit.verify import examine_audit
     from cloche.execution.doctor import diagnose
 

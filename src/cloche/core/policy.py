@@ -239,7 +239,7 @@ class BackendRow:
     `is_remote` sends the code elsewhere, so only its name chooses it. `strength` orders the names between which an
     untrusted file may move, upwards only; remote ones have none. `auto_max_level` is the highest level that it can give
     to `auto`; without it `auto` never takes it. `auto_level` is the level that `auto` then asks it for, where it has
-    several.
+    several. One that `needs_linux` runs code on this machine by what Linux alone has.
     """
 
     summary: str
@@ -251,6 +251,7 @@ class BackendRow:
     queries_service: bool = False
     isolates: bool = True
     is_remote: bool = False
+    needs_linux: bool = True
     strength: int | None = None
     auto_max_level: Level | None = None
     auto_level: Level | None = None
@@ -283,6 +284,7 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
     "docker": BackendRow(
         summary="throwaway container",
         provider=_DOCKER,
+        needs_linux=False,
         takes_image=True,
         queries_service=True,
         strength=3,
@@ -323,12 +325,23 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         queries_service=True,
         strength=5,
     ),
-    "e2b": BackendRow(summary="machine of the E2B cloud", provider="cloche.backends.e2b:E2BBackend", is_remote=True),
+    "e2b": BackendRow(
+        summary="machine of the E2B cloud",
+        provider="cloche.backends.e2b:E2BBackend",
+        is_remote=True,
+        needs_linux=False,
+    ),
     "daytona": BackendRow(
-        summary="sandbox of the Daytona cloud", provider="cloche.backends.daytona:DaytonaBackend", is_remote=True
+        summary="sandbox of the Daytona cloud",
+        provider="cloche.backends.daytona:DaytonaBackend",
+        is_remote=True,
+        needs_linux=False,
     ),
     "cloche": BackendRow(
-        summary="another machine's cloche serve", provider="cloche.backends.cloche:ClocheBackend", is_remote=True
+        summary="another machine's cloche serve",
+        provider="cloche.backends.cloche:ClocheBackend",
+        is_remote=True,
+        needs_linux=False,
     ),
     "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
     "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),

@@ -115,7 +115,7 @@ def _set_ready(future: asyncio.Future[None]) -> None:
 
 def default_count() -> int:
     """Return 4 runs per core that this process may use."""
-    return RUNS_PER_CORE * len(os.sched_getaffinity(0))
+    return RUNS_PER_CORE * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 _shared: Slots | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from cloche.backends.remote.quota import Counter
 
 log = logging.getLogger("cloche.runtime")
+LINUX, WINDOWS = "linux", "win32"
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
@@ -257,6 +259,12 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
 def _load(target: str, _pid: int) -> Backend:
     """Make a backend once per process; a forked child measures for itself."""
     module, _, attribute = target.partition(":")
+    if sys.platform != LINUX:
+        from cloche.core.other_systems import unavailable_on
+
+        needing = [name for name, row in BACKEND_ROWS.items() if target in (row.provider, row.alternative)]
+        if all(BACKEND_ROWS[name].needs_linux for name in needing) or sys.platform == WINDOWS:
+            raise unavailable_on(sys.platform, needing[0])
     try:
         return cast(Backend, getattr(importlib.import_module(module), attribute)())
     except ImportError as error:

@@ -35,7 +35,7 @@ PROBE_PACKAGES = (*HELPER_PACKAGES, "jail.setup")  # what is in jail.setup is th
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
 FIRST_PASSABLE = 3
-_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_ALL_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
 # Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
