@@ -7,8 +7,8 @@ commands: `run` (also `--fix`), `exec` and `shell` (`_attached`: with our stream
 `sandbox` (those with a name), `serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`,
 `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`, `conformance`).
 A command is added in one file (docs/contributing.md). `_fast_path` does the usual `exec NAME -- COMMAND` with hardly
-any imports; `_elsewhere` is all of it on Windows; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
-the installation has none.
+any imports; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
+the installation has none. `_elsewhere`: what is said on other systems than Linux, on Windows by all commands.
 
 To be kept: exit codes; nothing hostile reaches a terminal unescaped, unless that was asked for (`-t`); a module
 imports what a command needs when that command runs, since `--version` and `run` start often. Help texts may be changed
