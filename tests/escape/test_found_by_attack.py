@@ -74,7 +74,7 @@ ATTEMPTS = (
     call(
         name="change the input priority of all of the user's processes",
         levels=(CONFINED,),
-        code=ANOTHER + "escaped(syscall(251, 3, 0, 2 << 13 | 4))",
+        code=ANOTHER + "escaped(syscall(251, 3, os.getuid(), 2 << 13 | 4))",
     ),
     call(
         name="be told what happens in a folder of the host",
