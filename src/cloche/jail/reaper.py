@@ -18,7 +18,7 @@ from . import messages
 from .guest import Guest, load_notify
 from .messages import Building, Order
 from .pid1 import ChildWatcher, Parent
-from .steps import StepFailed, perform
+from .steps import OOM_PROC, StepFailed, perform
 from .syscalls import CLONE_NEWCGROUP, POLLIN, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
@@ -48,6 +48,7 @@ class Reaper(Parent):
             from .ending import enter_scope
 
             enter_scope(self.spec.scope_abi)
+        self.registers[OOM_PROC] = posix.open("/proc", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
         pid = posix.fork()
         if pid == 0:
             return self._guest(0)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # names are between two calls of one list. First what the helper gives, see also `private_register`:
 OUTSIDE_ID = "outside id"  # the host's id for this sandbox
 NETWORK_LINK = "network link"  # by which the sockets are sent that the egress process serves
+OOM_PROC = "proc that is written to"  # opened before there is one that cannot be, for a guest's `oom_score_adj`
 ATTACHED_WORKSPACE = "attached workspace"  # the mount that is attached as the workspace, kept from an earlier guest
 # Further mounts of the workspace that is in use: the one that the next guest attaches; in a prefork jail the caller's;
 # and what the caller sees a new one by, where its own id is not the guest's.

@@ -19,6 +19,7 @@ from ..steps import (
     MOUNT_NAMESPACE,
     NETWORK_NAMESPACE,
     NEXT_WORKSPACE,
+    OOM_PROC,
     OUTSIDE_ID,
     OWN_MOUNTS,
     OWN_WORKSPACE,
@@ -60,11 +61,12 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
     who, (limits, drops) = _identity(spec, run), (_limits(spec), _drop_privileges(spec))
     die, session = who[-1:], _lead_session()
+    choice = _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice())
     return Building(
         build=_build(spec, run, who, [*limits, *_affinity(spec), *drops], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one starts without them.
-        first=[*who, *limits, *drops, session],
-        later=[*die, session],
+        first=[*who, choice, *limits, *drops, session],
+        later=[*die, choice, session],
         late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
@@ -122,7 +124,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
             _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
         ],
         first=[
-            _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice()),
+            _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice((EACCES,))),
             *_limits(spec, beside=-1 if spec.outside is not None else 0, but=HELD_UP),
             *_affinity(spec),
         ],
@@ -178,13 +180,12 @@ def _resident_restrictions(spec: Spec, opened: Mapping[str, str]) -> list[Step]:
 # As many descriptors as a process may have open may be on their way between all processes of its user, before it can
 # send one. Guests must not keep the next from handing over that of its filter.
 HELD_UP = ("nofile",)
-OOM_PROC = "proc that is written to"
 
 
-def _be_first_choice() -> list[Call]:
+def _be_first_choice(excuse: tuple[int, ...] = ()) -> list[Call]:
     return [
         privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
-        make("openat", OOM_PROC, b"self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score", excuse=(EACCES,)),
+        make("openat", OOM_PROC, b"self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score", excuse=excuse),
         privileges.prctl(PR_SET_DUMPABLE, 0),
         make("write", "score", b"1000"),
         make("close", "score"),
@@ -428,16 +429,16 @@ def _lead_session() -> Step:
 
 def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
     """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md."""
-    offer = _offer_to_oom_killer()
+    hide = _step("dumpable", "keep its /proc entries from the guest", privileges.prctl(PR_SET_DUMPABLE, 0))
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
         # One that ends everybody by scope must not die with the helper, but see that it is gone, and end them then.
-        return [offer, adopt, *(who[:-1] if spec.scope_abi else who), *given_up]
+        return [hide, adopt, *(who[:-1] if spec.scope_abi else who), *given_up]
     values = _tree(spec, run, has_workspace=has_workspace)
     return [
         _open_sources(values),
         *who,
-        offer,  # by now its /proc entries are its own
+        hide,
         _open_ucounts(spec.ucounts),
         _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
         *_without_repetition(_named(values)),
@@ -580,9 +581,10 @@ def _last_restrictions(spec: Spec, run: Run, opened: Mapping[str, str] | None = 
 
 
 def _offer_to_oom_killer() -> Step:
+    """Return how pid 1 of a prefork jail becomes what all its guests are from their start."""
     return _step(
         "offer_to_oom_killer",
-        "make the guest the first choice of the out-of-memory killer",
+        "make its guests the first choice of the out-of-memory killer",
         privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
         make("openat", AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score"),
         privileges.prctl(PR_SET_DUMPABLE, 0),
