@@ -1,34 +1,50 @@
 """The sums of a tree's memory: what they find, and how often they are made.
 
 A sum takes the longer the more processes there are and the more they share: the kernel walks through the memory of each
-of them. So after each one there is a pause that leaves watching a tenth of one processor.
+of them. So after each one there is a pause that leaves watching a tenth of one processor. What is dear in it is made by
+the reaper where only that may read the guest's memory (see `pss`), and its answer is taken when it comes.
 """
 
 from __future__ import annotations
 
+import posix
 from time import monotonic, process_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from .fork_tree import ForkTree
+    from .messages import Spec
     from .sandbox_state import SandboxState
 
 PAUSE = 9  # how many times as long as a sum took, in processor time, the pause after it is …
 LONGEST_PAUSE_S = 1.0  # … but never longer: memory can grow meanwhile
+ANSWER_S = 2.0  # for the reaper's answer, which may first answer others; then it is decided without
 TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something runs, and while a session waits
 
 
 class Accounting:
-    """Sum a tree's memory, keep the largest sums, and keep within what watching may cost."""
+    """Sum a tree's memory, keep the largest sums, and keep within what watching may cost.
 
-    def __init__(self) -> None:
-        self.tick_s = TICK_S
+    Where somebody else must make the dear sum, `ask` sends them the limit, and `take` is given their answer.
+    """
+
+    def __init__(self, ask: Callable[[int], None] | None = None) -> None:
+        self.tick_s, self._ask = TICK_S, ask
+        self._memory_stat, self._before = "", b""
         self.renew()
 
     def renew(self) -> None:
         """Begin anew with another run."""
         self.peak_bytes = self.peak_tasks = 0
-        self._next_at = self._begun_s = 0.0
+        self._next_at = self._begun_s = self._asked_at = 0.0
+        self._own_bytes = 0
+
+    def note_before(self, memory_stat: str) -> None:
+        """Take note of what our container's own memory is before a run, by this file; there may be none."""
+        self._memory_stat, self._before = memory_stat, _text_of(memory_stat)
 
     def begin(self) -> bool:
         """Tell whether it is time to look; if so, what is done until `end` is the cost of it."""
@@ -72,6 +88,51 @@ class Accounting:
             self.peak_tasks = max(self.peak_tasks, procfs.count_tasks(pids))
             used = procfs.resident_bytes(pids)
             if used > spec.memory_bytes:
-                used = procfs.private_bytes(pids)
+                used = procfs.private_bytes(pids) if spec.level == "jail" else self._look_closer(spec, pids, reaper)
         self.peak_bytes = max(self.peak_bytes, used)
         return used > spec.memory_bytes
+
+    def _look_closer(self, spec: Spec, pids: list[int], reaper: int) -> int:
+        """Return what processes have in memory without what they only map; 0 where the answer is yet to come."""
+        from . import procfs, pss
+
+        own_bytes = procfs.own_bytes(pids)
+        if own_bytes <= spec.memory_bytes:
+            return own_bytes
+        self._own_bytes = own_bytes
+        if self._ask is None:
+            return self._decide(pss.sum_now(reaper, spec.memory_bytes))
+        if not self._asked_at:
+            self._asked_at = monotonic()
+            self._ask(spec.memory_bytes)
+        elif monotonic() - self._asked_at > ANSWER_S:
+            return self._decide(None)
+        return 0
+
+    def take(self, found: dict[str, Any], limit_bytes: int) -> bool:
+        """Take the sum that was asked for; tell whether the run is over its memory."""
+        self._asked_at = 0.0
+        self._next_at = max(self._next_at, monotonic() + min(PAUSE * found["spent_s"], LONGEST_PAUSE_S))
+        used = self._decide(found)
+        self.peak_bytes = max(self.peak_bytes, used)
+        return used > limit_bytes
+
+    def _decide(self, found: dict[str, Any] | None) -> int:
+        from . import pss
+
+        growth = pss.growth_bytes(self._before, _text_of(self._memory_stat))
+        return pss.decide(found, self._own_bytes, growth)
+
+
+def _text_of(path: str) -> bytes:
+    """Return what a small file says, nothing where there is none."""
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return posix.read(fd, 1 << 16)
+    except OSError:
+        return b""
+    finally:
+        posix.close(fd)

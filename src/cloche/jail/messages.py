@@ -161,7 +161,8 @@ class Spec(_Record):
     `ucounts` and `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where
     that control is not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts.
     `origin` is what it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty
-    for not at all. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
+    for not at all. `memory_stat` is the file that says what all processes around the caller have in memory, where it
+    must be known. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
     `answered` has the names of calls that are made in the guest's place, by their numbers, by the module that makes
     them.
     """
@@ -181,6 +182,7 @@ class Spec(_Record):
     inodes: int = 0
     cgroup: dict[str, Any] | None = None
     accounting: str = ""
+    memory_stat: str = ""
     memory_bytes: int = 0
     pids: int = 0
     network: dict[str, Any] | None = None

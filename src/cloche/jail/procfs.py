@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .cgroups import Cgroup
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MOST_WALKED_BYTES = 8 << 30  # of one process, files that it maps included: the kernel's walk takes a fifth of a second
 
 
 def descendants(root: int) -> list[int]:
@@ -93,18 +94,39 @@ def _with_memory(pid: int) -> str:
     return next((one for one in alive if not _read(f"{one}/statm").startswith("0 0 0")), folder)
 
 
+def own_bytes(pids: list[int]) -> int:
+    """Return the sum of anonymous and shared memory, pages shared between processes counted in each."""
+    return sum(_kib(_read(f"{_with_memory(pid)}/status"), "RssAnon:", "RssShmem:") for pid in pids)
+
+
 def private_bytes(pids: list[int]) -> int:
-    """Return the sum of each process's share of its anonymous and shared memory; slower, and fair to forks."""
-    return sum(_share(pid) for pid in pids)
+    """Return the sum of each process's share of its anonymous and shared memory; slower, and fair to forks.
+
+    A process may hide this by making itself undumpable: then what it shares counts in full.
+    """
+    shares = ((pid, share_of(pid)) for pid in pids)
+    return sum(own_bytes([pid]) if share is None else share for pid, share in shares)
 
 
-def _share(pid: int) -> int:
-    text = _read(f"{_with_memory(pid)}/smaps_rollup")
-    if not text:  # a process may hide this by making itself undumpable: then all that is resident counts
-        return resident_bytes([pid])
-    rows = (line.split() for line in text.splitlines()[1:])
-    amounts = {row[0]: int(row[1]) * 1024 for row in rows if len(row) >= 2 and row[1].isdigit()}
-    return amounts.get("Pss_Anon:", 0) + amounts.get("Pss_Shmem:", 0)
+def share_of(pid: int) -> int | None:
+    """Return a process's share of its anonymous and shared memory; None where it may not be read, or takes too long."""
+    folder = _with_memory(pid)
+    if _kib(_read(f"{folder}/status"), "VmRSS:") > MOST_WALKED_BYTES:
+        return None
+    text = _read(f"{folder}/smaps_rollup")
+    return _kib(text, "Pss_Anon:", "Pss_Shmem:") if text else None
+
+
+def has_memory(pid: int) -> bool:
+    """Tell whether a process is still there, with memory."""
+    text = _read(f"{_with_memory(pid)}/statm")
+    return bool(text) and not text.startswith("0 0 0")
+
+
+def _kib(text: str, *names: str) -> int:
+    """Return the sum of the rows of these names, which the kernel gives in KiB, in bytes."""
+    rows = (line.split() for line in text.splitlines())
+    return sum(int(row[1]) * 1024 for row in rows if len(row) == 3 and row[0] in names and row[1].isdigit())
 
 
 def _read(path: str) -> str:

@@ -60,6 +60,8 @@ class Reaper(Parent):
         self._release_guest()
         order, fds = self._take_order(pid)
         status = 0
+        if order.is_session or self.spec.level == "confined":
+            self.watcher.listen_to(self.link)
         for index in range(order.guests):
             if index > 0:
                 pid = posix.fork()
@@ -70,8 +72,6 @@ class Reaper(Parent):
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
-            if order.is_session or self.spec.scope_abi:
-                self.watcher.listen_to(self.link)
             status = self.watcher.wait_for(pid)
             if status != 0:
                 break
@@ -151,9 +151,10 @@ class GuestWatcher(ChildWatcher):
         self.helper_link = self.armed = -1
         self.denied = 0
         self.must_stay = False
+        self.sum: Any = None  # of the guests' memory, while it is made
 
     def listen_to(self, helper_link: int) -> None:
-        """Take the helper's messages while the guest lives, as the reaper of a session does."""
+        """Take the helper's messages while the guest lives: those of a session, and those of level `confined`."""
         self.helper_link = helper_link
         self.watched.append(helper_link)
 
@@ -163,6 +164,10 @@ class GuestWatcher(ChildWatcher):
             self.armed = body["pid"]
         elif tag == "stay":
             self.must_stay = body["is_on"]
+        elif tag == "sum":
+            from .pss import PssSum
+
+            self.sum = PssSum(posix.getpid(), body["limit_bytes"])
         else:  # the helper is gone, or wants the end; and so must we be
             self.end_scope()
             posix._exit(1)
@@ -188,7 +193,10 @@ class GuestWatcher(ChildWatcher):
     def wait_for(self, pid: int) -> int:
         """Wait until `pid` has ended, and return its wait status."""
         while True:
-            for fd, event in ppoll(self.watched, None):
+            if self.sum is not None and self.sum.step():
+                messages.send(self.helper_link, "summed", self.sum.result())
+                self.sum = None
+            for fd, event in ppoll(self.watched, None if self.sum is None else 0.0):
                 if fd == self.woken:
                     status = self.take_dead(pid)
                     self._receive_all_from_helper()  # the helper may have said that this death is not the end

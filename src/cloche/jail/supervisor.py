@@ -122,7 +122,8 @@ class Supervisor:
         self.link, self._reaper_link = socketpair()
         self.timers: tuple[int, ...] = ()  # that end a wait, too
         self.setup_deadline = monotonic() + SETUP_TIMEOUT_S
-        self.run, self.ready, self.accounting = RunState(), ReadyMessage(), Accounting()
+        self.run, self.ready = RunState(), ReadyMessage()
+        self.accounting = Accounting(self._ask_for_sum if self.spec.level == "confined" else None)
         self.fork_tree: ForkTree | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # messages that can wait until the fork tree is at rest
 
@@ -237,6 +238,8 @@ class Supervisor:
         """
         self.spec = self.state.spec  # whose amounts may have changed since the sandbox was built
         self._begin(body)
+        if self.spec.memory_stat:
+            self.accounting.note_before(self.spec.memory_stat)
         for tag, early, _ in self.state.early:
             if tag == "kill" and early["number"] == self.run.number:
                 self.run.cause = early["cause"]
@@ -442,12 +445,21 @@ class Supervisor:
             self.state.send("started", body)
         elif tag == "ended":
             self.run.ended = body
+        elif tag == "summed":
+            if self.accounting.take(body, self.spec.memory_bytes) and not self.run.is_over():
+                self.run.cause = self.run.cause or "out_of_memory"
         elif tag == "failed":
             if fds:
                 self.state.keep_workspace(fds[0])
             for fd in fds[1:]:
                 posix.close(fd)
             self.run.failed = body
+
+    def _ask_for_sum(self, limit_bytes: int) -> None:
+        try:
+            messages.send(self.link, "sum", {"limit_bytes": limit_bytes})
+        except OSError:
+            pass  # it is gone, which we are about to see
 
     def _send_ready(self) -> None:
         self.ready.send(self.state, keeps_mounts=self.run.is_last)

@@ -24,6 +24,7 @@ from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.privileges import SCOPED_SINCE, drop_all
 from cloche.jail.setup.privileges import amounts as ucounts
+from cloche.jail.setup.probe import memory_stat
 from cloche.jail.setup.seccomp import answered_calls, build_filter
 from cloche.jail.steps import private_register
 from cloche.jail.user_namespaces import LOCK_FOLDERS
@@ -156,6 +157,7 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
     )
     spec.modules = modules_of(policy.layers)
     if level is not Level.JAIL:
+        spec.memory_stat = _memory_stat() if spec.accounting == "tree" else ""
         spec.startup = layout.startup_text()
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits, policy)
@@ -173,6 +175,11 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
     if level is Level.CONFINED and host.landlock_abi >= SCOPED_SINCE:
         spec.scope_abi = host.landlock_abi
     return spec
+
+
+@functools.cache
+def _memory_stat() -> str:
+    return memory_stat()
 
 
 def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:

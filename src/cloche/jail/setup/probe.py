@@ -222,6 +222,22 @@ def _mounted(kind: str) -> dict[str, str]:
     return mount_points
 
 
+def memory_stat() -> str:
+    """Return the file that says what the control group which we are in has in memory, empty for none.
+
+    In a container without a namespace of control groups, its own group is mounted where the root's would be.
+    """
+    own = _own_groups()
+    for controller, kind in (("memory", "cgroup"), ("", "cgroup2")):
+        base = _mounted(kind).get(controller)
+        if base is not None and controller in own:
+            places = (f"{base}{own[controller].rstrip('/')}", base)
+            found = next((one for one in places if os.path.isfile(f"{one}/memory.stat")), None)
+            if found is not None:
+                return f"{found}/memory.stat"
+    return ""
+
+
 def _cgroup_v1() -> dict[str, Any] | None:
     mount_points, own = _mounted("cgroup"), _own_groups()
     folders = {}

@@ -261,7 +261,7 @@ def build_filter(
     )
     if one_uid:
         special |= {name: [_ASKED] for name in METADATA} | {"ioctl": _ioctl_block((), one_uid=True)}
-    if resident:  # the caller is told that it was done
+    if resident or confined:  # the caller is told that it was done
         hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
         special["prctl"] = [_argument(0), *hiding, *special["prctl"]]
     if forkable:

@@ -1,0 +1,119 @@
+"""The memory of a tree of processes as proportional set size (PSS): what several share counts once, in equal parts.
+
+Theory of operation: a resident size counts what forks share in each of them, and files that are merely mapped. So a
+look goes from what is cheap to what is dear, and on only while the sum is over the limit: resident sizes; anonymous and
+shared memory by `/proc/PID/status`; the same by `smaps_rollup`, for which the kernel walks through a process's memory,
+and which it gives to the process's own uid or to who has SYS_PTRACE. At level `confined` that is the reaper: the helper
+asks it over their link, and it goes on with everything else between two steps of a sum.
+
+What cannot be read so is no reason to end anybody for pages that are counted twice: then the growth of the container's
+own anonymous and shared memory since the run began, if that is less, is what the tree has.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, process_time
+
+from . import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+MOST_S = 0.5  # for one sum: what has not been read by then has its part by the cheaper figure
+# Anonymous memory and shared memory, in `memory.stat`: of version 1 with the groups below it, and of version 2.
+_GROUP_ROWS = (("total_rss", "total_shmem"), ("rss", "shmem"), ("anon", "shmem"))
+
+
+class PssSum:
+    """Sum the anonymous and shared memory of all below `root`, in steps of one process each.
+
+    The sum ends as soon as it is over `limit_bytes`. Who has ended meanwhile does not count: others may have been given
+    their part of what they shared.
+    """
+
+    def __init__(self, root: int, limit_bytes: int):
+        self._walk, self._limit_bytes = procfs.descend(root), limit_bytes
+        self._queue: list[int] = []
+        self._shares: dict[int, int] = {}  # of their PSS …
+        self._refused: dict[int, int] = {}  # … and of those who may not be read, what they have in full
+        self._total_bytes = 0  # of the shares
+        self._begun_s, self._ends_at = process_time(), monotonic() + MOST_S
+        self._is_whole = True
+
+    def step(self) -> bool:
+        """Look at one more process; tell whether the sum is made."""
+        if monotonic() >= self._ends_at:
+            self._is_whole = False
+            return True
+        if not self._queue:
+            below = next(self._walk, None)
+            if below is None:
+                self._forget_ended()
+                return True
+            self._queue += below
+            return False
+        pid = self._queue.pop()
+        share = procfs.share_of(pid)
+        if share is None:
+            self._refused[pid] = procfs.own_bytes([pid])
+            return False
+        self._shares[pid] = share
+        self._total_bytes += share
+        return self._is_over() and (self._forget_ended() or self._is_over())
+
+    def result(self) -> dict[str, Any]:
+        """Return the sum's bytes, whether all of it is PSS or enough to be over the limit, and its processor time.
+
+        The bytes are None where time was too short.
+        """
+        is_exact = self._is_over() or (self._is_whole and not self._refused)
+        total = self._total_bytes + sum(self._refused.values())
+        found = total if is_exact or self._is_whole else None
+        return {"bytes": found, "is_exact": is_exact, "spent_s": process_time() - self._begun_s}
+
+    def _is_over(self) -> bool:
+        return self._total_bytes > self._limit_bytes
+
+    def _forget_ended(self) -> None:
+        for found in (self._shares, self._refused):
+            for pid in [pid for pid in found if not procfs.has_memory(pid)]:
+                del found[pid]
+        self._total_bytes = sum(self._shares.values())
+
+
+def sum_now(root: int, limit_bytes: int) -> dict[str, Any]:
+    """Return the result of a whole sum, by who may read all of it and has nothing else to do meanwhile."""
+    one = PssSum(root, limit_bytes)
+    while not one.step():
+        pass
+    return one.result()
+
+
+def decide(found: dict[str, Any] | None, own_bytes: int, grown_bytes: int | None) -> int:
+    """Return what a tree has in memory, by a sum's result or None, its cheaper figure, and its container's growth."""
+    used = own_bytes
+    if found is not None and found["bytes"] is not None:
+        used = min(used, found["bytes"])
+        if found["is_exact"]:
+            return used
+    return used if grown_bytes is None else min(used, grown_bytes)
+
+
+def growth_bytes(before: bytes, now: bytes) -> int | None:
+    """Return by how much a group's anonymous and shared memory has grown between two texts of its `memory.stat`."""
+    then, later = _rows(before), _rows(now)
+    for names in _GROUP_ROWS:
+        if _has(then, names) and _has(later, names):
+            return max(0, sum(later[name] - then[name] for name in names))
+    return None
+
+
+def _rows(text: bytes) -> dict[str, int]:
+    pairs = (line.split() for line in text.decode("ascii", "replace").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _has(rows: dict[str, int], names: Sequence[str]) -> bool:
+    return all(name in rows for name in names)
