@@ -188,6 +188,12 @@ def _local_pids(level: Level, host: Host) -> Measure:
         return _enforced("RLIMIT_NPROC, counted per user namespace")
     if level is Level.CONFINED and host.owns_ids:
         return _enforced("RLIMIT_NPROC of an id of its own")
+    if level is Level.CONFINED:
+        return _partial(
+            "seccomp asks before each new process or thread, and the tree is counted",
+            "as many as are being made while it is counted may come on top; where seccomp has another listener, "
+            "RLIMIT_NPROC counts every process of the user",
+        )
     if host.uid == 0:
         return _absent("RLIMIT_NPROC does not bind root")
     return _partial("RLIMIT_NPROC above what this user runs now", "the kernel counts every process of the user")

@@ -1,4 +1,4 @@
-"""Calls that the reaper makes in a guest's place: the guest's own is never let go on, so no race can change it.
+"""Calls that the reaper makes in a guest's place: the guest's own is not let go on, so no race can change it.
 
 Theory of operation: a filter sees registers alone, and what they point to can change at any time. So where a call is to
 be allowed for what is in memory, a path or an address, the guest's thread is held, what it named is copied once, and
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import posix
 
-from .seccomp_notify import ioctl, send_value
+from .seccomp_notify import ioctl, reply, send_value
 from .syscalls import read_uint
 
 TYPE_CHECKING = False
@@ -112,6 +112,11 @@ class Asked:
         found = ioctl(self.listener, ADDFD, request)
         self.is_answered = is_answer
         return found
+
+    def let_go_on(self) -> None:
+        """Have the kernel make the call itself: for what was decided by registers, or by none of its arguments."""
+        reply(self.listener, self.question)
+        self.is_answered = True
 
     def _read(self, address: int, size: int) -> bytes:
         if self._memory < 0:

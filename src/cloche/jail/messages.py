@@ -275,7 +275,8 @@ class Building(_Record):
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
     `warm_up` is what a guest that waits does once, to have run the code that an order needs, empty for nothing.
-    `last` is what a guest of a sandbox that lives does before it is a program, once nothing more is needed of it.
+    `unheard` is what a guest does whose filter finds another listener, `last` what one of a sandbox that lives does
+    before it is a program, once nothing more is needed of it.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -286,6 +287,7 @@ class Building(_Record):
     last: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
+    unheard: list[Step] = []
     warm_up: list[Step] = []
 
     def steps_of_guest(self) -> list[Step]:

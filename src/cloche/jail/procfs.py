@@ -65,6 +65,17 @@ def count_tasks(pids: list[int]) -> int:
     return sum(_threads(pid) for pid in pids)
 
 
+def count_tasks_below(root: int, most: int) -> int:
+    """Return the number of threads in all descendants of `root`; the count ends where it is `most`, or more."""
+    count = 0
+    for below in descend(root):
+        for pid in below:
+            count += _threads(pid)
+            if count >= most:
+                return count
+    return count
+
+
 def _threads(pid: int) -> int:
     try:
         return len(os.listdir(f"/proc/{pid}/task"))

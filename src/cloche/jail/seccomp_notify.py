@@ -17,7 +17,19 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, read_uint
+from .syscalls import (
+    ASK_IF_HEARD,
+    CLONE_NEW_ANY,
+    EXIT_NOTICE,
+    FORK_FLAGS,
+    LASTING,
+    MACHINE,
+    NUMBERS,
+    address_of,
+    call,
+    fresh,
+    read_uint,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +39,7 @@ SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 1 << 3, 1 << 5
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
+ALLOW = 0x7FFF0000
 EPERM, EBUSY, EINVAL, ENOLCK = 1, 16, 22, 37
 AF_NETLINK = 16
 _LOCKING = frozenset(NUMBERS[MACHINE][name] for name in ("flock", "fcntl") if MACHINE in NUMBERS)
@@ -39,7 +52,8 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
 
     -1 where somebody outside listens already (some containers): the kernel knows one listener only. What would be
     asked is then refused with ENOSYS. A filter that `holds` lets nobody go whose question was received, for no signal
-    but a deadly one, until it is answered; kernels before Linux 5.19 have no such thing.
+    but a deadly one, until it is answered; kernels before Linux 5.19 have no such thing. What is asked only where it is
+    heard (new processes and threads, that they be counted) is allowed where it is not.
     """
     header = (len(program) // 8).to_bytes(8, "little") + address_of(program)
     for flags in ([NEW_LISTENER | WAIT_KILLABLE_RECV] if holds else []) + [NEW_LISTENER]:
@@ -48,8 +62,16 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
         except OSError as error:
             if error.errno != EBUSY and (error.errno != EINVAL or flags == NEW_LISTENER):
                 raise
-    call("seccomp", SET_MODE_FILTER, 0, header)
+    unheard = _without_questions(program)
+    call("seccomp", SET_MODE_FILTER, 0, header[:8] + address_of(unheard))
     return -1, False
+
+
+def _without_questions(program: bytes) -> bytes:
+    """Return the program that allows what it would ask if it was heard."""
+    asked, allowed = (bytes((6, 0, 0, 0)) + answer.to_bytes(4, "little") for answer in (ASK_IF_HEARD, ALLOW))
+    lines = (program[at : at + 8] for at in range(0, len(program), 8))
+    return b"".join(allowed if line == asked else line for line in lines)
 
 
 def receive(listener: int) -> bytes:
@@ -98,7 +120,7 @@ def answer(
     try:
         question = receive(listener)
         answerer = answerers.get(read_uint(question, 16))
-        if answerer is not None:
+        if answerer is not None and not _enters_namespaces(question):
             answerer(listener, question)
             return False
         refused = refusal(question, own_mounts, may_fork)
@@ -106,6 +128,11 @@ def answer(
     except OSError:
         return False  # we do not know what it was for
     return is_denied(question, refused)
+
+
+def _enters_namespaces(question: bytes) -> bool:
+    """Tell whether a question is for a clone into new namespaces, which is no matter of counting."""
+    return read_uint(question, 16) == NUMBERS[MACHINE]["clone"] and bool(read_uint(question, 32) & CLONE_NEW_ANY)
 
 
 def is_denied(question: bytes, refused: int) -> bool:

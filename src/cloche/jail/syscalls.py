@@ -74,6 +74,9 @@ CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP, CLONE_ARGS_BYTES, SIGCHLD = 0x200000000, 88, 17
 # The only flags with which a live session may be cloned into a jail of its own.
 FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD
+CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
+# A filter's answer: ask where somebody listens, else allow. The kernel ignores the last 16 bits of what asks.
+ASK_IF_HEARD = 0x7FC00001
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
 

@@ -168,7 +168,7 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
     if level in (Level.JAIL, Level.CONFINED):
         one_uid = {"one_uid": True} if level is Level.CONFINED and not host.owns_ids else {}
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version), **one_uid)
-        spec.answered = answered_calls(os.uname().machine) if one_uid else {}
+        spec.answered = answered_calls(os.uname().machine, counted=bool(host.cgroup_version)) if one_uid else {}
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
@@ -305,7 +305,10 @@ def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
 
 
 def _tasks_of_user(level: Level, host: Host) -> int:
-    """Count what the kernel will count besides the guest: where the id is the user's own, all that they run."""
+    """Count what the kernel will count besides the guest: where the id is the user's own, all that they run.
+
+    At level `confined` it matters only where the guest's filter is not heard, see `jail/task_count.py`.
+    """
     if level is Level.JAIL or (level is Level.CONFINED and host.owns_ids):
         return 0
     total = 0

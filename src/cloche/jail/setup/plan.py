@@ -59,7 +59,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
-    who, (limits, drops) = _identity(spec, run), (_limits(spec), _drop_privileges(spec))
+    is_asked = "task_count" in spec.answered  # and the kernel's own count is for where the filter is not heard
+    limits, unheard = (_limits(spec, but=COUNTED), _limits(spec, only=COUNTED)) if is_asked else (_limits(spec), [])
+    who, drops = _identity(spec, run), _drop_privileges(spec)
     die, session = who[-1:], _lead_session()
     choice = _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice())
     return Building(
@@ -70,6 +72,7 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
         late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
+        unheard=unheard,
     )
 
 
@@ -180,6 +183,7 @@ def _resident_restrictions(spec: Spec, opened: Mapping[str, str]) -> list[Step]:
 # As many descriptors as a process may have open may be on their way between all processes of its user, before it can
 # send one. Guests must not keep the next from handing over that of its filter.
 HELD_UP = ("nofile",)
+COUNTED = ("nproc",)
 
 
 def _be_first_choice(excuse: tuple[int, ...] = ()) -> list[Call]:

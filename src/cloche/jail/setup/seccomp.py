@@ -28,7 +28,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, PR_SET_DUMPABLE
+from ..syscalls import ASK_IF_HEARD, CLONE_NEW_ANY, EXIT_NOTICE, FORK_FLAGS, LASTING, PR_SET_DUMPABLE
 
 ALLOWED: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -158,7 +158,6 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NR_OFFSET, ARCH_OFFSET = 0, 4
 
-CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
 SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
 SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
@@ -185,6 +184,7 @@ INIT = 1
 # What goes around the limits where no control group keeps them: segments that no process has attached are in no
 # process's memory, and a process may leave the processors it was put on.
 UNCOUNTED = ("shmget", "sched_setaffinity")
+FORKS = ("clone", "fork", "vfork")
 # What changes metadata by a path, or by a descriptor that may have been opened to be read: Landlock handles none of it.
 METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
@@ -247,7 +247,7 @@ def build_filter(
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except pairs
     that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
-    own, what changes metadata is asked for (`metadata_calls`). `counted`: a control group keeps the limits.
+    own, what changes metadata is asked for, and without control groups, which keep what is `counted`, each new process.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -256,11 +256,12 @@ def build_filter(
     machine without a table.
     """
     names = ALLOWED[machine]
-    special = _special_blocks(confined=confined, prefork=prefork) | (
-        {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
-    )
+    special = _special_blocks(confined=confined, prefork=prefork)
+    special |= {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     if one_uid:
         special |= {name: [_ASKED] for name in METADATA} | {"ioctl": _ioctl_block((), one_uid=True)}
+    if one_uid and not counted:
+        special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
     if resident or confined:  # the caller is told that it was done
         hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
         special["prctl"] = [_argument(0), *hiding, *special["prctl"]]
@@ -522,9 +523,10 @@ def _socket_option_block() -> Block:
     ]
 
 
-def answered_calls(machine: str) -> dict[str, dict[int, str]]:
-    """Return the calls of a filter for `one_uid` that are made in the guest's place: numbers and names, by module."""
-    return {"metadata_calls": {ALLOWED[machine][name]: name for name in METADATA if name in ALLOWED[machine]}}
+def answered_calls(machine: str, *, counted: bool = True) -> dict[str, dict[int, str]]:
+    """Return the calls of a filter for `one_uid` that somebody answers: numbers and names, by module."""
+    table, names = ALLOWED[machine], {"metadata_calls": METADATA, **({} if counted else {"task_count": FORKS})}
+    return {module: {table[name]: name for name in asked if name in table} for module, asked in names.items()}
 
 
 def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:

@@ -1,0 +1,47 @@
+"""The limit on processes where the kernel counts too many: each new process or thread asks, and the tree is counted.
+
+`RLIMIT_NPROC` counts all that a user has on the host. In a container that is every container's where the same uid is
+used, and who starts something elsewhere would keep a guest from forking. So where a guest has its user's own uid and no
+control group counts, its filter asks before each fork, and what descends from the reaper is counted here.
+
+The tree is walked when the answers that the last walk allowed are used up, not for each: what ends meanwhile only makes
+more room. A process that was let go and has not been made yet is not seen, so the limit may be passed by as many as are
+being made while a walk lasts.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .answered_calls import Answerer, Asked
+    from .messages import Spec
+
+EAGAIN = 11
+
+
+class TaskCount:
+    """Answer who wants to make a process or a thread, below this process."""
+
+    def __init__(self, most: int):
+        self._most, self._left = most, 0
+
+    def answer(self, asked: Asked) -> int:
+        """Let the call go on; raises OSError (EAGAIN, as the kernel does) where there are as many as there may be."""
+        if self._left <= 0:
+            self._left = self._most - procfs.count_tasks_below(posix.getpid(), self._most)
+        if self._left <= 0:
+            raise OSError(EAGAIN, "as many processes and threads as there may be")
+        self._left -= 1
+        asked.let_go_on()
+        return 0
+
+
+def answerers(spec: Spec, names: Iterable[int]) -> dict[int, Answerer]:
+    """Return who answers each of these calls."""
+    return dict.fromkeys(names, TaskCount(spec.pids).answer)
