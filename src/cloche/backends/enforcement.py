@@ -57,7 +57,7 @@ def local_controls(level: Level, host: Host) -> Controls:
     return {
         Control.TIME: _TIME,
         Control.OUTPUT: _OUTPUT,
-        Control.MEMORY: _local_memory(host),
+        Control.MEMORY: _local_memory(level, host),
         Control.CPU: _cpu(host),
         Control.PIDS: _local_pids(level, host),
         **by_level[level](host),
@@ -168,17 +168,21 @@ def _local_identity(host: Host, mechanism: str) -> Measure:
     return _partial(mechanism, f"an ordinary user can only give their own id{because}")
 
 
-def _local_memory(host: Host) -> Measure:
+def _local_memory(level: Level, host: Host) -> Measure:
+    where = f"cgroup v{host.cgroup_version} caps memory plus the sizes of the workspace and /tmp"
+    if host.cgroup_version and level is Level.PROCESS:
+        return _partial(f"{where}; the memory of processes is summed every 20 ms", _MAY_LOWER)
     if host.cgroup_version:
-        return _enforced(
-            f"cgroup v{host.cgroup_version} caps memory plus the sizes of the workspace and /tmp; "
-            "the memory of processes is summed every 20 ms"
-        )
-    return _partial(
-        "RLIMIT_DATA per process; the tree's memory is summed every 20 ms",
+        return _enforced(f"{where}; the memory of processes is summed every 20 ms")
+    reason = (
         f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms (a large one: in a second), "
-        "and shared memory that no process has in its tables is not seen",
+        "and shared memory that no process has in its tables is not seen"
     )
+    mechanism = "RLIMIT_DATA per process; the tree's memory is summed every 20 ms"
+    return _partial(mechanism, f"{reason}; {_MAY_LOWER}" if level is Level.PROCESS else reason)
+
+
+_MAY_LOWER = "a program may lower its own oom_score_adj, so that the kernel ends another process in its place"
 
 
 def _local_pids(level: Level, host: Host) -> Measure:

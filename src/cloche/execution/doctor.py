@@ -265,6 +265,9 @@ _FEATURES: Mapping[str, tuple[str, str]] = {
     "pids controller": (_LIMITS, ""),
     "cpu controller": (_LIMITS, ""),
     "birth in a group": ("speed of limits", "needs control groups of version 2"),
+    "one process at an OOM": (
+        "the caller's own life", "set it to 0 (Kubernetes: singleProcessOOMKill in the kubelet's configuration)"
+    ),
     "close_range": (_CONFINED, "use Linux 5.9 or later"),
     "pidfd": ("every level", "use Linux 5.3 or later"),
     "children in /proc": ("confined, process", "use a kernel with CONFIG_PROC_CHILDREN"),

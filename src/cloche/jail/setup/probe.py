@@ -540,6 +540,30 @@ def _clone_into(folder: str) -> str:
     return ""
 
 
+def _survey_oom_group() -> Finding:
+    """Look whether an out-of-memory kill is of one process, and not of all that are in a group with the caller."""
+    mount_point, own = _mounted("cgroup2").get(""), _own_groups().get("", "")
+    folder = killed_together(mount_point, own) if mount_point is not None else ""
+    return _answer(f"memory.oom.group is 1 in {folder}: the kernel kills all in it, the caller too" if folder else "")
+
+
+def killed_together(mount_point: str, own: str) -> str:
+    """Return the outermost folder on the way to our own group of version 2 that is killed as one; empty for none."""
+    folders, folder = [mount_point], mount_point
+    for name in filter(None, own.split("/")):
+        folder = f"{folder}/{name}"
+        folders.append(folder)
+    return next((one for one in folders if _says_one(f"{one}/memory.oom.group")), "")
+
+
+def _says_one(path: str) -> bool:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip() == "1"
+    except OSError:
+        return False  # that of the root, say, or of another namespace
+
+
 ATTEMPTS: dict[str, Callable[[], Finding]] = {
     "own /proc": _own_proc,
     "detached mounts": _detached_mounts,
@@ -553,6 +577,7 @@ ATTEMPTS: dict[str, Callable[[], Finding]] = {
     "landlock scopes": _landlock_scopes,
     "control groups": _cgroup_version,
     "birth in a group": _clone_into_cgroup,
+    "one process at an OOM": _survey_oom_group,
     "close_range": _close_range,
     "pidfd": _pidfd,
     "children in /proc": _proc_children,
