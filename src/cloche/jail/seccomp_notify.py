@@ -62,12 +62,12 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
         except OSError as error:
             if error.errno != EBUSY and (error.errno != EINVAL or flags == NEW_LISTENER):
                 raise
-    unheard = _without_questions(program)
+    unheard = without_questions(program)
     call("seccomp", SET_MODE_FILTER, 0, header[:8] + address_of(unheard))
     return -1, False
 
 
-def _without_questions(program: bytes) -> bytes:
+def without_questions(program: bytes) -> bytes:
     """Return the program that allows what it would ask if it was heard."""
     asked, allowed = (bytes((6, 0, 0, 0)) + answer.to_bytes(4, "little") for answer in (ASK_IF_HEARD, ALLOW))
     lines = (program[at : at + 8] for at in range(0, len(program), 8))
