@@ -23,25 +23,30 @@ except OSError:
 
 
 def cold(level: str) -> str:
+    """Run at a level, with nothing warm."""
     return cloche.run(LOOKS, level=level, warm=False).stdout
 
 
 def warm() -> str:
+    """Run in what another run left."""
     cloche.run("pass")
     return cloche.run(LOOKS).stdout
 
 
 def command() -> str:
+    """Run a program of the shell's."""
     code = "cat /proc/self/oom_score_adj; echo 0 2>&- > /proc/self/oom_score_adj || echo refused"
     return cloche.run(code, language="bash", warm=False).stdout
 
 
 def session() -> str:
+    """Run a cell."""
     with cloche.Sandbox() as sandbox, sandbox.session() as one:
         return one.run(LOOKS).stdout
 
 
 def living() -> str:
+    """Start a process in a sandbox that lives."""
     with cloche.Sandbox() as sandbox:
         return sandbox.exec(["python3", "-c", LOOKS]).stdout
 

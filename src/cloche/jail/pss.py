@@ -61,7 +61,9 @@ class PssSum:
             return False
         self._shares[pid] = share
         self._total_bytes += share
-        return self._is_over() and (self._forget_ended() or self._is_over())
+        if self._is_over():
+            self._forget_ended()
+        return self._is_over()
 
     def result(self) -> dict[str, Any]:
         """Return the sum's bytes, whether all of it is PSS or enough to be over the limit, and its processor time.
@@ -93,9 +95,9 @@ def sum_now(root: int, limit_bytes: int) -> dict[str, Any]:
 
 def decide(found: dict[str, Any] | None, own_bytes: int, grown_bytes: int | None) -> int:
     """Return what a tree has in memory, by a sum's result or None, its cheaper figure, and its container's growth."""
-    used = own_bytes
-    if found is not None and found["bytes"] is not None:
-        used = min(used, found["bytes"])
+    used, summed = own_bytes, None if found is None else found["bytes"]
+    if found is not None and summed is not None:
+        used = min(used, int(summed))
         if found["is_exact"]:
             return used
     return used if grown_bytes is None else min(used, grown_bytes)
