@@ -103,6 +103,10 @@ _OWN_LIMITS = {
 }
 OF_ORDINARY_USER = tuple((*row[:3], _OWN_LIMITS[row[2]], *row[4:]) for row in TARGETS if row[2] in _OWN_LIMITS)
 
+# What a plain container shall have of it, as root and as an ordinary user.
+_CONTAINER_LIMITS = {"warm p50 / plain p50": 0.35, "warm runs a second / plain runs a second": 1.5}
+OF_CONTAINER = tuple((*row[:3], _CONTAINER_LIMITS[row[2]], *row[4:]) for row in TARGETS if row[2] in _CONTAINER_LIMITS)
+
 
 def held_against(report: Report, targets: tuple[Target, ...] = TARGETS) -> Iterator[str]:
     """Yield one line per target that the report has figures for."""

@@ -27,6 +27,7 @@ from .harness import (
     leaks_after,
     measure_interleaved,
     memory_of_pool,
+    reason_of,
     row,
 )
 from .live_scenarios import LIVE_EVENTS
@@ -90,7 +91,11 @@ def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Re
     log(f"{event.title}: {rounds} rounds")
     drain_pool()
     with ExitStack() as stack:
-        entered = list(event.enter(setting, stack))
+        entered: list[Case | LeftOut] = []
+        try:
+            entered.extend(event.enter(setting, stack))  # keeps what came before an error
+        except BackendUnavailable as error:
+            entered.append(LeftOut(name=f"the rest of {event.title}", reason=reason_of(error)))
         present = [entry for entry in entered if isinstance(entry, Case)]
         left_out = {entry.name: entry.reason for entry in entered if isinstance(entry, LeftOut)}
         times, failed = measure_interleaved(present, rounds, reference=event.reference)

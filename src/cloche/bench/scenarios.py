@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,14 +155,17 @@ def starts(setting: Setting, stack: ExitStack) -> Cases:
     main = "import sys; from cloche.cli import main; sys.argv = ['cloche', *sys.argv[1:]]; main()"  # as a script does
     first = f"import cloche; print(cloche.run({CODE!r}).stdout, end='')"
     bare = _without_bytecode(setting, stack)
-    for name, words, call, expected in (
+    cases: tuple[tuple[str, list[str], str, bytes], ...] = (
         (NOTHING, ["-c", "pass"], "python -c pass", b""),
         (VERSION, ["-c", main, "--version"], "cloche --version", f"cloche {cloche.__version__}\n".encode()),
         (COMMAND, ["-c", main, "run", "-c", CODE], f"cloche run -c '{CODE}'", b"1\n"),
         (WHOLE_FIRST, ["-c", first], f'python -c "{first}"', b"1\n"),
         (EXEC, ["-c", main, "exec", "--", "true"], "cloche exec -- true", b""),
-        *((case, ["-c", main, "exec", *words], call, b"") for case, words, call in _commands_in_a_named_one(stack)),
-    ):
+    )
+    in_named = (
+        (case, ["-c", main, "exec", *words], call, b"") for case, words, call in _commands_in_a_named_one(stack)
+    )
+    for name, words, call, expected in chain(cases, in_named):
         command = [sys.executable, *words]
         measure = partial(_processor_time, command, setting.env())
         yield Case(name=name, call=f"{call}: processor time", measure=measure, expected=expected)
