@@ -80,6 +80,20 @@ def test_requiring_a_jail_is_refused_there(docker: Daemon, project: Path, user: 
     assert ("--user 1000:1000" in report["message"]) == (user == "0:0")
 
 
+def test_an_interpreter_in_a_private_folder_is_an_error_with_a_remedy(docker: Daemon, project: Path) -> None:
+    """Root of a container cannot let another id into /root: a sentence says what to do, and done it works."""
+    make = "chmod 700 /root && python3 -m venv --without-pip /root/venv && {} /root/venv/bin/python -c '{}' '{}'"
+    image = docker.image("cloche-test:host")
+    for remedy in ("", "chmod o+x /root &&"):
+        script = make.format(remedy, RUN, json.dumps({"code": "print(6 * 7)"}))
+        report = json.loads(run_inside(docker, project, ["bash", "-c", script], image=image).stdout)
+        if remedy:
+            assert report.get("stdout") == "42\n", report
+        else:
+            assert report.get("error") == "BackendUnavailable", report
+            assert "To fix it: chmod o+x /root" in report["message"]
+
+
 @USERS
 def test_that_remedy_gives_a_jail(docker: Daemon, project: Path, user: str) -> None:
     """A container that allows user namespaces, and is no more privileged than that, holds jails."""

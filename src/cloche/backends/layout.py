@@ -184,7 +184,20 @@ def is_readable_by_others(path: str) -> bool:
 
 def is_reachable_by_others(path: str) -> bool:
     """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
-    return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
+    return not closed_to_others(path)
+
+
+def closed_to_others(path: str) -> str:
+    """Return a folder above `path` that not any user may walk through; empty when there is none."""
+    return next((folder for folder in _ancestors(path) if not os.stat(folder).st_mode & 0o001), "")
+
+
+@functools.cache
+def may_search_all() -> bool:
+    """Tell whether this process has CAP_DAC_READ_SEARCH, which the root of a plain container lacks."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        permitted = next(line.split()[1] for line in file if line.startswith("CapPrm:"))
+    return bool(int(permitted, 16) >> 2 & 1)  # its number
 
 
 @functools.cache

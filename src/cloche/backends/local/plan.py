@@ -208,7 +208,14 @@ def show_toolchain(
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":
         run.readable = [(path, "read") for path in paths]
-        run.keep_read_search = host.owns_ids and not all(layout.is_reachable_by_others(path) for path in paths)
+        closed = next(filter(None, map(layout.closed_to_others, paths)), "") if host.owns_ids else ""
+        if closed and not layout.may_search_all():
+            raise BackendUnavailable(
+                f"{closed} is closed to the sandbox's user, and what runs the code lies in it; without the capability "
+                f"DAC_READ_SEARCH root cannot let it in. To fix it: chmod o+x {closed}, or install that elsewhere "
+                "(below /opt or /usr); a container may be started with --cap-add DAC_READ_SEARCH"
+            )
+        run.keep_read_search = bool(closed)
 
 
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
