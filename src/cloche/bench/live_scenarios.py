@@ -111,10 +111,12 @@ def live_sandbox(_: Setting, stack: ExitStack) -> Cases:
         call="cloche.Sandbox(), entered and used; ended afterwards, untimed",
         measure=_open_and_close,
         prepare=prepare,
+        is_optional=True,
     )
     yield Case(
-        name=LIVE_COLD, call="the same with warm=False", measure=partial(_open_and_close, warm=False), prepare=prepare
-    )
+        name=LIVE_COLD, call="the same with warm=False", measure=partial(_open_and_close, warm=False), prepare=prepare,
+        is_optional=True,
+    )  # fmt: skip
     sandbox = stack.enter_context(cloche.Sandbox(live=True, cpus=2))
     sandbox.run(CODE)
     yield Case(name=LIVE_COMMAND, call="sandbox.exec(['true'])", measure=partial(_command, sandbox))

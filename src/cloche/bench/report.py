@@ -108,7 +108,7 @@ def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Re
             log(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
         speeds = full_speed(fit, runs, event.speed_limit_s)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
-    also = {name: look(setting) for name, look in event.also.items()} if rows else {}
+    also = {name: _looked(look, setting) for name, look in event.also.items()} if rows else {}
     return {
         "name": event.name,
         "title": event.title,
@@ -119,6 +119,13 @@ def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Re
         **memory,
         **also,
     }
+
+
+def _looked(look: Callable[[Setting], dict[str, Any]], setting: Setting) -> dict[str, Any]:
+    try:
+        return look(setting)
+    except BackendUnavailable as error:  # what a host does not give
+        return {"reason": reason_of(error)}
 
 
 def check_plot(name: str) -> None:
