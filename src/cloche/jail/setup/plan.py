@@ -15,7 +15,6 @@ from ..messages import Building, Run, Spec
 from ..steps import (
     ATTACHED_WORKSPACE,
     CALLERS_WORKSPACE,
-    EACCES,
     MOUNT_NAMESPACE,
     NETWORK_NAMESPACE,
     NEXT_WORKSPACE,
@@ -127,7 +126,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
             _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
         ],
         first=[
-            _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice((EACCES,))),
+            _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice()),
             *_limits(spec, beside=-1 if spec.outside is not None else 0, but=HELD_UP),
             *_affinity(spec),
         ],
@@ -186,10 +185,10 @@ HELD_UP = ("nofile",)
 COUNTED = ("nproc",)
 
 
-def _be_first_choice(excuse: tuple[int, ...] = ()) -> list[Call]:
+def _be_first_choice() -> list[Call]:
     return [
         privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
-        make("openat", OOM_PROC, b"self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score", excuse=excuse),
+        make("openat", OOM_PROC, b"self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score"),
         privileges.prctl(PR_SET_DUMPABLE, 0),
         make("write", "score", b"1000"),
         make("close", "score"),
