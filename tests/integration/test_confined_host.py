@@ -179,3 +179,34 @@ def test_the_filter_alone_lets_no_pair_of_sockets_reach_anybody(
             found[where] = done.stdout.splitlines()
             (tmp_path / "service-taken").unlink(missing_ok=True)
     assert (len(found["outside"]), found["inside"]) == (8, [])
+
+
+WITH_A_LISTENER = """
+import os, resource, sys
+from cloche.jail import seccomp_notify
+from cloche.jail.setup import privileges
+from cloche.jail.steps import perform_calls
+import cloche
+perform_calls([privileges.forbid_new_privileges()])
+listener, _ = seccomp_notify.install((0x7FFF0000_00_00_0006).to_bytes(8, "little"))
+assert listener >= 0
+result = cloche.run(sys.argv[1], level="confined")
+print(result.stdout, result.stderr, end="")
+"""
+FORKS = """
+import os, resource, subprocess
+if os.fork() == 0:
+    os._exit(3)
+print(os.wait()[1] >> 8, subprocess.run(["true"]).returncode)
+assert 0 < resource.getrlimit(resource.RLIMIT_NPROC)[0] < 1 << 31
+"""
+
+
+@pytest.mark.both_users
+def test_where_somebody_else_answers_seccomp_a_guest_forks_and_the_kernel_counts(tmp_path: Path) -> None:
+    """As in some container runtimes: a filter can have one listener, so nobody asks there before a fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_LISTENER, FORKS], capture_output=True, text=True, check=False, timeout=60,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.stdout.split(), done.stderr) == (["3", "0"], ""), done
