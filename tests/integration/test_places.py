@@ -160,6 +160,7 @@ def test_a_place_has_its_level_and_its_sentence(docker: Daemon, project: Path, p
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_every_place_has_its_level_and_its_sentence(gvisor_daemon: Daemon, project: Path) -> None:
     """All of the table, which is printed; and a host whose setting refuses user namespaces."""
     table, wrong = ["| place | level | honest | works | message |", "|---|---|---|---|---|"], {}
@@ -167,6 +168,7 @@ def test_every_place_has_its_level_and_its_sentence(gvisor_daemon: Daemon, proje
         found = tried(gvisor_daemon, project, options)
         wrong[name] = faults(found, level, remedy, told)
         table.append(lines_of(found, name, wrong[name]))
+        print(table[-1], flush=True)
     refusing = ROOT / "tests" / "harness" / "programs" / "refusing.py"
     done = subprocess.run(
         [sys.executable, str(refusing), "sysctl", sys.executable, "-c", TRY],
