@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import cloche
 
 pytestmark = pytest.mark.both_users
 
@@ -88,6 +93,14 @@ limited(resource.RLIMIT_AS, 300 << 20, "jail")
 print(json.dumps(said))
 """
 
+PACKED = """
+import sys, cloche
+try:
+    cloche.run("print(1)")
+except cloche.BackendUnavailable as error:
+    print(error.reason, error.remedy, sep="|")
+"""
+
 
 def call(program: str, *words: str) -> str:
     """Run a program that calls Cloche, and return what it has printed."""
@@ -121,3 +134,34 @@ def test_limits_of_the_caller_are_kept_or_named() -> None:
     assert no_stdin.startswith("StartFailed: ")
     assert "may write files of 2000000 bytes" in no_stdin
     assert "may have 24 files open (RLIMIT_NOFILE, ulimit -n)" in no_jail
+
+
+def test_in_a_zipapp_the_error_says_that_modules_must_be_files(tmp_path: Path) -> None:
+    """What sandboxes start with is read as files, and an archive has none."""
+    ours = Path(cloche.__file__).parent
+    shutil.copytree(ours, tmp_path / "app/cloche", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "app/__main__.py").write_text(PACKED)
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    done = subprocess.run([sys.executable, str(tmp_path / "app.pyz")], capture_output=True, text=True, check=True)
+    reason, remedy = done.stdout.strip().split("|")
+    assert reason == f"Cloche is imported from an archive, {tmp_path}/app.pyz, and its modules must be files."
+    assert remedy == "Install Cloche with pip into a virtual environment, and run that one's python."
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [("sys.frozen = True", "this program was frozen"), ('sys.executable = ""', "this program embeds")],
+)
+def test_a_program_without_an_interpreter_starts_nothing(begin: str, reason: str) -> None:
+    """Started again with an interpreter's words, a frozen program would run itself once more, and so on."""
+    assert call(PACKED.replace("import sys, cloche", f"import sys; {begin}; import cloche")).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: cloche.arun("print(1)"), lambda: cloche.AsyncSandbox().__aenter__(), lambda: cloche.AsyncSandbox().open()],
+)
+def test_without_asyncio_a_coroutine_says_what_to_do(make: Any) -> None:
+    """In trio it is awaited as here, with no event loop of asyncio: the error names the blocking call in a thread."""
+    with pytest.raises(cloche.InvalidRequest, match=r"await trio.to_thread.run_sync\(cloche.run, code\)"):
+        make().send(None)

@@ -13,12 +13,24 @@ from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from .errors import InvalidRequest
 from .events import Event, Sink
 from .result import Result
 
 T = TypeVar("T")
 
 _single_call_loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
+
+
+def check_event_loop() -> None:
+    """Raise InvalidRequest where no event loop of asyncio runs here: a coroutine of ours is awaited in another one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidRequest(
+            "Cloche's coroutines need an event loop of asyncio, and none runs here. In trio, call a blocking function "
+            "in a thread: await trio.to_thread.run_sync(cloche.run, code); or use trio-asyncio"
+        ) from None
 
 
 def mark_single_call_loop(loop: AbstractEventLoop) -> None:

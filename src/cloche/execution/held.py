@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.loops import finish
+from cloche.core.loops import check_event_loop, finish
 from cloche.core.protocols import OpenSession
 
 from .live import LiveOperations
@@ -135,6 +135,7 @@ class HeldOperations(LiveOperations):
 
         Raises InvalidRequest where it is open, and what entering the block raises.
         """
+        check_event_loop()
         await Holder(self).open()
         return self
 
@@ -147,6 +148,7 @@ class HeldOperations(LiveOperations):
             await self._close_here()
 
     async def __aenter__(self) -> Self:
+        check_event_loop()
         if self._in_block or self._holder is None:
             await self._open_here()
         self._in_block = True

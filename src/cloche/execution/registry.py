@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.runtime")
 LINUX, WINDOWS = "linux", "win32"
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
@@ -255,10 +256,27 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
     return cast("SupportsWorkspaceContainers", _backend_of("docker")).workspace_arguments(wanted, policy, limits)
 
 
+def _check_packing(target: str) -> None:
+    """Raise BackendUnavailable in a program that Cloche was packed into, for what starts interpreters or sends code."""
+    if target == BACKEND_ROWS["cloche"].provider:
+        return
+    remedy = "Install Cloche with pip into a virtual environment, and run that one's python."
+    if getattr(sys, "frozen", False):  # started again with other words it would do what it does, not what they say
+        why = "this program was frozen, with PyInstaller or the like, and has no interpreter that sandboxes start with."
+    elif not os.path.isfile(os.path.join(PACKAGE, "interpreter", "oneshot.py")):
+        why = f"Cloche is imported from an archive, {os.path.dirname(PACKAGE)}, and its modules must be files."
+    elif not sys.executable:
+        why = "this program embeds Python, and sys.executable does not say which interpreter sandboxes start with."
+    else:
+        return
+    raise BackendUnavailable(why, remedy=remedy)
+
+
 @cache
 def _load(target: str, _pid: int) -> Backend:
     """Make a backend once per process; a forked child measures for itself."""
     module, _, attribute = target.partition(":")
+    _check_packing(target)
     if sys.platform != LINUX:
         from cloche.core.other_systems import unavailable_on
 

@@ -30,7 +30,7 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
-from cloche.core.loops import become_task, with_sink
+from cloche.core.loops import become_task, check_event_loop, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
 from cloche.core.record import dataclass, replace
@@ -99,6 +99,7 @@ async def arun(
     What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
     """
+    check_event_loop()
     prepared = await prepare_in_thread(**options)
     if prepared.policy.packages:
         prepared = await _with_packages(prepared, code, language, files)
