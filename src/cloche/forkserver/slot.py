@@ -283,7 +283,8 @@ class Slot:
     its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
     results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
     helper waits for that. `pid` is the helper's, 0 until it has reported it. `network` is where
-    the jail that it has built sends the sockets by which its network is served, None where it has none.
+    the jail that it has built sends the sockets by which its network is served, None where it has none. `folder` is
+    where its helper makes what stands in for mounts below level jail.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -296,6 +297,7 @@ class Slot:
         self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
         self._spent_s = 0.0  # of processor time, since the quota was filled
         self.network: Network | None = None
+        self.folder = ""
         self.rebuilds = True
         self.kept_bytes = 0
         self.is_dying = self.is_dead = False
@@ -378,6 +380,14 @@ class Slot:
         if self.handoff is not None:
             self.handoff.hand_over()
         self.key, self.rebuilds = key, rebuilds
+
+    def drop_folder(self) -> None:
+        """Have the folder of the last run removed, where there is one: the caller is through with it."""
+        if self.folder:
+            try:
+                messages.send(self.link.fileno(), "drop")
+            except OSError:
+                self.is_dead = True
 
     def invalidate(self) -> None:
         """Let nobody use the jail that was built ahead."""

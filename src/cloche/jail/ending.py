@@ -34,6 +34,7 @@ SCOPES = 1 | 2  # abstract Unix sockets, and signals
 LOGGED_SINCE = 7  # the version of Landlock from which on each signal that is refused goes to the audit log
 LOG_SAME_EXEC_OFF = 1
 PATIENCE_S = 5.0  # for a reaper that was asked to end everybody; it may still be building
+PAUSE_S = 0.001
 SIGSTOP, SIGKILL, ENOTSUP = 19, 9, 95
 
 
@@ -57,16 +58,17 @@ def enter_scope(abi: int) -> None:
 def end_scope(take: Callable[[Usage], None]) -> None:
     """End everybody in the scope that this process has entered, but itself; `take` what each of them had used.
 
-    This process is their subreaper, and single-threaded.
+    This process is their subreaper, and single-threaded. As root a guest that has yet to take its id cannot be killed
+    by us, who have it already: it is as soon as it has.
     """
     while True:
         _kill_reachable()
         try:
-            take(wait4(-1, 0)[2])
             while (found := wait4(-1, WNOHANG))[0]:
                 take(found[2])
         except ChildProcessError:
             return
+        ppoll((), PAUSE_S)
 
 
 def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: Callable[[], bool]) -> Usage:

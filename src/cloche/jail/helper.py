@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .work_folder import WorkFolder
+
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 SIGINT = 2
@@ -59,6 +61,8 @@ class Helper(SandboxState):
         self.failed: dict[str, Any] | None = None
         self.plan_fd = -1
         self.concluded = 0  # the number of the run that was reported last
+        self.used: list[WorkFolder] = []  # folders of runs before, until the caller is through with them
+        self.is_folder_used = False  # the present one, by a run
 
     def serve(self) -> Callable[[], None] | None:
         while True:
@@ -67,6 +71,8 @@ class Helper(SandboxState):
             if tag == "open":
                 self.spec = Spec(**messages.unpack(fds[0]))
                 self._take_claim(fds)
+            elif tag == "drop":
+                self._remove_used()
             elif tag == "prepare":
                 self.keep_network_link(fds.pop() if body.get("has_network") else -1)
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
@@ -148,6 +154,8 @@ class Helper(SandboxState):
         """
         supervisor, self.supervisor = self.supervisor, None
         self.has_run = True
+        if body.get("folder"):
+            supervisor = self._name_folder(supervisor, body["folder"])
         try:
             if supervisor is not None:
                 supervisor.order(body, fds)
@@ -178,6 +186,27 @@ class Helper(SandboxState):
         else:
             supervisor.kill()
 
+    def _name_folder(self, supervisor: Supervisor | None, name: str) -> Supervisor | None:
+        """Give the folder that was made ahead the name by which the run knows it; the next jail makes another one."""
+        if supervisor is None or self.folder is None:
+            return None
+        self.failed = supervisor.await_guest()
+        if self.failed is not None:
+            return None
+        try:
+            self.folder.rename(name)
+        except OSError as error:
+            theirs = supervisor.abandon()
+            self.failed = theirs or failure(f"cannot rename the work folder: {error}", "helper", error.errno or 0)
+            return None
+        self.is_folder_used = True
+        return supervisor
+
+    def _remove_used(self) -> None:
+        """Remove the folders of runs that the caller is through with."""
+        while self.used:
+            self.used.pop().remove()
+
     def _change_handoff(self, ends: list[int], generation: int) -> None:
         """Hold the handoff socket of a prefork jail, by which guests take orders, and its shared status; or nothing."""
         for one in (self.handoff, self.status, self.timer):
@@ -206,7 +235,10 @@ class Helper(SandboxState):
         """Make what lives as long as the sandbox, once."""
         spec = self.spec
         if self.is_open:
-            if self.folder is not None and not spec.shares_folder:
+            if self.is_folder_used and self.folder is not None:
+                self.used.append(self.folder)
+                self._make_folder()
+            elif self.folder is not None and not spec.shares_folder:
                 self.folder.renew_tmp()
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
@@ -216,15 +248,20 @@ class Helper(SandboxState):
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            owner = spec.outside[0] if spec.outside is not None and self.claim else None
-            from .work_folder import WorkFolder
-
-            self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
-            if spec.shares_folder:
-                self.folder.hold()
-            else:
-                self.folder.create(spec.modules, spec.startup)
+            self._make_folder()
         self.is_open = True
+
+    def _make_folder(self) -> None:
+        """Make the folders that stand in for mounts, or hold those of the sandbox that this helper is one of."""
+        from .work_folder import WorkFolder
+
+        spec, self.is_folder_used = self.spec, False
+        owner = spec.outside[0] if spec.outside is not None and self.claim else None
+        self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
+        if spec.shares_folder:
+            self.folder.hold()
+        else:
+            self.folder.create(spec.modules, spec.startup)
 
     def _clear_up(self) -> None:
         self._discard()
@@ -232,6 +269,7 @@ class Helper(SandboxState):
             self.cgroup.remove()
         if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
+        self._remove_used()
 
 
 def _supervisor_for(body: dict[str, Any]) -> type[Supervisor]:

@@ -157,7 +157,8 @@ class Spec(_Record):
     of these, with the folders for their locks. `users` are the first and the number of the outside ids for which all
     ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second mount
     where the guest's id is not one that the caller can be. `scope_abi` is 0, or the version of Landlock by whose scopes
-    the reaper ends what has no process namespace (`jail/ending.py`). `mounts` are the rows of `mounts.from_rows`.
+    the reaper ends what has no process namespace (`jail/ending.py`). One that `is_ahead` is built below level jail before
+    it is known what runs in it. `mounts` are the rows of `mounts.from_rows`.
     `ucounts` and `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where
     that control is not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts.
     `origin` is what it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty
@@ -188,6 +189,7 @@ class Spec(_Record):
     network: dict[str, Any] | None = None
     answered: dict[str, dict[int, str]] = {}
     scope_abi: int = 0
+    is_ahead: bool = False
     is_shown: bool = False
     mounts: list[tuple[Any, ...]] = []
     masked: list[str] = []
@@ -206,6 +208,11 @@ class Spec(_Record):
         "is_shown", "mounts", "masked", "hostname", "rlimits", "ucounts", "prefork_ucounts", "landlock", "landlock_abi",
         "cpu_affinity", "seccomp", "prefork_filter", "origin",
     )  # fmt: skip
+
+    def move(self, folder: str) -> None:
+        """Have the folders that stand in for mounts in another one: the helper has renamed, or will make, it."""
+        at = len(self.folder)
+        self.workspace, self.tmp, self.folder = folder + self.workspace[at:], folder + self.tmp[at:], folder
 
     def is_as(self, origin: Spec | None) -> bool:
         """Tell, without looking at each field, that what travels is what `origin` says, but for the control group."""

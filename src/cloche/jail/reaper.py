@@ -58,6 +58,8 @@ class Reaper(Parent):
         seconds = self.build(Building.of_parts(messages.unpack(self.plan_fd)["reapers"]), private)
         self._hand_over(seconds)
         self._release_guest()
+        if self.spec.is_ahead:
+            self._await_guest()
         order, fds = self._take_order(pid)
         status = 0
         if order.is_session or self.spec.level == "confined":
@@ -99,12 +101,20 @@ class Reaper(Parent):
         except OSError:
             pass  # it failed, and has reported at what
 
+    def _await_guest(self) -> None:
+        """Tell the helper when the guest is in its folder for good: from then on that may have another name."""
+        if self.watcher.await_listener(self.link):
+            messages.send(self.link, "waiting")
+
     def _take_order(self, guest: int) -> tuple[Order, list[int]]:
         """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
         tag, body, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
             self.watcher.end_scope()
             posix._exit(1)
+        if body["folder"]:
+            self.spec.move(body["folder"])
+            self.watcher.own_mounts = [self.spec.workspace, self.spec.tmp]
         if body["has_files"]:
             files = fds.pop(1)
             try:
@@ -189,6 +199,16 @@ class GuestWatcher(ChildWatcher):
         self.stop()
         posix.close(self.ours)
         return self.theirs
+
+    def await_listener(self, helper_link: int) -> bool:
+        """Wait until a guest has restricted itself; False where it died, or the helper has said something."""
+        known = len(self.watched)
+        while len(self.watched) == known:
+            ready = {fd for fd, _ in ppoll((self.woken, self.ours, helper_link), None)}
+            if ready & {self.woken, helper_link}:
+                return False
+            self._receive_from_guest()
+        return True
 
     def wait_for(self, pid: int) -> int:
         """Wait until `pid` has ended, and return its wait status."""

@@ -124,6 +124,7 @@ class Supervisor:
         self.setup_deadline = monotonic() + SETUP_TIMEOUT_S
         self.run, self.ready = RunState(), ReadyMessage()
         self.accounting = Accounting(self._ask_for_sum if self.spec.level == "confined" else None)
+        self.is_guest_waiting = False
         self.fork_tree: ForkTree | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # messages that can wait until the fork tree is at rest
 
@@ -231,6 +232,14 @@ class Supervisor:
         outside_id = users[0] + self.spec.inside_id if users else self.spec.outside[0]
         return list(open_idmapped(paths, outside_id, owners).values())
 
+    def await_guest(self) -> dict[str, Any] | None:
+        """Wait until the guest of a sandbox that is built ahead waits for its order; return what went wrong, if so."""
+        while not self.is_guest_waiting:
+            is_there = ppoll((self.link,), SETUP_TIMEOUT_S) and self._receive_from_reaper()
+            if not is_there or self.run.failed is not None:
+                return self.abandon() or failure("the sandbox ended before the code was started", "reaper")
+        return None
+
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Begin a run, and send the reaper the order for its guest, with `fds`. Raises OSError when it is gone.
 
@@ -248,7 +257,8 @@ class Supervisor:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_TIMEOUT_S
         if fds:
-            messages.send_retrying(self.link, "order", {"has_files": body["has_files"]}, fds)
+            order = {"has_files": body["has_files"], "folder": body.get("folder", "")}
+            messages.send_retrying(self.link, "order", order, fds)
 
     def _begin(self, body: dict[str, Any]) -> None:
         """Forget the run before, if there was one."""
@@ -443,6 +453,8 @@ class Supervisor:
             self.run.note_start(body["at"])
             self._send_ready()
             self.state.send("started", body)
+        elif tag == "waiting":
+            self.is_guest_waiting = True
         elif tag == "ended":
             self.run.ended = body
         elif tag == "summed":
@@ -624,6 +636,7 @@ def make_report(
         "counters": state.counters(),
         "is_task_limit_seen": state.cgroup is None and 0 < state.spec.pids <= peak_tasks,
         "is_folder_over": state.is_folder_over(at_end=True),
+        "entries": state.folder.entries if state.folder is not None else 0,
     }
 
 

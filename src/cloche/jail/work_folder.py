@@ -93,6 +93,17 @@ class WorkFolder:
         if self.owner is not None:
             os.chown(path, self.owner, self.owner)
 
+    def rename(self, folder: str) -> None:
+        """Give it another name, which nobody has. Raises OSError."""
+        os.rename(self.folder, folder)
+        at = len(self.folder)
+        self.workspace, self.tmp, self.folder = folder + self.workspace[at:], folder + self.tmp[at:], folder
+
+    @property
+    def entries(self) -> int:
+        """Return how many files and folders there were when it was looked at last."""
+        return self._stored[1]
+
     def renew_tmp(self) -> None:
         """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
         self._excused, self._last = self._stored, False

@@ -181,7 +181,8 @@ class Connection:
         slot = self._slot
         if slot is not None:
             self._link = slot.link
-            self._checked(lambda: slot.open(self._spec, self._claim))
+            if self._spec.level == "jail":  # else it is told with each jail, whose folder is its own
+                self._checked(lambda: slot.open(self._spec, self._claim))
             return
         cgroup = self._spec.cgroup
         group = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
@@ -311,6 +312,8 @@ class Connection:
         files = messages.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
         body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
         body |= {"is_last": is_last, "again": again, "rebuilds": again}
+        if again and self._spec.folder:
+            body["folder"] = self._spec.folder
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:
@@ -597,6 +600,8 @@ class Connection:
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
             with suppress_logged(log, LEFT_EMPTY, OSError):
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
+                if self._spec.folder:
+                    await asyncio.to_thread(clear_remains, self._spec)
 
     def _loss(self) -> Exception:
         handoff, run = self._slot.handoff if self._slot is not None else None, self._run

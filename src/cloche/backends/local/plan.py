@@ -182,6 +182,17 @@ def _memory_stat() -> str:
     return memory_stat()
 
 
+def move(spec: Spec, folder: str) -> Spec:
+    """Return the same sandbox below level jail with its folders in another one."""
+    moved, at = spec.copy(), len(spec.folder)
+    moved.move(folder)
+    if spec.landlock is not None:
+        moved.landlock = [
+            (folder + path[at:] if path.startswith(f"{spec.folder}/") else path, kind) for path, kind in spec.landlock
+        ]
+    return moved
+
+
 def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
     """Return the outside ids to claim from, and the folders for their locks; none where there is one id to give."""
     if host.owns_ids and level in (Level.JAIL, Level.CONFINED):

@@ -20,11 +20,11 @@ from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
 from .. import subordinate_ids
-from ..garbage_collection import group_name
+from ..garbage_collection import group_name, new_folder
 from ..host import Host
 from ..network import network_key, network_rules
 from ..toolchain import has_customization, python_toolchain, user_site
-from .plan import KIND, GuestPaths, guest_environment
+from .plan import KIND, GuestPaths, guest_environment, move
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -39,6 +39,8 @@ SLOTS_PER_CORE = 4
 LEAST_SLOTS = 2
 MOST_POOLS = 4  # each set of modules to preload has one; the one that was not used for the longest time makes room
 KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
+
+WAITING_TASKS = 64  # of one process of the caller's, at most: helpers, reapers and guests that wait
 
 MOST_BUILDINGS = 64
 _buildings: dict[Hashable, Building] = {}
@@ -83,10 +85,20 @@ class WarmJail:
 
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
-        slot.open(self.spec)
+        spec, building = self.spec, None
+        if spec.folder:  # of the slot's own, which gets the run's name with its order
+            spec = move(spec, slot.folder or new_folder())
+            slot.folder = spec.folder
+            building = compile_building(spec, self.run, has_workspace=False)
+        slot.open(spec)
         network = self.open_network()
         slot.prepare(
-            self.key, self.building(), self._as_body(), is_prefork=self.is_prefork, rebuilds=True, network=network
+            self.key,
+            building or self.building(),
+            self._as_body(),
+            is_prefork=self.is_prefork,
+            rebuilds=True,
+            network=network,
         )
 
     @property
@@ -189,6 +201,8 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
 
 def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
+    if spec.level != "jail":
+        return _new_confined(policy, limits, spec, run)
     has_python = run.python is not None or is_kept
     # A root with one id owns pid 1's entries in /proc by name, which no other user does: there each run has a jail.
     is_prefork = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
@@ -202,6 +216,24 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = spec.ids[:2] if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_prefork, network_rules(policy))
+
+
+def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
+    """Return what stands in for a jail at level confined: a guest of its own for each run, in a folder made ahead."""
+    mine = spec.copy()
+    mine.is_ahead = True
+    mine.outside = spec.ids[:2] if spec.outside is not None else None
+    if mine.outside is None:  # where the kernel counts what waits here to the user, too
+        mine.rlimits = [(name, amount + WAITING_TASKS * (name == "nproc")) for name, amount in spec.rlimits]
+    limited = tuple(row for row in spec.rlimits if row[0] != "nproc" or mine.outside is not None)
+    key = (
+        "confined", policy.writable_paths, limits.disk_bytes, limits.inodes, limits.memory_bytes, limits.pids, limited,
+        tuple(run.readable), run.keep_read_search, run.python is not None, spec.landlock_abi, bool(spec.cgroup),
+        spec.cpu_affinity, spec.modules, spec.startup,
+    )  # fmt: skip
+    bare = Run(readable=run.readable, keep_read_search=run.keep_read_search)
+    bare.python = {} if run.python is not None else None
+    return WarmJail(key, mine, bare, is_prefork=False)
 
 
 def pool_for(policy: Policy, host: Host) -> Pool:

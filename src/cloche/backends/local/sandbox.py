@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.jail")
 PIECE_BYTES = 1 << 18
+FEW_ENTRIES = 200  # that are removed before the next run comes
 BEGIN_S = 0.15  # a first run that takes longer has later ones prepared beside it
 
 
@@ -84,6 +85,8 @@ class LocalOpenSandbox:
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; the helper then clears up while its result is being put together."""
         self._is_last = True
+        if self._policy.warm and self._enforcement.level is Level.CONFINED:
+            self._pool = pool_for(self._policy, self._host)
 
     async def run(self, request: Request) -> Result:
         """Run code or a command and return what came of it."""
@@ -322,6 +325,10 @@ class LocalOpenSandbox:
                 self._claim.forget()
                 self._claim = None
 
+    def _can_rest(self, ended: Mapping[str, Any]) -> bool:
+        """Tell whether its slot's helper is soon through with the folder that a run has left."""
+        return self._slot is not None and ended.get("entries", 0) <= FEW_ENTRIES
+
     def _can_go_back(self) -> bool:
         return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
 
@@ -338,6 +345,7 @@ class LocalOpenSandbox:
         if slot is None:
             self._pool.start_soon()
         elif self._is_over:
+            slot.drop_folder()
             self._pool.give_back(slot)
         else:
             self._pool.write_off(slot)
@@ -509,7 +517,7 @@ class LocalOpenSandbox:
 
         try:
             ended = await connection.attend(on_message, wait)
-            self._is_over = self._is_last and self._spec.level == "jail"
+            self._is_over = self._is_last and (self._spec.level == "jail" or self._can_rest(ended))
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
@@ -600,7 +608,7 @@ class LocalOpenSandbox:
         self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes, traffic: Traffic
     ) -> Result:
         report = pipes.report()
-        if found.save is not None and self._slot is not None:
+        if found.save is not None and self._slot is not None and not self._spec.folder:
             self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         engine = program.toolchain.engine if program.toolchain else None
