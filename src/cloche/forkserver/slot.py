@@ -381,6 +381,11 @@ class Slot:
             self.handoff.hand_over()
         self.key, self.rebuilds = key, rebuilds
 
+    def keep_folder(self, path: str) -> str:
+        """Return where its helper makes its folders ahead: the same `path` from the first time on."""
+        self.folder = self.folder or path
+        return self.folder
+
     def drop_folder(self) -> None:
         """Have the folder of the last run removed, where there is one: the caller is through with it."""
         if self.folder:

@@ -87,8 +87,7 @@ class WarmJail:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         spec, building = self.spec, None
         if spec.folder:  # of the slot's own, which gets the run's name with its order
-            spec = move(spec, slot.folder or new_folder())
-            slot.folder = spec.folder
+            spec = move(spec, slot.keep_folder(new_folder()))
             building = compile_building(spec, self.run, has_workspace=False)
         slot.open(spec)
         network = self.open_network()

@@ -85,7 +85,9 @@ class LocalOpenSandbox:
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; the helper then clears up while its result is being put together."""
         self._is_last = True
-        if self._policy.warm and self._enforcement.level is Level.CONFINED:
+        # As one id without scopes, a guest could send signals to those that wait for other runs.
+        is_apart = self._spec.scope_abi > 0 or self._spec.outside is not None
+        if self._policy.warm and self._enforcement.level is Level.CONFINED and is_apart:
             self._pool = pool_for(self._policy, self._host)
 
     async def run(self, request: Request) -> Result:

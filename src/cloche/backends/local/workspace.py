@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import stat
 import weakref
@@ -626,8 +627,13 @@ class Workspace:
             os.close(fd)
 
     def _is_as_given(self, given: Mapping[str, bytes]) -> bool:
-        state = os.fstatvfs(self.fd)
-        return not self._folder and is_as_given(self.fd, given, entries=state.f_files - state.f_ffree)
+        if self._folder:
+            with os.scandir(self.fd) as there:  # no more than it takes to know that there is more than was given
+                entries = 1 + sum(1 for _ in itertools.islice(there, len(given) + 1))
+        else:
+            state = os.fstatvfs(self.fd)
+            entries = state.f_files - state.f_ffree
+        return is_as_given(self.fd, given, entries=entries)
 
     def _collect_few(self, seen: int, given: Mapping[str, bytes]) -> Collection | None:
         """Look at the files here and now, where that takes less time than handing the work to a thread; else None."""

@@ -1,0 +1,77 @@
+"""Warm starts at level confined: a guest is used once, and leaves nothing to the next one."""
+
+import glob
+import os
+import tempfile
+
+import pytest
+
+import cloche
+from cloche.backends.local.prefork import close_pools
+from tests.harness.processes import children, descendants, kill_and_wait, run_pooled, wait_for_word
+
+pytestmark = pytest.mark.both_users
+CONFINED = {"level": "confined"}
+SETTLED = "import time; time.sleep(0.3)"  # for a guest to be built ahead meanwhile
+
+LOOKS = """
+import os, threading
+print(sorted(os.listdir(".")), os.listdir(os.environ["TMPDIR"]), sorted(os.listdir("/proc/self/fd"))[:3],
+      threading.active_count(), os.getcwd())
+"""
+LEAVES = """
+import os, signal, time
+open("left", "w").write("x")
+os.makedirs("a/b/c")
+os.chmod("a", 0)
+open(os.environ["TMPDIR"] + "/left", "w").write("x")
+signal.setitimer(signal.ITIMER_REAL, 100)
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(60)
+"""
+
+
+def folders() -> list[str]:
+    """Return this process's work folders."""
+    return glob.glob(f"{tempfile.gettempdir()}/cloche-{os.getpid()}-work-*")
+
+
+def test_a_run_finds_nothing_of_the_one_before() -> None:
+    """It has another folder, empty but for its own program, and the usual descriptors."""
+    first = run_pooled(LOOKS, **CONFINED)
+    for _ in range(3):
+        assert run_pooled(LEAVES, **CONFINED).status == "ok"
+        second = run_pooled(LOOKS, **CONFINED)
+        assert second.stdout.rpartition(" ")[0] == first.stdout.rpartition(" ")[0]
+        assert second.stdout != first.stdout, "the folder has the same name"
+
+
+def test_what_a_run_leaves_running_is_ended_before_the_result() -> None:
+    """Also where it has left its session: nobody outlives it by a moment."""
+    word = f"left-{os.getpid()}"
+    code = f"import subprocess; subprocess.Popen(['sleep', '61.{os.getpid()}'], start_new_session=True)"
+    assert run_pooled(code, **CONFINED).ok, word
+    wait_for_word(f"61.{os.getpid()}", is_there=False)
+
+
+def test_guests_that_were_killed_while_they_waited_cost_a_run_nothing() -> None:
+    """The run starts afresh, and the code runs once."""
+    run_pooled(SETTLED, **CONFINED)
+    waiting = [guest for pid in descendants(os.getpid()) for guest in children(pid) if not children(guest)]
+    kill_and_wait(waiting)
+    assert cloche.run("print('once')", **CONFINED).stdout == "once\n"
+
+
+def test_no_folder_is_left() -> None:
+    """Those of runs go when these are over, and those that were made ahead with the pool."""
+    run_pooled(LEAVES, **CONFINED)
+    close_pools()
+    assert folders() == []
+
+
+def test_limits_hold_in_a_guest_that_was_built_ahead() -> None:
+    """The clock, and what ends with it: a bomb of processes that fork for ever."""
+    bomb = "import os\nfor _ in range(5): os.fork()\nwhile True: pass"
+    assert run_pooled(bomb, timeout=0.5, **CONFINED).status == "timeout"
+    assert run_pooled("import sys; sys.exit(3)", **CONFINED).exit_code == 3
