@@ -631,8 +631,7 @@ class Workspace:
             with os.scandir(self.fd) as there:  # no more than it takes to know that there is more than was given
                 entries = 1 + sum(1 for _ in itertools.islice(there, len(given) + 1))
         else:
-            state = os.fstatvfs(self.fd)
-            entries = state.f_files - state.f_ffree
+            entries = (state := os.fstatvfs(self.fd)).f_files - state.f_ffree
         return is_as_given(self.fd, given, entries=entries)
 
     def _collect_few(self, seen: int, given: Mapping[str, bytes]) -> Collection | None:
