@@ -23,6 +23,7 @@ from cloche.core.limits import MIB
 from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
+from cloche.jail.work_folder import WorkFolder
 
 from .slot import Slot, Template
 
@@ -295,6 +296,7 @@ class Pool:
         if slot.is_dead:
             slot.close()
             remove_cgroup(slot.cgroup)
+            remove_folder(slot.folder)
             return
         self._links = [link for link in self._links if not _has_ended(link)]
         slot.stop_counting()
@@ -367,6 +369,15 @@ def remove_cgroup(cgroup: Mapping[str, Any] | None) -> None:
     """Remove a control group whose helper was killed."""
     if cgroup is not None:
         Cgroup(cgroup["version"], cgroup["folders"]).remove()
+
+
+def remove_folder(path: str) -> None:
+    """Remove the folder that a helper which was killed had made ahead, and no guest had used; "" for none."""
+    if path:
+        try:
+            WorkFolder(path, path, path, None).remove()
+        except OSError as error:  # a guest was in it, and it has another name; or it is left to `cloche gc`
+            log.debug("a folder that was made ahead is not removed: %s", error)
 
 
 def _has_ended(link: socket.socket) -> bool:
