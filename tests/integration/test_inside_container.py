@@ -70,6 +70,39 @@ def test_it_runs_at_confined_and_says_so(docker: Daemon, project: Path, user: st
     assert told["controls"]["identity"]["state"] == ("enforced" if user == "0:0" else "partial")
 
 
+WARM = """
+import json, statistics, subprocess, sys, time, cloche
+
+def seconds(work):
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+starts = []
+run = lambda: starts.append(cloche.run("pass").meta["start"])
+plain = lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)
+deadline = time.monotonic() + 60
+while starts[-3:] != ["pooled"] * 3 and time.monotonic() < deadline:
+    run()
+    time.sleep(0.2)
+starts.clear()
+pairs = [(seconds(run), seconds(plain)) for _ in range(40)]
+medians = [statistics.median(column) for column in zip(*pairs)]
+print(json.dumps({"pooled": starts.count("pooled"), "ratio": medians[0] / medians[1]}))
+"""
+
+
+@USERS
+def test_single_runs_start_warm_there(docker: Daemon, project: Path, user: str) -> None:
+    """In guests that were built ahead, in less time than an interpreter takes to start."""
+    image = docker.image("cloche-test:host")
+    done = run_inside(docker, project, ["python3", "-c", WARM], image=image, options=[f"--user={user}"])
+    found = json.loads(done.stdout or "null") or {"failed": done.stderr}
+    print(found)
+    assert found.get("pooled") == 40, found
+    assert found["ratio"] < 0.7, found
+
+
 @USERS
 def test_requiring_a_jail_is_refused_there(docker: Daemon, project: Path, user: str) -> None:
     """With why, and with what would help in a container."""

@@ -310,7 +310,7 @@ class Connection:
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._end, self._run = None, RunEnd(next(_numbers))
         files = messages.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
-        body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
+        body: dict[str, Any] = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
         body |= {"is_last": is_last, "again": again, "rebuilds": again}
         if again and self._spec.folder:
             body["folder"] = self._spec.folder
