@@ -42,6 +42,13 @@ def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
     return tuple(rows), variables
 
 
+@functools.cache
+def variables_here() -> Mapping[str, str]:
+    """Return the variables as they are, where a guest may be shown these files at their own paths; looked at once."""
+    paths = {name: os.path.realpath(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
+    return {name: path for name, path in paths.items() if _read(path)}
+
+
 def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:

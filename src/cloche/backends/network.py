@@ -20,7 +20,7 @@ from cloche.jail.network import NAME_SERVER, open_sockets
 from cloche.jail.steps import StepFailed
 from cloche.jail.syscalls import CLONE_NEWNET, call
 
-from .certificates import files_and_variables
+from .certificates import files_and_variables, variables_here
 from .host import with_limit
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ NO_RETRIES: Mapping[str, str] = {
     "PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_HTTP_RETRIES": "0", "npm_config_fetch_retries": "0",
     "npm_config_update_notifier": "false", "CARGO_NET_RETRY": "0",
 }  # fmt: skip
+ASK_BY_TCP: Mapping[str, str] = {"RES_OPTIONS": "use-vc"}  # glibc's resolver
 MOST_RULES = 64  # of policies, that are remembered
 Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 
@@ -67,6 +68,11 @@ def served_ports(policy: Policy) -> tuple[int, ...]:
 def authority_variables(policy: Policy) -> Mapping[str, str]:
     """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
     return files_and_variables()[1] if policy.network in SERVED else {}
+
+
+def variables_without_namespace(policy: Policy) -> Mapping[str, str]:
+    """Return the same, and how names are asked for, of a guest that has the host's own network and its file system."""
+    return {**ASK_BY_TCP, **variables_here()} if policy.network in SERVED else {}
 
 
 def network_variables(policy: Policy) -> Mapping[str, str]:

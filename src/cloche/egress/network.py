@@ -1,7 +1,8 @@
 """One sandbox's network: its name server, its listening sockets, and each connection from its start to its end.
 
 Theory of operation: the sockets come from pid 1 of the sandbox, before there is any guest. What arrives at them is the
-guest's, and hostile. A connection's local address tells the name or the address that it is for; `NetworkRules` decide;
+guest's, and hostile. A connection's local address tells the name or the address that it is for; where no namespace can
+be had, each connection comes by itself, with what it is for (`jail/network_calls.py`). `NetworkRules` decide;
 the first bytes must agree with the name (`client_hello`, `http`); the name is resolved and its addresses are checked
 (`upstream`); then bytes are carried both ways. New sockets mean another sandbox of the same rules: all names,
 connections and sockets of the one before are dropped.
@@ -37,7 +38,7 @@ from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
 
 DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
-MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 16
+MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 64
 # The kernel's buffers of a socket grow to megabytes, which are charged to us: those of the first few of a sandbox may.
 FEW_CONNECTIONS, BUFFER_BYTES = 16, 64 << 10
 # A connection has two descriptors. One sandbox gets a part of this process's, and all together leave some for others.
@@ -119,10 +120,14 @@ class GuestNetwork:
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._told = 0  # refusals, since the last report
         self._is_ended = False
-        self._loop.add_reader(jail_link, self._receive_from_jail)
+        self._listen_to_jail()
         self._loop.add_reader(control, self._receive_from_caller, control)
 
     # What the helper and the caller say.
+
+    def _listen_to_jail(self) -> None:
+        if not self._is_ended:
+            self._loop.add_reader(self._jail_link, self._receive_from_jail)
 
     def _receive_from_jail(self) -> None:
         try:
@@ -133,7 +138,12 @@ class GuestNetwork:
         if not tag:  # nobody holds the other end: no further jail of this sandbox can come
             self._loop.remove_reader(self._jail_link)
             return
+        if tag == "connection":
+            self._take_connection(sockets, **body)
+            return
         self._drop(body["jail"])
+        if tag == "begin":
+            self._jails[body["jail"]] = Jail([])
         if tag != "sockets":
             return
         if len(sockets) == 2 + len(body["ports"]):
@@ -148,6 +158,23 @@ class GuestNetwork:
         self._listen(streams, functools.partial(self._accept_name_stream, jail))
         for listener, port in zip(served, ports, strict=True):
             self._listen(listener, functools.partial(self._accept, jail, port))
+
+    def _take_connection(self, sockets: list[socket.socket], jail: int, host: str, port: int) -> None:
+        """Serve a connection that was made outside, as if it were accepted from a listener of that address and port."""
+        found = self._jails.get(jail)
+        if found is None or len(sockets) != 1:
+            for one in sockets:
+                one.close()
+            return
+        sockets[0].setblocking(False)
+        if port == DNS_PORT:
+            self._begin_name_stream(found, sockets[0])
+        else:
+            self._begin_connection(found, sockets[0], host, port)
+        pause_s = self._connection_pace.wait_s(self._loop.time())
+        if pause_s:
+            self._loop.remove_reader(self._jail_link)
+            self._loop.call_later(pause_s, self._listen_to_jail)
 
     def _listen(self, listener: socket.socket, take: Callable[[socket.socket], float]) -> None:
         """Call `take` whenever something arrives; for the seconds that it returns, not."""
@@ -324,12 +351,15 @@ class GuestNetwork:
         found = _accepted(listener)
         if found is None:
             return NO_ROOM_S
+        self._begin_name_stream(jail, found)
+        return self._connection_pace.wait_s(self._loop.time())
+
+    def _begin_name_stream(self, jail: Jail, found: socket.socket) -> None:
         if self._name_streams >= MOST_NAME_STREAMS:
             _reset(found)
         else:
             self._name_streams += 1
             self._begin(jail, self._serve_name_stream(jail, found)).add_done_callback(self._end_name_stream)
-        return self._connection_pace.wait_s(self._loop.time())
 
     def _end_name_stream(self, _: asyncio.Task[None]) -> None:
         self._name_streams -= 1  # also of one that was cancelled before it began
@@ -364,8 +394,11 @@ class GuestNetwork:
         found = _accepted(listener)
         if found is None:
             return NO_ROOM_S
+        self._begin_connection(jail, found, found.getsockname()[0], port)
+        return self._connection_pace.wait_s(self._loop.time())
+
+    def _begin_connection(self, jail: Jail, found: socket.socket, address: str, port: int) -> None:
         self._turns.note(self._loop.time())
-        address = found.getsockname()[0]
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
             _reset(found)
@@ -379,7 +412,6 @@ class GuestNetwork:
             _all_connections.add(one)
             one.task = self._begin(jail, self._serve(one, found))
             one.task.add_done_callback(lambda _: self._forget(one))
-        return self._connection_pace.wait_s(self._loop.time())
 
     def _forget(self, one: Connection) -> None:
         self._connections.discard(one)

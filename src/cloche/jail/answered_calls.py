@@ -90,6 +90,18 @@ class Asked:
         except FileNotFoundError:
             raise OSError(EBADF, "not open in the guest") from None
 
+    def open_file(self, number: int) -> tuple[int, int]:
+        """Return inode and flags (as `open` takes them) of what the guest has open by this number. Raises OSError."""
+        try:
+            fd = posix.open(f"fdinfo/{number}", posix.O_RDONLY | posix.O_CLOEXEC, dir_fd=self._folder)
+        except FileNotFoundError:
+            raise OSError(EBADF, "not open in the guest") from None
+        try:
+            rows = dict(row.split(b":\t", 1) for row in posix.read(fd, MOST_PATH).split(b"\n")[:4])
+        finally:
+            posix.close(fd)
+        return int(rows[b"ino"]), int(rows[b"flags"], 8)
+
     def directory(self, number: int = AT_CWD) -> bytes:
         """Return the path of an open directory of the guest's, of its working directory for AT_FDCWD.
 

@@ -56,7 +56,12 @@ class Parent:
         self.registers.update(zip(map(private_register, building.private), private, strict=True))
         link = self.registers.pop(NETWORK_LINK, -1)
         try:
-            if self.spec.network is not None:
+            if self.spec.network is not None and self.spec.level != "jail":
+                from .network_calls import begin
+
+                begin(link)
+                self.spec.network, link = {**self.spec.network, "link": link}, -1
+            elif self.spec.network is not None:
                 from .network import open_sockets
 
                 open_sockets(self.spec.network, link)

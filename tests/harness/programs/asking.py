@@ -18,11 +18,11 @@ import threading
 from pathlib import Path
 
 from cloche.jail import messages, seccomp_notify
-from cloche.jail.setup import privileges, seccomp
+from cloche.jail.setup import privileges, seccomp, syscall_table
 from cloche.jail.steps import perform_calls
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-NUMBERS = seccomp.ALLOWED[os.uname().machine]
+NUMBERS = syscall_table.ALLOWED[os.uname().machine]
 AT_FDCWD, RENAME_EXCHANGE, CHANGED = -100, 2, 0o640
 
 

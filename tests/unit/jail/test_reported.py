@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloche.jail.setup.seccomp import ALLOWED, LAST_KNOWN, REPORTED
+from cloche.jail.setup.syscall_table import ALLOWED, LAST_KNOWN, REPORTED
 
 
 @pytest.mark.parametrize("machine", ALLOWED)

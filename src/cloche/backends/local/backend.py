@@ -203,7 +203,7 @@ class LocalBackend:
         if found is None or found[0] is not host:
             level = _choose_level(policy, host)
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
-            if policy.network in SERVED and level is Level.JAIL:
+            if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):
                 enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
@@ -287,8 +287,8 @@ def _choose_level(policy: Policy, host: Host) -> Level:
 
 
 def _networks(level: Level) -> tuple[NetworkMode, ...]:
-    """Return the modes of the network at a level: rules need a namespace, in which sockets are made that are served."""
-    return ("off", *SERVED) if level is Level.JAIL else ("off",)
+    """Return the modes of the network at a level: below confined nothing keeps a guest from sockets of its own."""
+    return ("off", *SERVED) if level in (Level.JAIL, Level.CONFINED) else ("off",)
 
 
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:

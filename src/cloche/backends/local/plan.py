@@ -31,7 +31,7 @@ from cloche.jail.user_namespaces import LOCK_FOLDERS
 from cloche.jail.work_folder import STARTUP
 
 from .. import layout
-from ..certificates import files_and_variables
+from ..certificates import files_and_variables, variables_here
 from ..garbage_collection import group_name, new_folder
 from ..host import Host
 from ..network import NAME_SERVER_ADDRESS, network_key, network_rules, served_ports
@@ -161,14 +161,16 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         spec.startup = layout.startup_text()
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits, policy)
-        spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
         spec.masked = list(layout.masked_proc())
         spec.ucounts = ucounts(is_forkable=False)
         spec.prefork_ucounts = ucounts(is_forkable=False, is_prefork=True)
     if level in (Level.JAIL, Level.CONFINED):
-        one_uid = {"one_uid": True} if level is Level.CONFINED and not host.owns_ids else {}
-        spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version), **one_uid)
-        spec.answered = answered_calls(os.uname().machine, counted=bool(host.cgroup_version)) if one_uid else {}
+        spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
+        is_counted, asked = bool(host.cgroup_version), {"one_uid": False, "network": False}
+        if level is Level.CONFINED:
+            asked = {"one_uid": not host.owns_ids, "network": spec.network is not None}
+            spec.answered = answered_calls(os.uname().machine, counted=is_counted, **asked)
+        spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=is_counted, **asked)
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
@@ -308,7 +310,9 @@ def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tup
         f"/proc/{name}"
         for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")
     ]
-    return [*((path, "read") for path in dict.fromkeys((*shown, *own, guest_paths.startup))), *rules]
+    authorities = variables_here().values() if network_rules(policy) is not None else ()
+    names = dict.fromkeys((*shown, *own, guest_paths.startup, *authorities))
+    return [*((path, "read") for path in names), *rules]
 
 
 def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:

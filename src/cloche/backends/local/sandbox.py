@@ -26,7 +26,13 @@ from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from ..host import Host, forget_host, with_limit
-from ..network import authority_variables, network_rules, new_network, open_shared_network
+from ..network import (
+    authority_variables,
+    network_rules,
+    new_network,
+    open_shared_network,
+    variables_without_namespace,
+)
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
@@ -191,7 +197,7 @@ class LocalOpenSandbox:
         if self._can_fork and program.is_forkable:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
-        program.run.env = {**authority_variables(self._policy), **program.run.env}
+        program.run.env = {**self._network_variables(), **program.run.env}
         program.run.env = with_toolchains(program.run.env, self._policy, env)
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
@@ -457,7 +463,7 @@ class LocalOpenSandbox:
         paths = program.paths()
         show_toolchain(program.run, self._spec, paths, self._host, self._policy, is_single=self._is_last)
         if self._spec.network is not None:
-            program.run.env = {**authority_variables(self._policy), **program.run.env}
+            program.run.env = {**self._network_variables(), **program.run.env}
         if self._policy.toolchains:
             program.run.env = with_toolchains(program.run.env, self._policy, request.env)
         sink = sink if sink is discard else started_first(sink)
@@ -548,6 +554,10 @@ class LocalOpenSandbox:
         return connection, connection.send_run(
             run, streams, workspace=workspace, network=self._own_network(), is_last=self._is_last and is_jail
         )
+
+    def _network_variables(self) -> Mapping[str, str]:
+        is_jail = self._spec.level == "jail"
+        return authority_variables(self._policy) if is_jail else variables_without_namespace(self._policy)
 
     def _own_network(self) -> int:
         """Return where a jail in a helper of our own sends its sockets, -1 where it has no network."""

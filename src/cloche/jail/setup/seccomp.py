@@ -8,7 +8,7 @@ chance is refused by the reaper, which counts it (see `seccomp_notify`).
 Absent on purpose, hence EPERM: everything that mounts, makes or enters namespaces, traces or reads another process,
 loads code or keys into the kernel, sets clocks, swaps, reboots, `io_uring`, `io_setup` (the whole host has one supply
 of its events), `userfaultfd`, `bpf`, `perf_event_open`, `fanotify`, `open_by_handle_at`, `seccomp`, `chroot` and
-`modify_ldt`. The numbers are facts of the kernel's binary interface; x86-64 is tested, aarch64 is not.
+`modify_ldt`.
 
 Theory of operation of the filter: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the
 range of a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in
@@ -29,127 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..syscalls import ASK_IF_HEARD, CLONE_NEW_ANY, EXIT_NOTICE, FORK_FLAGS, LASTING, PR_SET_DUMPABLE
-
-ALLOWED: dict[str, dict[str, int]] = {
-    "x86_64": {
-        "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
-        "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
-        "rt_sigreturn": 15, "ioctl": 16, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21,
-        "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "msync": 26, "mincore": 27, "madvise": 28,
-        "shmget": 29, "shmat": 30, "shmctl": 31, "dup": 32, "dup2": 33, "pause": 34, "nanosleep": 35,
-        "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39, "sendfile": 40, "socket": 41, "connect": 42,
-        "accept": 43, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48, "bind": 49,
-        "listen": 50, "getsockname": 51, "getpeername": 52, "socketpair": 53, "setsockopt": 54, "getsockopt": 55,
-        "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "wait4": 61, "kill": 62, "uname": 63,
-        "semget": 64, "semop": 65, "semctl": 66, "shmdt": 67, "msgget": 68, "msgsnd": 69, "msgrcv": 70,
-        "msgctl": 71, "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
-        "getdents": 78, "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84,
-        "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91,
-        "chown": 92, "fchown": 93, "lchown": 94, "umask": 95, "gettimeofday": 96, "getrlimit": 97,
-        "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "setuid": 105, "setgid": 106,
-        "geteuid": 107, "getegid": 108, "setpgid": 109, "getppid": 110, "getpgrp": 111, "setsid": 112,
-        "setreuid": 113, "setregid": 114, "getgroups": 115, "setgroups": 116, "setresuid": 117, "getresuid": 118,
-        "setresgid": 119, "getresgid": 120, "getpgid": 121, "setfsuid": 122, "setfsgid": 123, "getsid": 124,
-        "capget": 125, "capset": 126, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigqueueinfo": 129,
-        "rt_sigsuspend": 130, "sigaltstack": 131, "utime": 132, "mknod": 133, "personality": 135, "statfs": 137,
-        "fstatfs": 138, "getpriority": 140, "setpriority": 141, "sched_setparam": 142, "sched_getparam": 143,
-        "sched_setscheduler": 144, "sched_getscheduler": 145, "sched_get_priority_max": 146,
-        "sched_get_priority_min": 147, "sched_rr_get_interval": 148, "mlock": 149, "munlock": 150,
-        "mlockall": 151, "munlockall": 152, "prctl": 157, "arch_prctl": 158, "setrlimit": 160, "sync": 162,
-        "gettid": 186, "readahead": 187, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "getxattr": 191,
-        "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196,
-        "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "tkill": 200, "time": 201, "futex": 202,
-        "sched_setaffinity": 203, "sched_getaffinity": 204, "epoll_create": 213, "remap_file_pages": 216,
-        "getdents64": 217, "set_tid_address": 218, "restart_syscall": 219, "semtimedop": 220, "fadvise64": 221,
-        "timer_create": 222, "timer_settime": 223, "timer_gettime": 224, "timer_getoverrun": 225,
-        "timer_delete": 226, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
-        "epoll_wait": 232, "epoll_ctl": 233, "tgkill": 234, "utimes": 235, "set_mempolicy": 238,
-        "get_mempolicy": 239, "mq_open": 240, "mq_unlink": 241, "mq_timedsend": 242, "mq_timedreceive": 243,
-        "mq_notify": 244, "mq_getsetattr": 245, "waitid": 247, "ioprio_set": 251, "ioprio_get": 252,
-        "inotify_init": 253, "inotify_add_watch": 254, "inotify_rm_watch": 255, "openat": 257, "mkdirat": 258,
-        "mknodat": 259, "fchownat": 260, "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
-        "linkat": 265, "symlinkat": 266, "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "pselect6": 270,
-        "ppoll": 271, "set_robust_list": 273, "get_robust_list": 274, "splice": 275, "tee": 276,
-        "sync_file_range": 277, "vmsplice": 278, "utimensat": 280, "epoll_pwait": 281, "signalfd": 282,
-        "timerfd_create": 283, "eventfd": 284, "fallocate": 285, "timerfd_settime": 286, "timerfd_gettime": 287,
-        "accept4": 288, "signalfd4": 289, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
-        "inotify_init1": 294, "preadv": 295, "pwritev": 296, "rt_tgsigqueueinfo": 297, "recvmmsg": 299,
-        "prlimit64": 302, "syncfs": 306, "sendmmsg": 307, "getcpu": 309, "sched_setattr": 314,
-        "sched_getattr": 315, "renameat2": 316, "getrandom": 318, "memfd_create": 319, "execveat": 322,
-        "membarrier": 324, "mlock2": 325, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328,
-        "pkey_mprotect": 329, "pkey_alloc": 330, "pkey_free": 331, "statx": 332, "rseq": 334,
-        "pidfd_send_signal": 424, "pidfd_open": 434, "clone3": 435, "close_range": 436, "openat2": 437,
-        "faccessat2": 439, "epoll_pwait2": 441, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-        "landlock_restrict_self": 446, "futex_waitv": 449, "fchmodat2": 452, "map_shadow_stack": 453,
-        "futex_wake": 454, "futex_wait": 455, "futex_requeue": 456,
-    },
-    "aarch64": {
-        "read": 63, "write": 64, "close": 57, "fstat": 80, "lseek": 62, "mmap": 222, "mprotect": 226,
-        "munmap": 215, "brk": 214, "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigreturn": 139, "ioctl": 29,
-        "pread64": 67, "pwrite64": 68, "readv": 65, "writev": 66, "sched_yield": 124, "mremap": 216, "msync": 227,
-        "mincore": 232, "madvise": 233, "shmget": 194, "shmat": 196, "shmctl": 195, "dup": 23, "nanosleep": 101,
-        "getitimer": 102, "setitimer": 103, "getpid": 172, "sendfile": 71, "socket": 198, "connect": 203,
-        "accept": 202, "sendto": 206, "recvfrom": 207, "sendmsg": 211, "recvmsg": 212, "shutdown": 210,
-        "bind": 200, "listen": 201, "getsockname": 204, "getpeername": 205, "socketpair": 199, "setsockopt": 208,
-        "getsockopt": 209, "clone": 220, "execve": 221, "exit": 93, "wait4": 260, "kill": 129, "uname": 160,
-        "semget": 190, "semop": 193, "semctl": 191, "shmdt": 197, "msgget": 186, "msgsnd": 189, "msgrcv": 188,
-        "msgctl": 187, "fcntl": 25, "flock": 32, "fsync": 82, "fdatasync": 83, "truncate": 45, "ftruncate": 46,
-        "getcwd": 17, "chdir": 49, "fchdir": 50, "fchmod": 52, "fchown": 55, "umask": 166, "gettimeofday": 169,
-        "getrlimit": 163, "getrusage": 165, "sysinfo": 179, "times": 153, "getuid": 174, "getgid": 176,
-        "setuid": 146, "setgid": 144, "geteuid": 175, "getegid": 177, "setpgid": 154, "getppid": 173,
-        "setsid": 157, "setreuid": 145, "setregid": 143, "getgroups": 158, "setgroups": 159, "setresuid": 147,
-        "getresuid": 148, "setresgid": 149, "getresgid": 150, "getpgid": 155, "setfsuid": 151, "setfsgid": 152,
-        "getsid": 156, "capget": 90, "capset": 91, "rt_sigpending": 136, "rt_sigtimedwait": 137,
-        "rt_sigqueueinfo": 138, "rt_sigsuspend": 133, "sigaltstack": 132, "personality": 92, "statfs": 43,
-        "fstatfs": 44, "getpriority": 141, "setpriority": 140, "sched_setparam": 118, "sched_getparam": 121,
-        "sched_setscheduler": 119, "sched_getscheduler": 120, "sched_get_priority_max": 125,
-        "sched_get_priority_min": 126, "sched_rr_get_interval": 127, "mlock": 228, "munlock": 229,
-        "mlockall": 230, "munlockall": 231, "prctl": 167, "setrlimit": 164, "sync": 81, "gettid": 178,
-        "readahead": 213, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "getxattr": 8, "lgetxattr": 9,
-        "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13, "removexattr": 14,
-        "lremovexattr": 15, "fremovexattr": 16, "tkill": 130, "futex": 98, "sched_setaffinity": 122,
-        "sched_getaffinity": 123, "remap_file_pages": 234, "getdents64": 61, "set_tid_address": 96,
-        "restart_syscall": 128, "semtimedop": 192, "fadvise64": 223, "timer_create": 107, "timer_settime": 110,
-        "timer_gettime": 108,
-        "timer_getoverrun": 109, "timer_delete": 111, "clock_gettime": 113, "clock_getres": 114,
-        "clock_nanosleep": 115, "exit_group": 94, "epoll_ctl": 21, "tgkill": 131,
-        "set_mempolicy": 237, "get_mempolicy": 236, "mq_open": 180, "mq_unlink": 181, "mq_timedsend": 182,
-        "mq_timedreceive": 183, "mq_notify": 184, "mq_getsetattr": 185, "waitid": 95, "ioprio_set": 30,
-        "ioprio_get": 31, "inotify_add_watch": 27, "inotify_rm_watch": 28, "openat": 56, "mkdirat": 34,
-        "mknodat": 33, "fchownat": 54, "newfstatat": 79, "unlinkat": 35, "renameat": 38, "linkat": 37,
-        "symlinkat": 36, "readlinkat": 78, "fchmodat": 53, "faccessat": 48, "pselect6": 72, "ppoll": 73,
-        "set_robust_list": 99, "get_robust_list": 100, "splice": 76, "tee": 77, "sync_file_range": 84,
-        "vmsplice": 75, "utimensat": 88, "epoll_pwait": 22, "timerfd_create": 85, "fallocate": 47,
-        "timerfd_settime": 86, "timerfd_gettime": 87, "accept4": 242, "signalfd4": 74, "eventfd2": 19,
-        "epoll_create1": 20, "dup3": 24, "pipe2": 59, "inotify_init1": 26, "preadv": 69, "pwritev": 70,
-        "rt_tgsigqueueinfo": 240, "recvmmsg": 243, "prlimit64": 261, "syncfs": 267, "sendmmsg": 269,
-        "getcpu": 168, "sched_setattr": 274, "sched_getattr": 275, "renameat2": 276, "getrandom": 278,
-        "memfd_create": 279, "execveat": 281, "membarrier": 283, "mlock2": 284, "copy_file_range": 285,
-        "preadv2": 286, "pwritev2": 287, "pkey_mprotect": 288, "pkey_alloc": 289, "pkey_free": 290, "statx": 291,
-        "rseq": 293, "pidfd_send_signal": 424, "pidfd_open": 434, "clone3": 435, "close_range": 436,
-        "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441, "landlock_create_ruleset": 444,
-        "landlock_add_rule": 445, "landlock_restrict_self": 446, "futex_waitv": 449, "fchmodat2": 452,
-        "map_shadow_stack": 453, "futex_wake": 454, "futex_wait": 455, "futex_requeue": 456,
-    },
-}  # fmt: skip
-
-# Those of the absent ones that a program calls only where it means to get further than it may: mount and its kind,
-# namespaces, tracing, another process's memory, modules, keys, clocks, names and swap of the host. What runtimes merely
-# try (io_uring, say) is not among them. They are counted, by who refuses them.
-REPORTED: dict[str, tuple[int, ...]] = {
-    "x86_64": (
-        101, 155, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 175, 176, 227, 246, 248, 249, 250, 272, 298, 304,
-        308, 310, 311, 313, 320, 321, 428, 429, 430, 431, 432, 433, 438, 442,
-    ),
-    "aarch64": (
-        39, 40, 41, 51, 89, 97, 104, 105, 106, 112, 117, 142, 161, 162, 170, 217, 218, 219, 224, 225, 241, 265, 268,
-        270, 271, 273, 280, 294, 428, 429, 430, 431, 432, 433, 438, 442,
-    ),
-}  # fmt: skip
-
-# Numbers above these are calls younger than the table; they answer ENOSYS.
-LAST_KNOWN: dict[str, int] = {"x86_64": 462, "aarch64": 462}
-
+from .syscall_table import ALLOWED, LAST_KNOWN, REPORTED
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
@@ -190,6 +70,7 @@ METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
     "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
 )  # fmt: skip
+NETWORK_CALLS = ("socket", "connect", "bind")
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
 # What file systems have in common is numbered by one letter. Some of it is done to the file system or to its user
@@ -213,6 +94,8 @@ LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038
 OWNER_COMMANDS = (8, 15)  # F_SETOWN, F_SETOWN_EX: whom the kernel sends a signal about a file
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
+# By which a send makes the connection itself; and which argument of a call has the flags.
+MSG_FASTOPEN, FLAGS_OF_SENDING = 0x20000000, {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
 # What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
 # cloned is kept standing by SIGSTOP, so it must have no way to have itself sent SIGCONT.
 SIGCONT, EXIT_SIGNAL_MASK, PR_SET_PDEATHSIG, F_SETSIG = 18, 0xFF, 1, 10
@@ -242,12 +125,14 @@ def build_filter(
     users: bool = False,
     resident: bool = False,
     one_uid: bool = False,
+    network: bool = False,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except pairs
     that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
     own, what changes metadata is asked for, and without control groups, which keep what is `counted`, each new process.
+    With a `network`, sockets of TCP and UDP and what they are connected to are asked for (`network_calls`).
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -262,6 +147,8 @@ def build_filter(
         special |= {name: [_ASKED] for name in METADATA} | {"ioctl": _ioctl_block((), one_uid=True)}
     if one_uid and not counted:
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
+    if network:
+        special |= _connected_blocks()
     if resident or confined:  # the caller is told that it was done
         hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
         special["prctl"] = [_argument(0), *hiding, *special["prctl"]]
@@ -418,6 +305,23 @@ def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
     return blocks
 
 
+def _connected_blocks() -> dict[str, Block]:
+    """Return what is different at level confined with a network: each socket of it is made and connected by the reaper.
+
+    Options of the protocols are left as they are, and the caller is told that they were set.
+    """
+    return {
+        "socket": _socket_block(_ASKED, families=(AF_INET, AF_INET6)),
+        "connect": [_ASKED],
+        "bind": [_ASKED],
+        "setsockopt": [_argument(1), (BPF_JEQ, 1, 0, SOL_SOCKET), _NOT_DONE, *_socket_option_block()],
+        **{
+            name: [_argument(flags), (BPF_JSET, 0, 1, MSG_FASTOPEN), _deny(EPERM), _ALLOWED]
+            for name, flags in FLAGS_OF_SENDING.items()
+        },
+    }
+
+
 def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Block]:
     """Return what is different in a session that may be cloned.
 
@@ -479,10 +383,16 @@ def _self_block(kind: int) -> Block:
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
 
-def _socket_block(granted: Instruction, routes_granted: Instruction | None = None, *, no_netlink: int = EPERM) -> Block:
-    """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only.
+def _socket_block(
+    granted: Instruction,
+    routes_granted: Instruction | None = None,
+    *,
+    no_netlink: int = EPERM,
+    families: Sequence[int] = SOCKET_FAMILIES,
+) -> Block:
+    """Allow stream, datagram and packet-sequence sockets of these families, TCP or UDP, and netlink for routes only.
 
-    Other protocols of netlink are refused with the errno `no_netlink`.
+    Other protocols of netlink are refused with the errno `no_netlink`, all of them where there is no family of Unix.
     """
     types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
     last = len(SOCKET_PROTOCOLS)
@@ -493,10 +403,12 @@ def _socket_block(granted: Instruction, routes_granted: Instruction | None = Non
         *types,
     ]
     routes = [_argument(2), *_if_any((NETLINK_ROUTE,), routes_granted or granted), _deny(no_netlink)]
-    behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
+    if AF_UNIX not in families:
+        routes = [_deny(EAFNOSUPPORT)]
+    behind = len(families) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),
-        *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(SOCKET_FAMILIES)),
+        *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(families)),
         (BPF_JEQ, len(protocols) + 1, 0, AF_NETLINK),
         _deny(EAFNOSUPPORT),
         *protocols,
@@ -523,10 +435,17 @@ def _socket_option_block() -> Block:
     ]
 
 
-def answered_calls(machine: str, *, counted: bool = True) -> dict[str, dict[int, str]]:
-    """Return the calls of a filter for `one_uid` that somebody answers: numbers and names, by module."""
-    table, names = ALLOWED[machine], {"metadata_calls": METADATA, **({} if counted else {"task_count": FORKS})}
-    return {module: {table[name]: name for name in asked if name in table} for module, asked in names.items()}
+def answered_calls(
+    machine: str, *, one_uid: bool, counted: bool = True, network: bool = False
+) -> dict[str, dict[int, str]]:
+    """Return the calls of such a filter that somebody answers: numbers and names, by module."""
+    asked = {
+        "metadata_calls": METADATA if one_uid else (),
+        "task_count": FORKS if one_uid and not counted else (),
+        "network_calls": NETWORK_CALLS if network else (),
+    }
+    table = ALLOWED[machine]
+    return {module: {table[name]: name for name in names if name in table} for module, names in asked.items() if names}
 
 
 def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:
