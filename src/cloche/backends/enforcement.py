@@ -95,19 +95,21 @@ def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
     return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
 
 
+NAMESPACE = "network namespace with nothing but loopback"
+CONNECTED = "a guest's sockets are made and connected for it, to the egress process alone"
 # What an address was connected to for is known; what is said there is not.
 _UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and TLS"
 _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
 
 
 def with_network(
-    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False
+    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False, way: str = NAMESPACE
 ) -> Enforcement:
     """Return what holds where the egress process serves the network, in place of what holds without one.
 
-    `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in that namespace.
+    `way` is how guests get there. `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in that namespace.
     """
-    mechanism = f"network namespace with nothing but loopback; the egress process reaches {_REACHED[mode]}"
+    mechanism = f"{way}; the egress process reaches {_REACHED[mode]}"
     if is_through_host:
         mechanism += "; gVisor hands socket calls on to the host's kernel"
     if is_proxied:

@@ -208,6 +208,17 @@ def with_limit(message: str, number: int | None) -> str:
     return f"{message}. This process {amount.format(most)} ({name}, ulimit {option}): start it with a higher limit"
 
 
+def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
+    """Say why a process may not read the memory of its own user's children; empty when it may."""
+    scope = _reads(yama)
+    if scope in ("", "0", "1"):
+        return ""
+    return (
+        f"kernel.yama.ptrace_scope is {scope}, so nobody may read in a guest's memory which address it asks for; "
+        "with 0 or 1 the network works at level confined"
+    )
+
+
 def why_no_kvm() -> str:
     """Return why this user could not open the device; empty when they can, which does not mean that guests run."""
     if not os.path.exists(KVM):

@@ -18,9 +18,9 @@ from cloche.core.protocols import Capabilities, Keeping
 from cloche.core.record import replace
 from cloche.egress.client import operator_proxies, rest
 
-from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls, with_network
+from ..enforcement import CONNECTED, LOST_BELOW_CONFINED, NAMESPACE, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
-from ..host import Host, measure_host, with_limit
+from ..host import Host, measure_host, why_unread_memory, with_limit
 from ..network import SERVED
 from ..remedies import group_remedy, has_unified_groups, look_around, remedy, why_not_higher
 from ..session_languages import DRIVERS
@@ -204,7 +204,8 @@ class LocalBackend:
             level = _choose_level(policy, host)
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
             if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):
-                enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()))
+                way = NAMESPACE if level is Level.JAIL else CONNECTED
+                enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()), way=way)
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
                 self._settled.clear()
@@ -288,7 +289,14 @@ def _choose_level(policy: Policy, host: Host) -> Level:
 
 def _networks(level: Level) -> tuple[NetworkMode, ...]:
     """Return the modes of the network at a level: below confined nothing keeps a guest from sockets of its own."""
-    return ("off", *SERVED) if level in (Level.JAIL, Level.CONFINED) else ("off",)
+    return ("off",) if _why_no_network(level) else ("off", *SERVED)
+
+
+def _why_no_network(level: Level) -> str:
+    """Say why the network is off at a level; empty where it need not be."""
+    if level < Level.CONFINED:
+        return "the local backend has the network off, by an allowlist or open, at levels jail and confined alone"
+    return why_unread_memory() if level is Level.CONFINED else ""
 
 
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
@@ -304,7 +312,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
         enforcement,
         networks=_networks(enforcement.level),
         can_ask=True,
-        network="the local backend has the network off, by an allowlist or open, at level jail alone",
+        network=_why_no_network(enforcement.level),
         lacks=lacks,
     )
 
