@@ -15,6 +15,40 @@ SOURCE = (Path(__file__).parents[1] / "harness/programs/confined_network.py").re
 NOT_BY_ALL = {"packet", "raw", "vsock", "alg", "mptcp", "io_uring", "path, as TCP", "path, as UDP"}
 
 
+# Eight threads with two requests each, asyncio, curl and the sandbox's own names; then what is refused.
+CLIENTS = r"""
+import asyncio, concurrent.futures, os, socket, subprocess, urllib.error, urllib.request
+def get(url):
+    try:
+        return urllib.request.urlopen(url, timeout=60).read().decode().split("\n")[0]
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError as error:
+        return str(error)
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    print(sorted(pool.map(get, ["http://good.example/", "https://good.example/"] * 8)))
+async def ask():
+    reader, writer = await asyncio.open_connection("good.example", 80)
+    writer.write(b"GET / HTTP/1.0\r\nHost: good.example\r\n\r\n")
+    return (await reader.read()).split(b"\r\n")[-1]
+print(asyncio.run(ask()))
+print(subprocess.run(["curl", "-sS", "https://good.example/"], capture_output=True, text=True))
+print(socket.gethostbyname("localhost"))
+for url in ("http://other.example/", "http://169.254.169.254/", "http://10.1.2.3/", "https://93.184.216.35/"):
+    print(get(url))
+"""
+BOTH = """
+import cloche
+def run(level):
+    result = cloche.run(
+        ARGUMENT, level=level, network="allowlist", network_allow=["good.example"], timeout=200, memory="1g", cpus=2
+    )
+    rows = [(row["host"], row["port"], row["is_allowed"], row["why"]) for row in result.meta["network"]]
+    return [str(result.status), result.stdout, result.stderr, sorted(rows), result.enforcement["network"].state]
+print(json.dumps([run("jail"), run("confined")], default=str))
+"""
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Open a world, in whose host the attempts are made."""
@@ -25,6 +59,15 @@ def world() -> Iterator[World]:
 def told(world: World, call: str, user: str) -> Any:
     """Run one function of the program on the world's host."""
     return world.run(f"{SOURCE}\nprint(json.dumps({call}))", user=user)
+
+
+@pytest.mark.parametrize("user", ["root", "ordinary"])
+def test_clients_and_rows_are_those_of_a_jail(world: World, user: str) -> None:
+    """What clients read, what is refused and why, and what the result says of it, are the same at both levels."""
+    jail, confined = world.run(BOTH, CLIENTS, user=user)
+    assert jail[0] == "ok", jail
+    assert confined == jail
+    assert jail[1].count("for good.example") == 18, jail
 
 
 @pytest.mark.root

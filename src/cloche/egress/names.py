@@ -6,26 +6,32 @@ are so many and no more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 
 FIRST = int(IPv4Address("198.18.1.0"))  # the name server's own lies below
-MOST_NAMES = 4096
+MOST_NAMES, LOOPBACK = 4096, "127.0.0.1"
 
 
 class Names:
     """Hold the names of one sandbox."""
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, str] = {}
+    def __init__(self, own: Sequence[str] = ()) -> None:
+        """Begin with the names that are the sandbox's `own`, which stand for loopback."""
+        self._by_name = dict.fromkeys(own, LOOPBACK)
         self._by_address: dict[str, str] = {}
 
     def address_of(self, name: str) -> str | None:
         """Return the address of a name, given now where it had none; None where there are too many."""
         found = self._by_name.get(name)
         if found is None and len(self._by_name) < MOST_NAMES:
-            found = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_name)))
+            found = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_address)))
             self._by_address[found] = name
         return found
+
+    def is_own(self, name: str) -> bool:
+        """Tell whether a name is the sandbox's own."""
+        return self._by_name.get(name) == LOOPBACK
 
     def name_of(self, address: str) -> str | None:
         """Return the name that an address stands for, None for none."""

@@ -19,7 +19,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -94,8 +94,8 @@ _all_connections: set[Connection] = set()  # of every sandbox
 class Jail:
     """Hold the sockets of one jail, and the names that are known in it. One that took its place knows none of them."""
 
-    def __init__(self, sockets: list[socket.socket]):
-        self.sockets, self.names = sockets, Names()
+    def __init__(self, sockets: list[socket.socket], own_names: Sequence[str] = ()):
+        self.sockets, self.names = sockets, Names(own_names)
         self.tasks: set[asyncio.Task[None]] = set()
 
 
@@ -143,7 +143,7 @@ class GuestNetwork:
             return
         self._drop(body["jail"])
         if tag == "begin":
-            self._jails[body["jail"]] = Jail([])
+            self._jails[body["jail"]] = Jail([], body["names"])
         if tag != "sockets":
             return
         if len(sockets) == 2 + len(body["ports"]):
@@ -320,7 +320,8 @@ class GuestNetwork:
         """Answer a question, without asking anybody: a name is resolved when a connection comes."""
 
         def address_of(name: str) -> str | None:
-            return jail.names.address_of(name) if self._asks or self._rules.knows(name) else None
+            is_known = jail.names.is_own(name) or self._asks or self._rules.knows(name)
+            return jail.names.address_of(name) if is_known else None
 
         answer = dns.answer(question, address_of, is_stream=is_stream)
         if answer is None:

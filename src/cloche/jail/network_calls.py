@@ -46,7 +46,8 @@ REFUSED = EACCES, "the network of a sandbox at level confined is for connections
 def begin(link: int) -> None:
     """Tell the egress process that connections of a new sandbox will come by this link. Raises OSError."""
     posix.set_blocking(link, False)  # one that reads nothing must not hold up the guest's end
-    messages.send_retrying(link, "begin", {"jail": 0})
+    names = ["localhost", posix.uname().nodename.lower()]  # a guest is not shown the host's file of these
+    messages.send_retrying(link, "begin", {"jail": 0, "names": names})
 
 
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:

@@ -66,8 +66,10 @@ class WorkFolder:
             os.symlink(modules, f"{self.folder}/node_modules")
         if startup:
             os.mkdir(f"{self.folder}/{STARTUP}")
+            os.chmod(f"{self.folder}/{STARTUP}", 0o755)  # whatever the mask: the guest may have an id of its own
             with open(f"{self.folder}/{STARTUP}/sitecustomize.py", "w") as file:
                 file.write(startup)
+                os.fchmod(file.fileno(), 0o644)
 
     def hold(self) -> bool:
         """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.

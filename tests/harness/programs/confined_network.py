@@ -15,6 +15,7 @@ import tempfile
 import threading
 from typing import Any
 
+MOST = 200_000  # of calls that go on
 ATTEMPTS = r'''
 import ctypes, json, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -135,7 +136,7 @@ print(json.dumps(found))
 
 RACE = r'''
 import ctypes, json, socket, struct, threading
-(allowed, victim), count = json.loads(TOLD)
+(allowed, victim), count, until_reached = json.loads(TOLD)
 libc = ctypes.CDLL(None)
 def address(one):
     return struct.pack("=H", 2) + struct.pack("!H", one[1]) + socket.inet_aton(one[0]) + bytes(8)
@@ -150,7 +151,10 @@ flipping.start()
 connected = 0
 for _ in range(count):
     with socket.socket() as one:
-        connected += libc.connect(one.fileno(), memory, 16) == 0
+        if libc.connect(one.fileno(), memory, 16) == 0:
+            connected += 1
+            if until_reached and one.getpeername() == tuple(victim):
+                break
 is_over = True
 flipping.join()
 print(json.dumps(connected))
@@ -163,6 +167,7 @@ class Victims:
     def __init__(self, folder: str):
         self.came = 0
         self.path = f"{folder}/socket"
+        os.makedirs(folder, exist_ok=True)
         self.tcp = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(("127.0.0.1", 0))
@@ -262,16 +267,16 @@ def going_on(program: str, told: str, port: int) -> None:
 
 
 def race(count: int) -> dict[str, Any]:
-    """Return how often a victim was reached: by calls that go on, and in a sandbox."""
+    """Return how often a victim was reached: by calls that go on, until it was once, and in a sandbox."""
     with tempfile.TemporaryDirectory() as folder:
-        victims, other = Victims(folder), socket.create_server(("127.0.0.1", 0), backlog=4096)
+        victims, other = Victims(folder), Victims(f"{folder}/other")
 
         def stop(*_: object) -> None:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGUSR1, stop)
-        port, victim = other.getsockname()[1], ["127.0.0.1", victims.ports()[0]]
-        going_on(RACE, json.dumps([[["127.0.0.1", port], victim], count]), port)
+        port, victim = other.ports()[0], ["127.0.0.1", victims.ports()[0]]
+        going_on(RACE, json.dumps([[["127.0.0.1", port], victim], MOST, True]), port)
         gone_on, victims.came = victims.came, 0
-        connected = inside(RACE, json.dumps([[["198.18.1.0", 80], victim], count]))
+        connected = inside(RACE, json.dumps([[["198.18.1.0", 80], victim], count, False]))
         return {"gone_on": gone_on, "inside": victims.came, "connected": connected}

@@ -218,8 +218,12 @@ def restriction(
 
 
 def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
-    """Add one rule; a path that does not exist needs none. What can be written to is always a folder."""
-    if kind != "write" and not os.path.isdir(path):
+    """Add one rule; a path that does not exist needs none. What can be written to is always a folder.
+
+    So is what the helper will have made in the sandbox's own folder, which is not there yet.
+    """
+    is_folder = os.path.isdir(path) or not os.path.exists(os.path.dirname(path))
+    if kind != "write" and not is_folder:
         rights &= _FILE_RIGHTS
     named = (rights.to_bytes(8, "little"), register or "allowed")
     adding = make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, named, 0)
