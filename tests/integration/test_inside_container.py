@@ -171,3 +171,29 @@ def test_escape_attempts_are_held_there(docker: Daemon, project: Path, user: str
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "counted of" in done.stdout
+
+
+NETWORK = """
+import socket, urllib.error, urllib.request
+print(socket.gethostbyname("good.example"))
+for url in ("http://169.254.169.254/", "http://other.example/"):
+    try:
+        urllib.request.urlopen(url, timeout=60)
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode())
+    except OSError as error:
+        print(error)
+"""
+
+
+@USERS
+def test_a_network_by_name_is_served_there(docker: Daemon, project: Path, user: str) -> None:
+    """Names are answered and connections taken by the egress process, which says what it refuses; nothing else is."""
+    options = {"network": "allowlist", "network_allow": ["good.example"]}
+    report = run(docker, project, f"--user={user}", code=NETWORK, **options)
+    assert report.get("status") == "ok", report
+    name, metadata, other = report["stdout"].splitlines()
+    assert name == "198.18.1.0"
+    assert metadata.startswith("403 169.254.169.254 is a link-local address")
+    assert "not known" in other
+    assert report["enforcement"]["controls"]["network"]["state"] == "enforced"
