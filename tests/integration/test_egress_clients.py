@@ -169,8 +169,8 @@ def outside(code):
 
 def inside(code, allow):
     result = cloche.run(
-        code, language="bash", network="allowlist", network_allow=allow, level=ARGUMENT["level"], timeout=ARGUMENT["timeout_s"],
-        memory="2g", disk="1g", pids=400, cpus=2, package_managers=True,
+        code, language="bash", network="allowlist", network_allow=allow, level=ARGUMENT["level"],
+        timeout=ARGUMENT["timeout_s"], memory="2g", disk="1g", pids=400, cpus=2, package_managers=True,
     )
     network, status = result.meta.get("network"), str(result.status)
     return {"out": result.stdout, "err": result.stderr, "status": status, "network": network}
@@ -195,7 +195,9 @@ def world() -> Iterator[World]:
 LEVELS = ({"level": "jail", "user": None}, {"level": "confined", "user": "ordinary"})
 
 
-@pytest.fixture(scope="module", params=[LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.soak)], ids=["jail", "confined"])
+@pytest.fixture(
+    scope="module", params=[LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.soak)], ids=["jail", "confined"]
+)
 def came(world: World, request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """Run all clients that are here."""
     level, user = request.param["level"], request.param["user"]

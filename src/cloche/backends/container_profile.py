@@ -17,7 +17,8 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from cloche.jail.setup.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, ALLOWED, PERSONALITIES
+from cloche.jail.setup.seccomp import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, PERSONALITIES
+from cloche.jail.setup.syscall_table import ALLOWED
 from cloche.jail.syscalls import NUMBERS
 
 FILE = files("cloche.backends") / "container-profile.json"

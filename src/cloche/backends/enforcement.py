@@ -107,7 +107,8 @@ def with_network(
 ) -> Enforcement:
     """Return what holds where the egress process serves the network, in place of what holds without one.
 
-    `way` is how guests get there. `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in that namespace.
+    `way` is how guests get there. `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in
+    that namespace.
     """
     mechanism = f"{way}; the egress process reaches {_REACHED[mode]}"
     if is_through_host:

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
-from cloche.backends.host import why_unread_memory
 from cloche.blocking import calls
 from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, ClocheError
@@ -190,7 +189,6 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
         controls=best.controls if best else capabilities.controls,
         features=(
             *features_of(found, namespace_remedy=capabilities.remedy, in_gvisor=is_gvisor()),
-            find_memory_reading(),
             gvisor.result(),
         ),
         interpreter=describe_interpreter(toolchains),
@@ -205,14 +203,6 @@ def find_gvisor() -> Feature:
     detail = found.reason if not found.available else ""
     remedy = "" if found.available else found.remedy
     return Feature(name="runsc", works=found.available, needed_for="gvisor", detail=detail, remedy=remedy)
-
-
-def find_memory_reading() -> Feature:
-    """Say whether a process may read in its children's memory which address they ask for."""
-    why = why_unread_memory()
-    remedy = "sudo sysctl -w kernel.yama.ptrace_scope=1" if why else ""
-    needed_for = "confined: a network, and metadata of files"
-    return Feature(name="children's memory", works=not why, needed_for=needed_for, detail=why, remedy=remedy)
 
 
 def try_level(backend: Backend, level: Level) -> Trial:
@@ -280,6 +270,9 @@ _FEATURES: Mapping[str, tuple[str, str]] = {
     ),
     "close_range": (_CONFINED, "use Linux 5.9 or later"),
     "pidfd": ("every level", "use Linux 5.3 or later"),
+    "children's memory": (
+        "confined: network, and metadata for an ordinary user", "set kernel.yama.ptrace_scope to 0 or 1 with sysctl"
+    ),
     "children in /proc": ("confined, process", "use a kernel with CONFIG_PROC_CHILDREN"),
     "child subreaper": ("every level", "use Linux 3.4 or later"),
 }  # fmt: skip

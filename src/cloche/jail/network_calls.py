@@ -52,8 +52,8 @@ def begin(link: int) -> None:
 
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
     """Return who answers each of these calls, given by number and name, for a guest of this sandbox."""
-    assert spec.network is not None
-    sockets = Sockets(spec.network["link"], spec.network["ports"])
+    network = spec.network or {}
+    sockets = Sockets(network["link"], network["ports"])
     by_name = {"socket": sockets.make, "connect": sockets.connect, "bind": sockets.bind}
     return {number: by_name[name] for number, name in names.items()}
 
@@ -84,7 +84,7 @@ class Sockets:
             posix.close(made)
 
     def connect(self, asked: Asked) -> int:
-        """Answer `connect`: put a connected socket in place of the stand-in, where the address is one that is served."""
+        """Answer `connect`: put a connected socket in place of the stand-in, where the address is served."""
         number, size = asked.word(0), asked.word(2)
         if not LEAST_ADDRESS <= size <= MOST_ADDRESS:
             raise OSError(EINVAL, "no address")
@@ -118,7 +118,7 @@ class Sockets:
         port = int.from_bytes(address[2:4], "big")
         if kind != SOCK_STREAM or (family == AF_INET6 and address[8:20] not in (MAPPED, bytes(12))):
             raise OSError(ENETUNREACH, "neither TCP nor IPv4")
-        is_own = port != DNS_PORT and (found[0] in (0, 127) or family == AF_INET6 and address[8:20] != MAPPED)
+        is_own = port != DNS_PORT and (found[0] in (0, 127) or (family == AF_INET6 and address[8:20] != MAPPED))
         if is_own or port not in self._ports:
             raise OSError(ECONNREFUSED, "nobody serves that")
         return ".".join(map(str, found)), port

@@ -31,6 +31,7 @@ EAGAIN, ENOENT = 11, 2
 MOST_TRIES = 100
 STARTUP = "startup"
 PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
+READABLE = 0o755  # the guest may have an id of its own
 
 
 class WorkFolder:
@@ -66,7 +67,7 @@ class WorkFolder:
             os.symlink(modules, f"{self.folder}/node_modules")
         if startup:
             os.mkdir(f"{self.folder}/{STARTUP}")
-            os.chmod(f"{self.folder}/{STARTUP}", 0o755)  # whatever the mask: the guest may have an id of its own
+            os.chmod(f"{self.folder}/{STARTUP}", READABLE)  # whatever the mask is
             with open(f"{self.folder}/{STARTUP}/sitecustomize.py", "w") as file:
                 file.write(startup)
                 os.fchmod(file.fileno(), 0o644)

@@ -134,7 +134,7 @@ for name, attempt in TRIES.items():
 print(json.dumps(found))
 '''
 
-RACE = r'''
+RACE = r"""
 import ctypes, json, socket, struct, threading
 (allowed, victim), count, until_reached = json.loads(TOLD)
 libc = ctypes.CDLL(None)
@@ -158,7 +158,7 @@ for _ in range(count):
 is_over = True
 flipping.join()
 print(json.dumps(connected))
-'''
+"""
 
 
 class Victims:

@@ -15,7 +15,7 @@ import pytest
 
 import cloche
 from cloche.backends import host
-from cloche.backends.host import KeptAnswers, circumstances
+from cloche.backends.host import KeptAnswers, circumstances, why_unread_memory
 from cloche.jail.setup.cache import write_cache
 
 
@@ -298,3 +298,16 @@ def test_what_no_probe_has_found_is_not_believed(probed: list[dict[str, Any]], w
     probed += [{**WHOLE, "namespaces": "refused"}]
     assert host._from_plain({**WHOLE, **wrong}) is None
     assert (_namespaces(), len(probed)) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("scope", "is_read"), [("", True), ("0\n", True), ("1\n", True), ("2\n", False), ("3\n", False)]
+)
+def test_yama_decides_whether_a_child_is_read(tmp_path: Path, scope: str, is_read: bool) -> None:
+    """Where it forbids that to all but root, a sentence names the setting."""
+    file = tmp_path / "ptrace_scope"
+    if scope:
+        file.write_text(scope)
+    why = why_unread_memory(str(file))
+    assert (why == "") is is_read
+    assert is_read or f"kernel.yama.ptrace_scope is {scope.strip()}" in why

@@ -483,6 +483,21 @@ def _proc_children() -> Finding:
         os.waitpid(pid, 0)
 
 
+def _children_memory() -> Finding:
+    """Open the memory of a child of ours: how it is known, at level confined, which address a guest asks for."""
+    pid = os.fork()
+    if pid == 0:
+        os.read(os.pipe()[0], 1)
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return False, str(error)
+    finally:
+        os.kill(pid, SIGKILL)
+        os.waitpid(pid, 0)
+    return True, ""
+
+
 def _outside_id() -> Finding:
     """Become an id of nobody's, as root does for every sandbox."""
     if os.geteuid() != 0:
@@ -581,5 +596,6 @@ ATTEMPTS: dict[str, Callable[[], Finding]] = {
     "close_range": _close_range,
     "pidfd": _pidfd,
     "children in /proc": _proc_children,
+    "children's memory": _children_memory,
     "child subreaper": _subreaper,
 }
