@@ -163,7 +163,8 @@ class Spec(_Record):
     not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts. `origin` is what
     it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty
     for not at all. `memory_stat` is the file that says what all processes around the caller have in memory, where it
-    must be known. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told.
+    must be known. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told, and
+    without a namespace the `link` by which connections go to the egress process, once the reaper has it.
     `answered` has the names of calls that are made in the guest's place, by their numbers, by the module that makes
     them.
     """

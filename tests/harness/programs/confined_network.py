@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import select
 import socket
 import sys
 import tempfile
@@ -16,6 +16,7 @@ import threading
 from typing import Any
 
 MOST = 200_000  # of calls that go on
+CONNECT, ECONNREFUSED = 42, 111
 ATTEMPTS = r'''
 import ctypes, json, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -248,33 +249,33 @@ def going_on(program: str, told: str, port: int) -> None:
         os._exit(0)
     theirs.close()
     _, _, (listener,) = messages.receive(ours.fileno())
-    threading.Thread(target=lambda: (os.waitpid(child, 0), os.kill(os.getpid(), signal.SIGUSR1))).start()
-    try:
-        while True:
-            try:
-                question = seccomp_notify.receive(listener)
-                if read_uint(question, 16) == 42:
-                    with open(f"/proc/{read_uint(question, 8)}/mem", "rb", buffering=0) as memory:
-                        memory.seek(read_uint(question, 40, 8))
-                        is_allowed = int.from_bytes(memory.read(16)[2:4], "big") == port
-                    seccomp_notify.reply(listener, question, 0 if is_allowed else 111)
-                else:
-                    seccomp_notify.reply(listener, question)
-            except OSError:
-                continue
-    except KeyboardInterrupt:
-        os.close(listener)
+    ended = os.pidfd_open(child)
+    while ended not in (ready := select.select([listener, ended], [], [])[0]):
+        assert ready
+        try:
+            question = seccomp_notify.receive(listener)
+            is_refused = read_uint(question, 16) == CONNECT and not names_port(question, port)
+            seccomp_notify.reply(listener, question, ECONNREFUSED if is_refused else 0)
+        except OSError:
+            continue  # who asked has ended meanwhile
+    os.waitpid(child, 0)
+    for fd in (listener, ended):
+        os.close(fd)
+
+
+def names_port(question: bytes, port: int) -> bool:
+    """Tell whether the address that is asked for has this port, now."""
+    from cloche.jail.syscalls import read_uint
+
+    with open(f"/proc/{read_uint(question, 8)}/mem", "rb", buffering=0) as memory:
+        memory.seek(read_uint(question, 40, 8))
+        return int.from_bytes(memory.read(16)[2:4], "big") == port
 
 
 def race(count: int) -> dict[str, Any]:
     """Return how often a victim was reached: by calls that go on, until it was once, and in a sandbox."""
     with tempfile.TemporaryDirectory() as folder:
         victims, other = Victims(folder), Victims(f"{folder}/other")
-
-        def stop(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        signal.signal(signal.SIGUSR1, stop)
         port, victim = other.ports()[0], ["127.0.0.1", victims.ports()[0]]
         going_on(RACE, json.dumps([[["127.0.0.1", port], victim], MOST, True]), port)
         gone_on, victims.came = victims.came, 0
