@@ -115,6 +115,25 @@ def test_what_was_measured_is_kept_when_a_later_event_fails(
     assert event(json.loads((tmp_path / "r.json").read_text()), "one")["rows"]["a"]["p50"] == 1.0
 
 
+def test_what_a_host_does_not_give_is_left_out_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a plain container: what comes before it in its event too, and what is looked at afterwards says why."""
+
+    def enter(*_: object) -> Cases:
+        yield contestant("a", [1.0] * 50)
+        look(None)
+
+    def look(_: object) -> dict[str, Any]:
+        raise BackendUnavailable("no life here")
+
+    one = Scenario(name="one", title="one", reference="a", enter=enter, also={"idle": look})
+    monkeypatch.setattr(report, "EVENTS", (one,))
+    found: dict[str, Any] = {}
+    report.measure(Setting(rounds=1, runs=1, image="", events=("one",)), found, lambda _: None)
+    held = event(found, "one")
+    assert held["rows"]["a"]["p50"] == 1.0
+    assert (held["left_out"], held["idle"]) == ({"the rest of one": "no life here"}, {"reason": "no life here"})
+
+
 def test_without_a_daemon_dockers_client_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is what would be held against it, each with the reason; the others take their turns."""
     (tmp_path / "image.name").write_text("image")
