@@ -205,11 +205,8 @@ def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str
     found = next((folder for folder in _other_folders(runtime) if not why_not_in(folder, is_private=True)), None)
     if found is None:
         raise failed
-    where = f"{wanted} cannot be written ({why})" if wanted else why
-    log.warning(
-        "the audit log is in %s, since %s; a log that is to stay needs a folder that does: CLOCHE_AUDIT=/FOLDER",
-        found, where,
-    )  # fmt: skip
+    where = f"{wanted} cannot be written" if wanted else why
+    log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", found, where)
     return found
 
 

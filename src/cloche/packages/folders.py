@@ -38,7 +38,9 @@ def made_folder(store: str, name: str) -> str:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
     except OSError as error:
-        raise BackendUnavailable(f"packages: cannot make {folder}: {error.strerror}.") from error
+        raise BackendUnavailable(
+            f"packages: cannot make {folder}: {error.strerror}.", remedy="Set XDG_DATA_HOME to a folder of yours."
+        ) from error
     if not is_own(store):
         raise BackendUnavailable(
             f"packages: {store} can be written by somebody else than this user.",
