@@ -20,7 +20,7 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.loops import finish
+from cloche.core.loops import become_task, finish
 from cloche.core.protocols import OpenSandbox
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
@@ -130,6 +130,7 @@ class LocalTransport:
         fork_tree = self.fork_tree
         if fork_tree is None or fork_tree.spec.level != "jail" or self.owner.workspace.fd >= 0:
             return
+        await become_task()  # a time-out is a task's
         try:
             await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
@@ -167,6 +168,7 @@ class LocalTransport:
         found = await self.owner.font_file(self._program.run.env)
         sending = self.node.pipes.keep(*found) if found is not None else None
         if sending is not None:
+            await become_task()
             with suppress_logged(
                 log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError
             ):
@@ -174,6 +176,7 @@ class LocalTransport:
 
     async def _await_signals(self, fork_tree: ForkTree) -> None:
         """Wait until the helper, which takes messages in order, has sent the last cell's signals."""
+        await become_task()
         with suppress_logged(
             log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError
         ):
@@ -408,6 +411,7 @@ class LocalSession(Session):
         if fork_tree is None or fork_tree.end.done():
             yield
             return
+        await become_task()
         try:
             with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
                 await asyncio.wait_for(fork_tree.connection.ask("halt", node=node), HALT_TIMEOUT_S)
