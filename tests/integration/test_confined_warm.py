@@ -75,3 +75,16 @@ def test_limits_hold_in_a_guest_that_was_built_ahead() -> None:
     bomb = "import os\nfor _ in range(5): os.fork()\nwhile True: pass"
     assert run_pooled(bomb, timeout=0.5, **CONFINED).status == "timeout"
     assert run_pooled("import sys; sys.exit(3)", **CONFINED).exit_code == 3
+
+
+def test_its_folder_is_its_own_by_the_name_that_it_has() -> None:
+    """Modes are changed and locks are given there, which who answers for them knows by its path."""
+    code = """
+import fcntl, os
+with open("file", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.chmod("file", 0o751)
+    print(oct(os.stat(os.path.abspath("file")).st_mode & 0o777))
+print(open("/proc/self/oom_score_adj").read().strip())
+"""
+    assert run_pooled(code, **CONFINED).stdout == "0o751\n1000\n"
