@@ -210,3 +210,11 @@ def test_where_somebody_else_answers_seccomp_a_guest_forks_and_the_kernel_counts
         cwd=tmp_path,
     )  # fmt: skip
     assert (done.stdout.split(), done.stderr) == (["3", "0"], ""), done
+
+
+def test_without_descriptors_of_processes_there_is_no_level(tmp_path: Path) -> None:
+    """As in gVisor: the error names the call and what to do, and is no failure in the middle of a run."""
+    report = run("pidfd", tmp_path, code="print(1)")
+    assert report.get("error") == "BackendUnavailable", report
+    assert "processes cannot be waited for: pidfd_open: " in report["message"]
+    assert "use Linux 5.3 or later" in report["message"]

@@ -151,7 +151,7 @@ def lines_of(found: dict[str, Any], name: str, wrong: list[str]) -> str:
     return f"| {name} | {found.get('level')} | {honest} | {works} | {said[-1] if said else ''} |"
 
 
-@pytest.mark.parametrize("place", ["pod, restricted", "our profile, restricted"])
+@pytest.mark.parametrize("place", ["pod, restricted"])
 def test_a_place_has_its_level_and_its_sentence(docker: Daemon, project: Path, place: str) -> None:
     """What runs, what is refused and what all commands say to do are what the table says."""
     options, level, remedy, told = PLACES[place]

@@ -32,7 +32,7 @@ _TRIED = {
     "namespaces": str,
     "idmapped": str,
     "can_switch_identity": bool,
-    "can_adopt": bool,
+    "processes": str,
 }
 _REFUSING = (
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -70,7 +70,7 @@ class Host:
     namespaces: str
     idmapped: str
     can_switch_identity: bool
-    can_adopt: bool
+    processes: str
     cgroup_version: int
     cgroup_folders: Mapping[str, str] = field(default_factory=dict)
     cgroup_reason: str = ""
@@ -89,8 +89,8 @@ class Host:
 
     def level(self) -> Level:
         """Return the strongest level this host can reach."""
-        if not self.can_adopt:
-            return Level.NONE  # what loses its parent would live on
+        if self.processes:
+            return Level.NONE  # nobody could wait for all that a guest starts
         if self.seccomp:
             return Level.PROCESS
         if not self.namespaces:
@@ -119,7 +119,7 @@ def measure_host(executable: str = sys.executable) -> Host:
         namespaces=found["namespaces"],
         idmapped=found["idmapped"],
         can_switch_identity=found["can_switch_identity"],
-        can_adopt=found["can_adopt"],
+        processes=found["processes"],
         cgroup_version=cgroup["version"],
         cgroup_folders=cgroup["folders"],
         cgroup_reason=cgroup["reason"],
@@ -184,7 +184,7 @@ def _to_plain(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
     A refusal is found out anew each time, so that nothing runs on less because of what was refused once.
     """
-    is_whole = not found["seccomp"] and not found["namespaces"] and found["can_adopt"]
+    is_whole = not found["seccomp"] and not found["namespaces"] and not found["processes"]
     is_whole = is_whole and found["idmapped"] in ("", "needs root")
     return {name: found[name] for name in _TRIED} if is_whole else None
 

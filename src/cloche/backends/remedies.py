@@ -68,16 +68,16 @@ def why_not_higher(host: Host, around: Surroundings) -> str:
     """Say which of the kernel's answers keeps the level below jail; empty at jail. Pure."""
     if host.level() >= Level.JAIL:
         return ""
-    if host.seccomp:
-        reason = f"seccomp filters are refused: {host.seccomp}"
-    else:
-        reason = f"namespaces are refused: {host.namespaces}"
-    lacks = [] if host.landlock_abi else ["this kernel has no Landlock"]
-    if host.landlock_abi and _lacks_ids(host):
+    refused = f"seccomp filters are refused: {host.seccomp}" if host.seccomp else ""
+    refused = refused or (f"namespaces are refused: {host.namespaces}" if host.namespaces else "")
+    lacks = [refused] if refused else []
+    if not host.landlock_abi:
+        lacks.append("this kernel has no Landlock")
+    elif _lacks_ids(host):
         lacks.append("this root may not give a guest another id")
-    if not host.can_adopt:
-        lacks.append("it cannot keep hold of processes that lose their parent")
-    reason = "; and ".join([reason, *lacks])
+    if host.processes:
+        lacks.append(f"processes cannot be waited for: {host.processes}")
+    reason = "; and ".join(lacks)
     return f"this is gVisor, which has not all that Linux has ({reason})" if around.is_gvisor else reason
 
 
@@ -90,6 +90,8 @@ def remedy(host: Host, around: Surroundings) -> str:
             "run Cloche outside of gVisor, where it gives code a gVisor of its own (--backend gvisor, or docker with "
             "--runtime runsc)"
         )
+    if host.processes:
+        return "use Linux 5.3 or later, and in a container a profile with pidfd_open"
     if host.seccomp:
         return "use a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0 or later, and in a container a profile with seccomp"
     if _lacks_ids(host) or (host.uid == 0 and host.namespaces.startswith("uid_map")):

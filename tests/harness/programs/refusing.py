@@ -3,6 +3,7 @@
     python refusing.py seccomp COMMAND...   a filter answers EPERM, as a plain container's does
     python refusing.py sysctl COMMAND...    user.max_user_namespaces is 0, as a hardened host has it
     python refusing.py kernel COMMAND...    the filter, and no Landlock, as an old kernel has it: nothing isolates
+    python refusing.py pidfd COMMAND...     the filter, and no descriptors of processes, as gVisor has it
     python refusing.py locks COMMAND...     nothing but locks of files, as file systems of clusters do
 
 Nothing of the host changes: the filter is this process's own, and the setting belongs to a user namespace made for it.
@@ -38,6 +39,8 @@ FILTER = (
 )
 FLOCK = 32 if os.uname().machine == "aarch64" else 73
 WITHOUT_LOCKS = (FILTER[0], (JEQ, 0, 1, FLOCK), (RET, 0, 0, ENOSYS), (RET, 0, 0, ALLOW))
+PIDFD_OPEN = 434
+WITHOUT_PIDFD = (FILTER[0], (JEQ, 0, 1, PIDFD_OPEN), (RET, 0, 0, ENOSYS), *FILTER[1:])
 WITHOUT_LANDLOCK = (FILTER[0], (JEQ, 0, 1, LANDLOCK_CREATE_RULESET), (RET, 0, 0, ENOSYS), *FILTER[1:])
 
 
@@ -52,6 +55,11 @@ def refuse_by_seccomp(lines: tuple[tuple[int, int, int, int], ...] = FILTER) -> 
 def refuse_with_landlock() -> None:
     """Refuse as seccomp does, and know nothing of Landlock."""
     refuse_by_seccomp(WITHOUT_LANDLOCK)
+
+
+def refuse_pidfd() -> None:
+    """Refuse as seccomp does, and know of no descriptor of a process."""
+    refuse_by_seccomp(WITHOUT_PIDFD)
 
 
 def refuse_locks() -> None:
@@ -97,7 +105,8 @@ def write(path: str, text: str) -> None:
 
 if __name__ == "__main__":
     ways = {
-        "seccomp": refuse_by_seccomp, "sysctl": refuse_by_sysctl, "kernel": refuse_with_landlock, "locks": refuse_locks
+        "seccomp": refuse_by_seccomp, "sysctl": refuse_by_sysctl, "kernel": refuse_with_landlock,
+        "pidfd": refuse_pidfd, "locks": refuse_locks,
     }  # fmt: skip
     ways[sys.argv[1]]()
     os.execvp(sys.argv[2], sys.argv[2:])

@@ -16,7 +16,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 
 ROOT = Host(
-    uid=0, owns_ids=True, lists_children=True, landlock_abi=6, seccomp="", namespaces="", idmapped="", can_adopt=True,
+    uid=0, owns_ids=True, lists_children=True, landlock_abi=6, seccomp="", namespaces="", idmapped="", processes="",
     can_switch_identity=True, cgroup_version=2,
 )  # fmt: skip
 DAEMON = cast(

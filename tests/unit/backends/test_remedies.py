@@ -11,7 +11,7 @@ from cloche.core.record import replace
 
 ROOT = Host(
     uid=0, owns_ids=True, lists_children=True, landlock_abi=7, seccomp="", idmapped="", can_switch_identity=True,
-    namespaces="clone: Operation not permitted", can_adopt=True, cgroup_version=0,
+    namespaces="clone: Operation not permitted", processes="", cgroup_version=0,
 )  # fmt: skip
 USER = replace(ROOT, uid=1000, owns_ids=False, can_switch_identity=False, idmapped="needs root")
 DOCKER = Surroundings(is_container=True, is_filtered=True, is_masked=True)
@@ -36,7 +36,8 @@ OUTSIDE = (
 )
 GVISOR = (
     "this is gVisor, which has not all that Linux has (seccomp filters are refused: [Errno 22] seccomp: Invalid "
-    "argument; and this kernel has no Landlock; and it cannot keep hold of processes that lose their parent)"
+    "argument; and this kernel has no Landlock; and processes cannot be waited for: no child "
+    "subreaper: [Errno 22] prctl: Invalid argument)"
 )
 PLACES = {
     "a plain container, root": (ROOT, DOCKER, f"start the container with --user 1000:1000 {PROFILE}"),
@@ -105,13 +106,18 @@ PLACES = {
         replace(USER, namespaces="clone: Invalid argument"), Surroundings(),
         "use a kernel that lets this user create user namespaces (CONFIG_USER_NS)",
     ),
+    "a kernel before 5.3": (
+        replace(USER, processes="pidfd_open: Function not implemented"), Surroundings(),
+        "use Linux 5.3 or later, and in a container a profile with pidfd_open",
+    ),
     "a kernel without filters": (
         replace(USER, seccomp="[Errno 22] seccomp: Invalid argument"), Surroundings(),
         "use a kernel with CONFIG_SECCOMP_FILTER, Linux 5.0 or later, and in a container a profile with seccomp",
     ),
     "gVisor": (
         replace(
-            ROOT, seccomp="[Errno 22] seccomp: Invalid argument", landlock_abi=0, lists_children=False, can_adopt=False,
+            ROOT, seccomp="[Errno 22] seccomp: Invalid argument", landlock_abi=0, lists_children=False,
+            processes="no child subreaper: [Errno 22] prctl: Invalid argument",
             namespaces="[Errno 38] open_tree: Function not implemented",
         ),
         Surroundings(is_container=True, is_gvisor=True),

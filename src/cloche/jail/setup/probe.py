@@ -58,7 +58,7 @@ def main() -> None:
         "namespaces": _namespaces(),
         "idmapped": _idmapped(),
         "can_switch_identity": _can_switch_identity(),
-        "can_adopt": _can_adopt(),
+        "processes": _processes(),
         **look(),
     }
     sys.stdout.buffer.write(marshal.dumps(findings))
@@ -179,9 +179,13 @@ def _can_switch_identity() -> bool:
     return os.geteuid() == 0 and not _in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID))
 
 
-def _can_adopt() -> bool:
-    """Tell whether a process can become the parent of all below it that lose theirs."""
-    return _outcome(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == "ok"
+def _processes() -> str:
+    """Adopt what loses its parent, and open a descriptor of a process, as everything does that waits for guests."""
+    answer = _outcome(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    if answer != "ok":
+        return f"no child subreaper: {answer}"
+    found, answer = _pidfd()
+    return "" if found else f"pidfd_open: {answer}"
 
 
 def _cgroup() -> dict[str, Any]:
@@ -456,7 +460,7 @@ def _no_new_privileges() -> Finding:
 
 
 def _subreaper() -> Finding:
-    return _can_adopt(), ""
+    return _answer(_in_child(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)))
 
 
 def _close_range() -> Finding:
