@@ -8,7 +8,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.prefork import close_pools
-from tests.harness.processes import children, descendants, kill_and_wait, run_pooled, wait_for_word
+from tests.harness.processes import children, kill_and_wait, run_pooled, wait_for_word
 
 pytestmark = pytest.mark.both_users
 CONFINED = {"level": "confined"}
@@ -58,8 +58,8 @@ def test_what_a_run_leaves_running_is_ended_before_the_result() -> None:
 def test_guests_that_were_killed_while_they_waited_cost_a_run_nothing() -> None:
     """The run starts afresh, and the code runs once."""
     run_pooled(SETTLED, **CONFINED)
-    waiting = [guest for pid in descendants(os.getpid()) for guest in children(pid) if not children(guest)]
-    kill_and_wait(waiting)
+    helpers = [helper for template in children(os.getpid()) for helper in children(template)]
+    kill_and_wait([guest for helper in helpers for reaper in children(helper) for guest in children(reaper)])
     assert cloche.run("print('once')", **CONFINED).stdout == "once\n"
 
 
