@@ -334,3 +334,10 @@ def test_run_python_code_is_a_function_whose_text_a_model_reads(monkeypatch: pyt
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
     with pytest.raises(cloche.BackendUnavailable, match="docker"):
         cloche.run_python_code("print(1)")
+
+
+def test_cells_of_a_sandbox_that_runs_in_turns_have_tasks_for_their_timeouts() -> None:
+    """From Python 3.12 on a time-out of asyncio needs a task, and a blocking call's first step has none."""
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
+        for _ in range(5):  # answers may come at once, or be waited for
+            assert session.run("6 * 7").value == 42

@@ -22,7 +22,7 @@ from cloche.core.events import Sink, Started, discard
 from cloche.core.frames import encode, read_output
 from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
-from cloche.core.loops import any_of, finish
+from cloche.core.loops import any_of, become_task, finish
 from cloche.core.record import dataclass, replace
 from cloche.core.result import (
     EXIT_TIMEOUT,
@@ -452,6 +452,7 @@ class Session:
             return
         sending = self._transport.send(encode({"op": "collected"}))
         if sending is not None:
+            await become_task()
             with suppress_logged(log, "a session does not read, as its next cell will show", TimeoutError):
                 await asyncio.wait_for(sending, INTERRUPT_TIMEOUT_S * self._transport.slowness)
 

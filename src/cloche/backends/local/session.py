@@ -411,7 +411,7 @@ class LocalSession(Session):
         if fork_tree is None or fork_tree.end.done():
             yield
             return
-        await become_task()
+        await become_task()  # which a time-out is for, from Python 3.12 on
         try:
             with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
                 await asyncio.wait_for(fork_tree.connection.ask("halt", node=node), HALT_TIMEOUT_S)
