@@ -25,6 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gate"
 IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true", "1"}
 OTHER = "3.13"
+YOUNGER = (
+    "3.14",
+    "3.14t",
+    "3.15",
+    "3.15t",
+)  # also without the lock of the interpreter: in the soak, where they are here
 NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
 AT_ONCE = 3  # in the soak; `make test` runs all of its lanes beside each other
@@ -202,13 +208,13 @@ def gate_lanes(user: Path) -> list[Lane]:
     return [*lanes, other_python((*FOR_ONE_PYTHON, *PLAIN)), Check()]
 
 
-def other_python(left_out: Sequence[str]) -> Lane:
+def other_python(left_out: Sequence[str], version: str = OTHER) -> Lane:
     """Return what another Python may do otherwise: the units, but for some."""
-    other = f"build/python{OTHER}"
-    install = ["bash", "-c", 'scripts/other_python.sh "$1" "$2" && exec "${@:3}"', "install", OTHER, other]
+    other = f"build/python{version}"
+    install = ["bash", "-c", 'scripts/other_python.sh "$1" "$2" && exec "${@:3}"', "install", version, other]
     ignored = [f"--ignore=tests/unit/{name}" for name in left_out]
     words = ["-m", "not soak", *ignored, "tests/unit", "tests/integration/test_public_api.py"]
-    return Lane(f"python{OTHER}", [*install, *here(f"{ROOT}/{other}/bin/python")], folder(f"python{OTHER}"), words)
+    return Lane(f"python{version}", [*install, *here(f"{ROOT}/{other}/bin/python")], folder(f"python{version}"), words)
 
 
 def soak_lanes(user: Path, area: str) -> list[Lane]:
@@ -218,7 +224,8 @@ def soak_lanes(user: Path, area: str) -> list[Lane]:
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
     if area in ("", "other-python"):
-        lanes.append(other_python(FOR_ONE_PYTHON))
+        younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
+        lanes += [other_python(FOR_ONE_PYTHON, version) for version in (OTHER, *younger)]
     of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS}
     with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
     return [*lanes, *framework_lanes(user, with_packages)]
