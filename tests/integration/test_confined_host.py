@@ -59,6 +59,18 @@ def test_a_plain_run_works_and_says_what_held(way: str, tmp_path: Path) -> None:
     assert rows["filesystem"]["reason"]
 
 
+MOVES = (
+    "import os; os.mkdir('a'); os.mkdir('b'); open('a/x', 'w').close(); os.link('a/x', 'b/y'); os.rename('a/x', 'b/x')"
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_files_move_between_folders_there(way: str, tmp_path: Path) -> None:
+    """A guest renames and links from one folder of its own to another, as uv and git do."""
+    report = run(way, tmp_path, code=f"{MOVES}; print(sorted(os.listdir('b')))")
+    assert report.get("stdout") == "['x', 'y']\n", report
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_requiring_a_jail_is_refused_with_the_remedy(way: str, tmp_path: Path) -> None:
     """Less than what is required is an error that says why and what to do, never a silent fallback."""

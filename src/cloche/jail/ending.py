@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     Usage: TypeAlias = tuple[float, float, int]  # seconds as user and as system, the largest process in KiB
 
+REFER, PATH_BENEATH = 1 << 13, 1
 SCOPES = 1 | 2  # abstract Unix sockets, and signals
 LOGGED_SINCE = 7  # the version of Landlock from which on each signal that is refused goes to the audit log
 LOG_SAME_EXEC_OFF = 1
@@ -41,10 +42,14 @@ SIGSTOP, SIGKILL, ENOTSUP = 19, 9, 95
 def enter_scope(abi: int) -> None:
     """Enter a Landlock domain that has scopes alone; whoever is forked from now on is in it too.
 
+    A domain that does not handle moves between folders refuses them all (EXDEV), so this one handles and allows them.
     Raises OSError, also where the kernel does not keep our signals inside: they would reach all that our user has.
     """
-    attr = bytes(16) + SCOPES.to_bytes(8, "little")
+    attr = REFER.to_bytes(8, "little") + bytes(8) + SCOPES.to_bytes(8, "little")
     ruleset = call("landlock_create_ruleset", attr, len(attr), 0)
+    root = posix.open("/", posix.O_PATH | posix.O_CLOEXEC)
+    call("landlock_add_rule", ruleset, PATH_BENEATH, REFER.to_bytes(8, "little") + root.to_bytes(4, "little"), 0)
+    posix.close(root)
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("landlock_restrict_self", ruleset, LOG_SAME_EXEC_OFF if abi >= LOGGED_SINCE else 0)
     posix.close(ruleset)
