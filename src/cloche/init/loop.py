@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     class Host(Protocol):
         """Do what differs: in a jail, pid 1 with capabilities; in a container, a process with those of all others."""
 
+        ender: Ends | None  # who ends all that belongs to a process, None for `tree`
+
         def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
             """Have a process become a guest and do what `order` says: a program, or `files.serve`. Raises OSError.
 
@@ -62,6 +64,12 @@ if TYPE_CHECKING:
             """Tell whether nothing more can be written in the workspace."""
             ...
 
+    class Ends(Protocol):
+        """End all that belongs to a process, or send it a signal, by its mark; see `tree.Ender`."""
+
+        def end(self, mark: int, done: Callable[[], None] = ...) -> None: ...
+        def signal(self, mark: int, number: int) -> None: ...
+
     class Mark(Protocol):
         """Stand for all that belongs to a process."""
 
@@ -77,6 +85,10 @@ if TYPE_CHECKING:
         denied: int
 
         def conclude(self) -> dict[str, Any]: ...
+
+        def signal(self, number: int, group: int = 0) -> None:
+            """Send a signal to it, or to a process group. Raises OSError."""
+            ...
 
 
 POLLIN, POLLOUT, GONE = select.POLLIN, select.POLLOUT, select.POLLHUP | select.POLLERR

@@ -512,9 +512,9 @@ class Process:
                 self.owner.ender.signal(self.mark.number, number)
             elif to == "group":
                 group = terminal.foreground(self.master) if self.master >= 0 else 0
-                os.killpg(group or self.pid, number)
+                self.forked.signal(number, group or self.pid)
             else:
-                os.kill(self.pid, number)
+                self.forked.signal(number)
         except (ProcessLookupError, PermissionError):
             pass  # it has gone meanwhile, or has not yet its own group
 

@@ -49,7 +49,7 @@ class Server:
         """Take the descriptor of the client, or one to read and another `out` to write."""
         self.host = host
         self.loop = Loop(link, self._receive, out)
-        self.ender = Ender(self.loop, host)
+        self.ender = host.ender or Ender(self.loop, host)
         self.frames = wire.FrameBuffer()
         self.channels: dict[int, Channel] = {}
         self.processes: dict[str, Process] = {}
@@ -139,7 +139,7 @@ class Server:
         self.processes[process.id] = self.by_pid[process.pid] = process
         self.channels[number] = process
         if self.pausing and not order.get("pauses"):
-            os.kill(process.pid, SIGSTOP)  # until `forget` lets all go on
+            process.forked.signal(SIGSTOP)  # until `forget` lets all go on
         self.note_pace()
         return process
 

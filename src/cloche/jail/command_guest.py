@@ -64,7 +64,7 @@ class CommandGuest(Guest):
         except OSError as error:
             raise StepFailed((USER, "become the user", []), 0, 1, error) from error
         self.seconds += perform(self.root_steps if is_root else self.building.later, self.registers)
-        self._restrict(holds=False)
+        self._restrict(holds=bool(self.spec.answered))
 
     def _become_user(self) -> bool:
         """Become who the order says, or the sandbox's own user; tell whether that is root."""

@@ -205,6 +205,7 @@ class Resident(CommandParent):
     """Be pid 1, and the host of init's loop; see `init.server.Host`."""
 
     server: Any
+    ender: Any = None  # `init.tree` ends what belongs to a process
     is_forking_soon = False
     pace: tuple[bool, bool] = (False, False)  # as the helper knows it
 
@@ -214,12 +215,14 @@ class Resident(CommandParent):
 
         posix.close(self.go)
         private = self.await_go()
-        unshare(CLONE_NEWCGROUP)
+        if self.spec.level == "jail":
+            unshare(CLONE_NEWCGROUP)
         building = Building.of_parts(*messages.unpack(self.plan_fd).values())
         server = load("init.server")
         seconds = self.build(building, private)
         messages.send_retrying(self.link, "ready", {"seconds": seconds})
         load_notify()
+        self._prepare()
         interpreter = self.load_interpreter("oneshot") if self.load_interpreter is not None else None
         tag, _, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
@@ -240,7 +243,6 @@ class Resident(CommandParent):
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
-        self.reserve = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC)  # a namespace that no guest has been in
         self.oom_kills = self.pids_hits = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
         try:
@@ -253,6 +255,10 @@ class Resident(CommandParent):
         except Become as fork:
             return fork.guest.become
         posix._exit(0)
+
+    def _prepare(self) -> None:
+        """Hold a namespace that no guest has been in."""
+        self.reserve = posix.open(MARK, posix.O_RDONLY | posix.O_CLOEXEC)
 
     def _receive_from_helper(self, _: int) -> None:
         tag, body, _fds = messages.receive(self.link)
@@ -284,15 +290,15 @@ class Resident(CommandParent):
             self._load_sessions()
         if is_session or order.get("user") is not None:  # for which those that wait are not ready
             return self._fork((order, streams))
-        if order.get("terminal") and self.spec.outside is not None:  # else it is the guest's already
-            call("fchownat", streams[0], b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
+        if order.get("terminal"):
+            self._give_terminal(streams[0])
         spare = self.spares.pop(next(iter(self.spares))) if self.spares else None
         self.server.loop.cancel(REST)
         if not self.is_forking_soon:
             self._fork_soon(SPARE_S if self.spares else 0.0)
         if spare is not None and not spare.error:
             try:
-                posix.kill(spare.pid, SIGCONT)  # which another guest may have stopped
+                spare.wake()
                 messages.send(spare.link, "order", {"order": order, "streams": [*streams]}, [*streams.values()])
             except OSError:
                 pass  # it was ended by another guest
@@ -301,6 +307,10 @@ class Resident(CommandParent):
         if spare is not None:
             spare.mark.close()
         return self._fork((order, streams))
+
+    def _give_terminal(self, slave: int) -> None:
+        if self.spec.outside is not None:  # else it is the guest's already
+            call("fchownat", slave, b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
 
     def _load_sessions(self) -> None:
         """Load what serves a session, once one is asked for: it takes longer than all that a command needs."""
@@ -331,8 +341,8 @@ class Resident(CommandParent):
 
     def drop_spares(self) -> None:
         """End the guests that wait: a sandbox in which nothing has happened for a while holds no memory for them."""
-        for pid in self.spares:
-            posix.kill(pid, SIGKILL)
+        for spare in self.spares.values():
+            spare.end()
 
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         is_shared = self._enter_mark(given is not None and is_own(given[0]))
@@ -507,6 +517,21 @@ class Forked:
             self.error = {"kind": "start", **body}
         elif not tag:
             self._close()
+
+    def signal(self, number: int, group: int = 0) -> None:
+        """Send a signal to it, or to a process group. Raises OSError."""
+        if group:
+            posix.killpg(group, number)
+        else:
+            posix.kill(self.pid, number)
+
+    def wake(self) -> None:
+        """Have it go on, which another guest may have stopped. Raises OSError where it was ended."""
+        posix.kill(self.pid, SIGCONT)
+
+    def end(self) -> None:
+        """End it, as a guest that waits."""
+        posix.kill(self.pid, SIGKILL)
 
     def conclude(self) -> dict[str, Any]:
         """Return what it failed at before it was a program, nothing if it became one; it has ended."""

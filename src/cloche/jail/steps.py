@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # The registers by which the helper, pid 1, the guests and the caller's list of steps know the same thing. All other
 # names are between two calls of one list. First what the helper gives, see also `private_register`:
 OUTSIDE_ID = "outside id"  # the host's id for this sandbox
+INIT_ID = "init id"  # and that of its init, which no guest gets
 NETWORK_LINK = "network link"  # by which the sockets are sent that the egress process serves
 OOM_PROC = "proc that is written to"  # opened before there is one that cannot be, for a guest's `oom_score_adj`
 ATTACHED_WORKSPACE = "attached workspace"  # the mount that is attached as the workspace, kept from an earlier guest

@@ -15,6 +15,7 @@ from ..messages import Building, Run, Spec
 from ..steps import (
     ATTACHED_WORKSPACE,
     CALLERS_WORKSPACE,
+    INIT_ID,
     MOUNT_NAMESPACE,
     NETWORK_NAMESPACE,
     NEXT_WORKSPACE,
@@ -101,6 +102,8 @@ def compile_resident(spec: Spec, run: Run) -> Building:
     Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`, and through `last` when
     it has handed over what pid 1 needs of it.
     """
+    if spec.level != "jail":
+        return _compile_confined_resident(spec, run)
     outer, inner = _binds(run, spec)
     tree = [*mounts.from_rows(spec.mounts), *outer, *inner, *_covers(run), mounts.Proc(spec.masked)]
     open_rules, opened = privileges.opened_ahead(spec.landlock or (), has_all=True)
@@ -142,6 +145,51 @@ def compile_resident(spec: Spec, run: Run) -> Building:
     )  # fmt: skip
 
 
+OWN_PROC = "/proc/self"  # of whoever opens it
+
+
+def _compile_confined_resident(spec: Spec, run: Run) -> Building:
+    """Return the same where no namespaces are to be had: init builds nothing, and has an id of its own as root.
+
+    Its effective id is the guests' then, so that it may make guests and look into them; the real and the saved one are
+    what a guest would need for a signal to it.
+    """
+    rules = [*(spec.landlock or ()), *run.readable]
+    open_rules, opened = privileges.opened_ahead([rule for rule in rules if rule[0] != OWN_PROC], has_all=True)
+    who = []
+    if spec.outside is not None:
+        switch = [
+            make("setgroups", 0, None),
+            make("setresgid", OUTSIDE_ID, OUTSIDE_ID, OUTSIDE_ID),
+            make("setresuid", INIT_ID, OUTSIDE_ID, INIT_ID),
+        ]
+        switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
+        who = [_step("switch_identity", "become ids of its own", *switch)]
+    drop = [] if run.keep_read_search else [_step("capabilities", "drop all capabilities", *privileges.drop_own())]
+    return Building(
+        build=[
+            _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1)),
+            *who,
+            _step("dumpable", "keep its /proc entries from guests", privileges.prctl(PR_SET_DUMPABLE, 0)),
+            _die_with_parent(),
+            _step("descriptors", "have as many descriptors as it may", *privileges.raise_limit("nofile")),
+            _forbid_new_privileges(),
+            _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
+        ],
+        first=[_offer_to_oom_killer(), *_limits(spec, but=HELD_UP), *_affinity(spec)],
+        later=[*drop, _die_with_parent(), _lead_session()],
+        late=_resident_restrictions(spec, opened, rules),
+        last=_limits(spec, only=HELD_UP),
+        seccomp=spec.seccomp,
+    )
+
+
+def reaper_steps(spec: Spec) -> list[Step]:
+    """List what a reaper does in such a sandbox before it forks its guest, where the kernel has Landlock's scopes."""
+    calls = privileges.scopes(spec.landlock_abi if spec.landlock is not None else 0)
+    return [_step("scopes", "keep what it sends a signal to all to its own guest", *calls)] if calls else []
+
+
 def root_steps() -> list[Step]:
     """List what a process of a sandbox that lives does as root inside, in place of dropping all capabilities."""
     return [
@@ -167,15 +215,19 @@ def _become_init(spec: Spec) -> list[Step]:
     return [_step("become_init", "become an id that no guest gets", *privileges.keep_all(switch))]
 
 
-def _resident_restrictions(spec: Spec, opened: Mapping[str, str]) -> list[Step]:
+def _resident_restrictions(
+    spec: Spec, opened: Mapping[str, str], rules: Sequence[tuple[str, str]] | None = None
+) -> list[Step]:
+    """List the last restrictions of a guest; with `rules` of its own, whose signals reach its own descendants alone."""
     late = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
         _step("umask", "let others read its files", make("umask", 0o022)),
         _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),
     ]
     if spec.landlock is not None:
-        calls = privileges.restriction(spec.landlock, spec.landlock_abi, opened, is_scoped=False)
-        late.append(_step("landlock", f"restrict files to {len(spec.landlock)} trees", *calls))
+        trees = spec.landlock if rules is None else rules
+        calls = privileges.restriction(trees, spec.landlock_abi, opened, is_scoped=rules is not None)
+        late.append(_step("landlock", f"restrict files to {len(trees)} trees", *calls))
     return late
 
 

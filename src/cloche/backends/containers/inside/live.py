@@ -150,6 +150,13 @@ class Forked:
         os.set_blocking(asked, False)
         host.server.loop.watch(asked, host.POLLIN, self.receive)
 
+    def signal(self, number: int, group: int = 0) -> None:
+        """Send a signal to it, or to a process group. Raises OSError."""
+        if group:
+            os.killpg(group, number)
+        else:
+            os.kill(self.pid, number)
+
     def receive(self, _: int = 0) -> bool:
         """Take what it says; tell whether there was anything."""
         try:
@@ -190,6 +197,7 @@ class ContainerHost:
     """Do for init's loop what differs in a container; see `init.server.Host`."""
 
     POLLIN = 1
+    ender = None  # `init.tree` ends what belongs to a process
     server: Any
 
     def __init__(self, settings: dict[str, Any]):
