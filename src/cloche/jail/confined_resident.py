@@ -26,7 +26,7 @@ from . import messages, procfs
 from .command_guest import CommandGuest
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
-from .resident import REST, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now
+from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now
 from .steps import INIT_ID, OUTSIDE_ID, StepFailed, perform
 from .syscalls import PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
 
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from .resident import Resident as _Resident
 
 _signal: Any = __import__("_signal")
-EPERM, EAGAIN, ESRCH = 1, 11, 3
+EPERM, EIO = 1, 5
 POLLIN = 1
 FORK_S = 30.0  # for a reaper to fork its guest, and to answer that it has sent a signal
 AGAIN_S = 0.002  # between two looks whether all that was killed is gone
@@ -71,13 +70,13 @@ class ConfinedSupervisor(ResidentSupervisor):
     def _release(self, go: int) -> None:
         """Map no ids: there are no namespaces."""
 
-    def _check_limits(self) -> None:
-        run = self.run
-        if not run.is_over() and run.deadline and self.is_watched and self.state.is_folder_over():
-            if not self.named.get(0):
-                self.named[0] = monotonic()
-                self._send("exceeded", {"mark": 0, "cause": "disk_limit"})
-        super()._check_limits()
+    def _has_time(self, cause: str) -> bool:
+        """Have all trees ended where the folders hold too much; what is there by then may stay, to be removed."""
+        if cause != "disk_limit" or self.state.folder is None:
+            return super()._has_time(cause)
+        self._send("exceeded", {"mark": 0, "cause": cause})
+        self.state.folder.excuse()
+        return True
 
     def _largest(self) -> int:
         """Return the reaper below which most memory is used, 0 for none."""
@@ -158,7 +157,7 @@ class ConfinedResident(Resident):
         self.forks.pop(forked.mark.number, None)
         forked.note_gone()
         if not self.server.processes:
-            self.server.loop.call_at("left", now(), self._note_left)
+            self.server.loop.call_at(LEFT, now(), self._note_left)
 
     def look(self) -> Iterator[tuple[int, int]]:
         """Yield nobody: reapers know who belongs to them."""
@@ -200,10 +199,7 @@ class ConfinedResident(Resident):
         if mark in self.forks:
             self.forks[mark].send("signal", {"number": number, "to": "tree"})
 
-    def _receive_from_helper(self, fd: int) -> None:
-        super()._receive_from_helper(fd)
-
-    def _end_largest(self, number: int, cause: str = "out_of_memory") -> None:
+    def _end_largest(self, number: int, cause: str) -> None:
         """End the tree below this reaper; without one, all trees."""
         for forked in list(self.forks.values()):
             if number not in (0, forked.reaper) or forked.pid in self.spares:
@@ -254,8 +250,7 @@ class ConfinedForked(Forked):
         self.await_said("forked")
         if not self.pid:
             self._close()
-            host.by_reaper.pop(reaper, None)
-            raise OSError(self.fork_error or EAGAIN, posix.strerror(self.fork_error or EAGAIN))
+            raise OSError(self.fork_error or EIO, posix.strerror(self.fork_error or EIO))
         host.forks[number] = host.by_reaper[reaper] = self
 
     def await_said(self, tag: str) -> None:
@@ -339,7 +334,7 @@ class ConfinedGuest(CommandGuest):
 class CommandReaper:
     """Be the parent of one guest, and of whatever that leaves behind."""
 
-    def __init__(self, host: _Resident, link: int, given: tuple[dict[str, Any], dict[int, int]] | None):
+    def __init__(self, host: ConfinedResident, link: int, given: tuple[dict[str, Any], dict[int, int]] | None):
         self.host, self.link, self.given = host, link, given
         self.pid, self.is_scoped, self.has_ended = 0, False, False
         self.denied = 0

@@ -136,7 +136,7 @@ class Helper(SandboxState):
         try:
             self._open()
             loader = self.load_interpreter if body["wants_python"] else None
-            supervisor = _supervisor_for(body)(self, loader)
+            supervisor = _supervisor_for(body, self.spec)(self, loader)
             guest = supervisor.start(plan_fd, body["private"], body.get("owners"))
             if guest is not None:
                 return guest
@@ -272,10 +272,14 @@ class Helper(SandboxState):
         self._remove_used()
 
 
-def _supervisor_for(body: dict[str, Any]) -> type[Supervisor]:
+def _supervisor_for(body: dict[str, Any], spec: Spec) -> type[Supervisor]:
     """Return what supervises the jail that is to be prepared."""
     if body.get("is_resident"):
         from .resident import ResidentSupervisor
 
+        if spec.level != "jail":
+            from .confined_resident import ConfinedSupervisor
+
+            return ConfinedSupervisor
         return ResidentSupervisor
     return PreforkSupervisor if body["is_prefork"] else Supervisor

@@ -126,15 +126,16 @@ class ResidentSupervisor(Supervisor):
             cause = self.accounting.exceeded(self.state, self.reaper, None)
             if not cause:
                 self.named.clear()
-            elif not self._has_time(self._largest()):
+            elif not self._has_time(cause):
                 run.cause = cause
             self.accounting.end()
 
-    def _has_time(self, mark: int) -> bool:
+    def _has_time(self, cause: str) -> bool:
         """Name the largest tree to pid 1, once; tell whether pid 1 may yet end it."""
+        mark = self._largest()
         if mark not in self.named:
             self.named[mark] = monotonic()
-            self._send("exceeded", {"mark": mark})
+            self._send("exceeded", {"mark": mark, "cause": cause})
         return monotonic() <= self.named[mark] + EXCEEDED_S
 
     def _largest(self) -> int:
@@ -241,6 +242,7 @@ class Resident(CommandParent):
             self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
+        self.reaper_steps = order.get("reaper_steps", [])  # where there are reapers between us and the guests
         self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
         self.oom_kills = self.pids_hits = 0
@@ -263,7 +265,7 @@ class Resident(CommandParent):
     def _receive_from_helper(self, _: int) -> None:
         tag, body, _fds = messages.receive(self.link)
         if tag == "exceeded":
-            self._end_largest(body["mark"])
+            self._end_largest(body["mark"], body["cause"])
         elif tag == "why":
             is_more, self.oom_kills = body.get("oom_kills", 0) > self.oom_kills, body.get("oom_kills", 0)
             hits, self.pids_hits = body.get("pids_hits", 0) - self.pids_hits, body.get("pids_hits", 0)
@@ -273,11 +275,11 @@ class Resident(CommandParent):
         elif tag != "go":  # the helper is gone, and so must we be
             posix._exit(1)
 
-    def _end_largest(self, number: int) -> None:
+    def _end_largest(self, number: int, cause: str) -> None:
         """End the tree with this mark; that of a process which has ended, too, or those who hide theirs."""
         for process in list(self.server.processes.values()):
             if process.mark.number == number:
-                process.kill("out_of_memory")
+                process.kill(cause)
                 return
         self.server.ender.end(number)
 

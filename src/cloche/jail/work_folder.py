@@ -113,6 +113,10 @@ class WorkFolder:
         _remove(self.tmp, monotonic() + RENEWAL_S)
         self._make(self.tmp)
 
+    def excuse(self) -> None:
+        """Let what is there stay, to be removed by others than those who made it."""
+        self._excused, self._last = self._stored, False
+
     def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
         """Tell whether more is stored than allowed; walking costs, so only every few calls look unless `is_fresh`."""
         self._tick += 1

@@ -144,9 +144,8 @@ class LocalBackend:
         """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
 
         def make() -> LocalLiveSandbox:
-            from .live import LocalLiveSandbox
-
-            return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
+            made = _live_class(enforcement.level)
+            return made(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
 
         async def join(sandbox: LocalLiveSandbox) -> None:
             await sandbox.join(await connect(), join_network, check_greeting=check_greeting)
@@ -163,17 +162,16 @@ class LocalBackend:
         return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
 
     def _make_live(self, policy: Policy, limits: Limits, keeping: Keeping | None = None) -> LocalLiveSandbox:
-        from .live import LocalLiveSandbox  # which a throwaway run does not need
-
         host, enforcement = self._settle(policy)
-        if enforcement.level is not Level.JAIL:
-            why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
-            remedy = _remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for "jail".'
+        why = _why_no_life(enforcement.level, host)
+        if why:
             raise BackendUnavailable(
-                f"a sandbox that lives needs level jail, and this one has level {enforcement.level}{why}.",
-                remedy=f"{remedy} Without live=True, runs take turns at any level.",
+                f"{why}.",
+                remedy=f"{_remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for jail.'} "
+                "Without live=True, runs take turns at any level.",
             )
-        return LocalLiveSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
+        made = _live_class(enforcement.level)
+        return made(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
 
     def _settle(self, policy: Policy) -> tuple[Host, Enforcement]:
         try:
@@ -271,6 +269,28 @@ class _Entering:
     ) -> None:
         if self._sandbox is not None:
             await self._sandbox.close()
+
+
+def _live_class(level: Level) -> type[LocalLiveSandbox]:
+    """Return what makes sandboxes that live; a throwaway run needs neither module."""
+    if level is Level.CONFINED:
+        from .confined_live import ConfinedLiveSandbox
+
+        return ConfinedLiveSandbox
+    from .live import LocalLiveSandbox
+
+    return LocalLiveSandbox
+
+
+def _why_no_life(level: Level, host: Host) -> str:
+    """Say why no sandbox lives at a level; empty where one can."""
+    if level is Level.CONFINED:
+        from .confined_live import why_no_life
+
+        return why_no_life(host)
+    why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
+    least = "level jail or confined, and this one has level"
+    return "" if level is Level.JAIL else f"a sandbox that lives needs {least} {level}{why}"
 
 
 def _choose_level(policy: Policy, host: Host) -> Level:

@@ -1,0 +1,85 @@
+"""A sandbox of the local backend that lives at level `confined`: no namespaces, and folders of the host for its files.
+
+Its init and the reapers of its processes are `jail/confined_resident.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Keeping
+from cloche.jail.messages import Spec
+from cloche.jail.setup.plan import reaper_steps
+from cloche.jail.user_namespaces import claim_outside_id
+
+from .. import layout
+from ..host import Host
+from .live import LocalLiveSandbox
+from .plan import build_spec, filter_for
+from .session import LocalSession
+
+SCOPES_ABI = 6  # of Landlock, from which on a domain keeps signals to itself
+WORKSPACE = "/workspace"
+ONE_UID = (
+    "a sandbox that lives at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
+    "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
+)
+NO_SERVERS = "a sandbox at level confined has no servers: programs there have no sockets of the network"
+NO_CLONES = "checkpoints: level confined has none, as a clone needs namespaces"
+
+
+def why_no_life(host: Host) -> str:
+    """Say why no sandbox can live at level confined here; empty where one can."""
+    return "" if host.owns_ids or host.landlock_abi >= SCOPES_ABI else ONE_UID
+
+
+class ConfinedLiveSandbox(LocalLiveSandbox):
+    """Hold processes open that share a workspace and an id; see core.protocols.OpenLiveSandbox."""
+
+    def __init__(
+        self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host, keeping: Keeping | None = None
+    ):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
+        self._pool = None
+        self._has_home = self._has_environment = False
+        self.writable = (self._paths.workspace, self._paths.tmp)
+
+    def absolute(self, path: str) -> str:
+        """Return a path as the guest has it; /workspace stands for the folder that is that here."""
+        if path == WORKSPACE or path.startswith(f"{WORKSPACE}/"):
+            return self._paths.workspace + path[len(WORKSPACE) :]
+        return path if path.startswith("/") else f"{self._paths.workspace}/{path}"
+
+    def _own_mounts(self) -> list[str]:
+        return [*self.writable]
+
+    def _steps(self, spec: Spec) -> dict[str, Any]:
+        return {"root_steps": [], "reaper_steps": reaper_steps(spec)}
+
+    def _spec(self) -> Spec:
+        spec = build_spec(self.enforcement.level, self._policy, self.limits, self._host, self._paths)
+        if spec.outside is not None:
+            self._claim = claim_outside_id(*spec.outside, spec.ids[2])
+            spec.outside = (self._claim.outside_id, 1)
+        if spec.seccomp is not None:
+            one_uid = {"one_uid": True} if spec.answered else {}
+            spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), resident=True, **one_uid)
+        if spec.landlock is not None:
+            spec.landlock = [*spec.landlock, ("/dev/tty", "device")]
+        return spec
+
+    async def connect(self, port: int) -> NoReturn:
+        """Refuse: there are no servers inside."""
+        raise BackendUnavailable(f"port {port}: {NO_SERVERS}.", remedy="Use a host that gives level jail.")
+
+    async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:  # noqa: ARG002
+        """Refuse: a session that can be cloned needs namespaces."""
+        raise BackendUnavailable(
+            f"{NO_CLONES}.", remedy="Open the session without checkpoints, or use a host that gives level jail."
+        )
