@@ -8,7 +8,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.processes import ListeningPort
 from cloche.core.protocols import OpenConnection, OpenLiveSandbox
 
@@ -168,6 +168,9 @@ class PortOperations(LiveOperations):
         The server may start later; a connection that it does not take is closed. At most 256 connections at once.
         """
         live = self._require_live("forward")
+        why = getattr(live, "why_no_servers", "")
+        if why:
+            raise BackendUnavailable(f"port {port}: {why}.", remedy="Use a host that gives level jail.")
         forward = AsyncForward(live, _checked_port(port, "port", least=1))
         await forward.listen(_checked_port(host_port, "host_port", least=0))
         self._forwards.add(forward)

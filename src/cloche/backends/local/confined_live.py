@@ -6,13 +6,14 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.processes import ListeningPort
 from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
 from cloche.jail.setup.plan import reaper_steps
@@ -41,6 +42,8 @@ def why_no_life(host: Host) -> str:
 
 class ConfinedLiveSandbox(LocalLiveSandbox):
     """Hold processes open that share a workspace and an id; see core.protocols.OpenLiveSandbox."""
+
+    why_no_servers = NO_SERVERS
 
     def __init__(
         self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host, keeping: Keeping | None = None
@@ -77,6 +80,10 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
     async def connect(self, port: int) -> NoReturn:
         """Refuse: there are no servers inside."""
         raise BackendUnavailable(f"port {port}: {NO_SERVERS}.", remedy="Use a host that gives level jail.")
+
+    async def list_ports(self) -> Sequence[ListeningPort]:
+        """Return none: those of this network are the host's."""
+        return ()
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:  # noqa: ARG002
         """Refuse: a session that can be cloned needs namespaces."""

@@ -1,0 +1,131 @@
+"""Sandboxes that live at level `confined`: what they do, what is refused and says so, and what ends with what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.backends.host import measure_host
+from cloche.backends.local.confined_live import why_no_life
+from cloche.core.record import replace
+from cloche.sync import Process
+
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+LONG_S = 120  # far more than anything here takes
+TREE = """
+import os, subprocess, sys, time
+def detached(depth):
+    os.setsid()
+    if os.fork(): os._exit(0)
+    print(os.getpid(), file=open("pids", "a"), flush=True)
+    time.sleep(1000)
+for _ in range(3):
+    if os.fork() == 0: detached(0)
+while len(open("pids", "a+").seek(0) or open("pids").read().split()) < 3: time.sleep(0.01)
+print(os.getpid(), file=open("pids", "a"), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[cloche.Sandbox]:
+    """Open one for all tests that leave nothing in it."""
+    with cloche.Sandbox(level="confined", live=True, timeout=LONG_S) as sandbox:
+        yield sandbox
+
+
+def lives(pid: int) -> bool:
+    """Tell whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(gone: list[int]) -> list[int]:
+    """Wait until none of these lives; return those that do after a long while."""
+    deadline = time.monotonic() + LONG_S
+    while (left := [pid for pid in gone if lives(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def test_commands_runs_files_and_sessions_share_one_workspace(opened: cloche.Sandbox) -> None:
+    """A command, a run, a session and the caller see the same files, by relative paths and below /workspace."""
+    assert opened.is_live
+    result = opened.exec(["sh", "-c", 'cat > in; echo "$1" >&2; exit 3', "sh", "é"], stdin="given")
+    assert (result.stderr, result.exit_code) == ("é\n", 3)
+    assert str(result.enforcement.level) == "confined"
+    opened.write_file("deep/b.txt", b"b")
+    assert opened.read_file("/workspace/in") == b"given"
+    run = opened.run("print(open('deep/b.txt').read()); open('made.csv', 'w').write('1')", collect=["*.csv"])
+    assert (run.stdout, [one.path for one in run.files]) == ("b\n", ["made.csv"])
+    with opened.session() as session:
+        assert session.run("len(open('in').read())").value == 5
+    assert opened.exec(shell="cat b.txt", cwd="/workspace/deep").stdout == "b"
+    with pytest.raises(cloche.SandboxFileError):
+        opened.read_file("/etc/shadow")
+
+
+def test_a_terminal_is_the_programs_own(opened: cloche.Sandbox) -> None:
+    """A terminal made outside is handed in: it has its size, its signals, and closes with its program."""
+    script = "stty -echo; stty size; trap 'echo int' INT; echo ready; while :; do sleep 0.05; done"
+    with opened.terminal(["sh", "-c", script], rows=11, columns=33) as terminal:
+        _see(terminal, b"11 33\r\nready\r\n")
+        terminal.write(b"\x03")
+        _see(terminal, b"int\r\n")
+        terminal.signal("KILL")
+        assert terminal.wait().exit_code == 137
+
+
+def _see(terminal: Process, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        piece = terminal.stdout.read()
+        assert piece, seen
+        seen += piece
+
+
+def test_a_time_out_ends_its_tree_and_nothing_else(opened: cloche.Sandbox) -> None:
+    """What a command has started in sessions of their own dies with it; what another one has left lives on."""
+    opened.exec(shell="rm -f pids")
+    assert opened.run(TREE).ok
+    others = [int(word) for word in opened.read_file("pids").split()][:3]
+    opened.exec(shell="rm pids")
+    late = opened.run(TREE + "time.sleep(1000)", timeout=5)
+    assert late.status is cloche.Status.TIMEOUT
+    ended = [int(word) for word in opened.read_file("pids").split()]
+    assert not until(ended)
+    assert [lives(pid) for pid in others] == [True] * 3
+    opened.exec(shell="rm pids")
+
+
+def test_everything_ends_with_the_sandbox() -> None:
+    """Whatever commands have left behind is gone when it is closed."""
+    with cloche.Sandbox(level="confined", live=True, timeout=LONG_S) as sandbox:
+        assert sandbox.run(TREE).ok
+        pids = [int(word) for word in sandbox.read_file("pids").split()][:3]
+        assert [lives(pid) for pid in pids] == [True] * 3
+    assert not [pid for pid in pids if lives(pid)]
+
+
+def test_what_it_lacks_is_an_error_that_says_what_to_do(opened: cloche.Sandbox) -> None:
+    """Servers, clones and further users are refused, with what gives them."""
+    with pytest.raises(cloche.BackendUnavailable, match="no servers"):
+        opened.forward(8000)
+    with pytest.raises(cloche.BackendUnavailable, match="checkpoints.*level jail"):
+        opened.session(checkpoints=True).__enter__()
+    with pytest.raises(cloche.ClocheError, match="user"):
+        opened.exec(["true"], user="root")
+
+
+def test_one_id_needs_scopes() -> None:
+    """On a kernel without Landlock's scopes an ordinary user has no such sandbox, and is told why; root has."""
+    host = measure_host()
+    old = replace(host, landlock_abi=5, owns_ids=False)
+    assert "Linux 6.12" in why_no_life(old)
+    assert why_no_life(replace(old, landlock_abi=6)) == ""
+    assert why_no_life(replace(old, owns_ids=True)) == ""
