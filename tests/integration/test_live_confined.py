@@ -116,7 +116,7 @@ def test_what_it_lacks_is_an_error_that_says_what_to_do(opened: cloche.Sandbox) 
     """Servers, clones and further users are refused, with what gives them."""
     with pytest.raises(cloche.BackendUnavailable, match="no servers"):
         opened.forward(8000)
-    with pytest.raises(cloche.BackendUnavailable, match="checkpoints.*level jail"):
+    with pytest.raises(cloche.BackendUnavailable, match=r"checkpoints.*level jail"):
         opened.session(checkpoints=True).__enter__()
     with pytest.raises(cloche.ClocheError, match="user"):
         opened.exec(["true"], user="root")

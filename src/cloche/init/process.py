@@ -21,13 +21,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from .loop import Host, Loop
-    from .tree import Ender
+    from .loop import Ends, Host, Loop
 
     class Owner(Protocol):
         """Hold all processes, and their channels."""
 
-        ender: Ender
+        ender: Ends
 
         def close(self, channel: int, **error: Any) -> None: ...
         def forget(self, process: Process) -> None: ...

@@ -5,7 +5,6 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -19,7 +18,6 @@ from cloche.jail.messages import Spec
 from cloche.jail.setup.plan import reaper_steps
 from cloche.jail.user_namespaces import claim_outside_id
 
-from .. import layout
 from ..host import Host
 from .live import LocalLiveSandbox
 from .plan import build_spec, filter_for

@@ -218,7 +218,7 @@ def restriction(
 
 
 def scopes(version: int) -> list[Call]:
-    """Return the calls that keep signals and abstract sockets in a domain, and restrict nothing else; none before ABI 6.
+    """Return the calls that keep signals and abstract sockets in a domain, and restrict nothing else; none before 6.
 
     A signal that whoever is in it alone sends to everybody then reaches the domains below, and nobody else.
     """
