@@ -35,9 +35,15 @@ MARKS = (
 )
 
 
-def variables_for(folder: HostFolder) -> dict[str, str]:
+def place_inside(live: object, path: str) -> str:
+    """Return where a path is for programs of a sandbox: at level confined, below a folder of the host."""
+    absolute: Callable[[str], str] | None = getattr(live, "absolute", None)
+    return path if absolute is None else absolute(path)
+
+
+def variables_for(folder: HostFolder, live: object = None) -> dict[str, str]:
     """Return the variables that each command in the sandbox has for git."""
-    own = {"GIT_CONFIG_SYSTEM": CONFIG} if folder.copied_ns and folder.git_config else {}
+    own = {"GIT_CONFIG_SYSTEM": place_inside(live, CONFIG)} if folder.copied_ns and folder.git_config else {}
     return {**UNSIGNED, **own}
 
 
@@ -104,8 +110,8 @@ async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _mark(live: OpenLiveSandbox, at: str, paths: list[str]) -> str:
     """Mark files of one repository; return why that failed."""
-    words = ("/bin/sh", "-c", MARKS, "sh", at, *paths)
-    request = ProcessRequest(argv=words, cwd="/tmp", timeout_s=PATIENCE_S, has_input=False)
+    words = ("/bin/sh", "-c", MARKS, "sh", place_inside(live, at), *paths)
+    request = ProcessRequest(argv=words, cwd=place_inside(live, "/tmp"), timeout_s=PATIENCE_S, has_input=False)
     try:
         process = await live.start_process(request)
         try:

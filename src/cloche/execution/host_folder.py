@@ -64,7 +64,7 @@ class HostFolderOperations(NameOperations):
             self._folder = found
             stack.callback(setattr, self, "_folder", None)
             stack.callback(setattr, self, "_env", self._env)
-            self._env = {**variables_for(found.folder), **self._env}
+            self._env = {**variables_for(found.folder, opened), **self._env}
             if kept is None and (said := await prepare_git(cast("OpenLiveSandbox", opened), found.folder)):
                 found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), *said]}
             self._note(found)

@@ -24,7 +24,6 @@ from .plan import build_spec, filter_for
 from .session import LocalSession
 
 SCOPES_ABI = 6  # of Landlock, from which on a domain keeps signals to itself
-WORKSPACE = "/workspace"
 ONE_UID = (
     "a sandbox that lives at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
     "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
@@ -52,9 +51,10 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         self.writable = (self._paths.workspace, self._paths.tmp)
 
     def absolute(self, path: str) -> str:
-        """Return a path as the guest has it; /workspace stands for the folder that is that here."""
-        if path == WORKSPACE or path.startswith(f"{WORKSPACE}/"):
-            return self._paths.workspace + path[len(WORKSPACE) :]
+        """Return a path as programs have it; /workspace and /tmp stand for the folders that are that here."""
+        for name, folder in (("/workspace", self._paths.workspace), ("/tmp", self._paths.tmp)):
+            if path == name or (path.startswith(f"{name}/") and not path.startswith(self._paths.folder)):
+                return folder + path[len(name) :]
         return path if path.startswith("/") else f"{self._paths.workspace}/{path}"
 
     def _own_mounts(self) -> list[str]:
