@@ -151,7 +151,10 @@ def test_a_sandbox_reaches_nothing_of_its_callers(
 def test_a_sandbox_reaches_nothing_of_another(sandboxes: tuple[cloche.Sandbox, cloche.Sandbox]) -> None:
     """Two sandboxes that live are out of each other's reach, as are their terminals and workspaces."""
     one, other = sandboxes
-    with other.start([sys.executable, "-c", VICTIM]) as process, other.terminal(["sh", "-c", "echo; exec sleep 1000"]) as terminal:
+    with (
+        other.start([sys.executable, "-c", VICTIM]) as process,
+        other.terminal(["sh", "-c", "echo; exec sleep 1000"]) as terminal,
+    ):
         pid = int(process.stdout.read())
         assert terminal.stdout.read()  # it is a program by now
         folder = os.readlink(f"/proc/{pid}/cwd")

@@ -24,10 +24,11 @@ from time import monotonic
 
 from . import messages, procfs
 from .command_guest import CommandGuest
+from .ending import end_by_walk, enter_scope
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
 from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now
-from .steps import INIT_ID, OUTSIDE_ID, StepFailed, perform
+from .steps import INIT_ID, OUTSIDE_ID
 from .syscalls import PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
 
 TYPE_CHECKING = False
@@ -96,7 +97,7 @@ class ConfinedSupervisor(ResidentSupervisor):
         until = monotonic() + END_S
         while not _reap():
             if monotonic() >= until:
-                procfs.kill_descendants(posix.getpid())
+                end_by_walk()
             else:
                 ppoll((), AGAIN_S)
         return usage
@@ -257,8 +258,9 @@ class ConfinedForked(Forked):
         """Wait until the reaper has said this, or nothing more will come of it."""
         until = monotonic() + FORK_S
         self.said = ""
-        while self.said != tag and self.link >= 0 and ppoll((self.link,), max(0.0, until - monotonic())):
-            self.receive()
+        while self.said != tag and self.link >= 0 and monotonic() < until:
+            if ppoll((self.link,), until - monotonic()):  # else a signal came in between
+                self.receive()
 
     def receive(self, _: int = 0) -> None:
         """Take what the reaper says."""
@@ -348,7 +350,7 @@ class CommandReaper:
             self.ours, theirs = socketpair()
             self.watcher = ChildWatcher()
             self.pid = posix.fork()
-        except (OSError, StepFailed) as error:
+        except OSError as error:
             number = error.errno or 0
             messages.send(self.link, "forked", {"pid": 0, "errno": number})
             posix._exit(1)
@@ -372,13 +374,8 @@ class CommandReaper:
 
     def _confine(self) -> None:
         """Enter a domain of our own, by whose scopes a signal to all reaches what is below, and nobody else."""
-        steps = self.host.reaper_steps
-        if not steps:
-            return
-        perform(steps, {})
-        try:
-            posix.kill(posix.getppid(), 0)
-        except PermissionError:
+        if self.host.spec.scope_abi:
+            enter_scope(self.host.spec.scope_abi)
             self.is_scoped = True
 
     def _close_descriptors(self) -> None:

@@ -90,7 +90,7 @@ def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: 
         if kill_by_id():
             _end_children()
         else:
-            _end_by_walk()
+            end_by_walk()
     return usage
 
 
@@ -145,7 +145,7 @@ def _end_children() -> None:
         wait4(-1, 0)
 
 
-def _end_by_walk() -> None:
+def end_by_walk() -> None:
     """Kill everything below us and wait until nothing is left. Stopped first, so that a fork bomb stands still."""
     while not _is_nobody_left():
         pids = procfs.descendants(posix.getpid())

@@ -242,7 +242,6 @@ class Resident(CommandParent):
             self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
-        self.reaper_steps = order.get("reaper_steps", [])  # where there are reapers between us and the guests
         self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
         self.oom_kills = self.pids_hits = 0

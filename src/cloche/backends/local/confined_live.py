@@ -6,7 +6,7 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
@@ -15,7 +15,6 @@ from cloche.core.policy import Policy
 from cloche.core.processes import ListeningPort
 from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
-from cloche.jail.setup.plan import reaper_steps
 from cloche.jail.user_namespaces import claim_outside_id
 
 from ..host import Host
@@ -59,9 +58,6 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
 
     def _own_mounts(self) -> list[str]:
         return [*self.writable]
-
-    def _steps(self, spec: Spec) -> dict[str, Any]:
-        return {"root_steps": [], "reaper_steps": reaper_steps(spec)}
 
     def _spec(self) -> Spec:
         spec = build_spec(self.enforcement.level, self._policy, self.limits, self._host, self._paths)

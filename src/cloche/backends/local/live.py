@@ -202,10 +202,6 @@ class LocalLiveSandbox(LiveSandbox):
         folder = self._policy.host_folder
         return [*self.writable, *(one.at for one in (folder.read_only if folder is not None else ())), "/dev/shm"]
 
-    def _steps(self, spec: Spec) -> dict[str, Any]:  # noqa: ARG002 - of a spec without namespaces
-        """Return what the first process has done besides the building."""
-        return {"root_steps": root_steps()}
-
     async def _start(self) -> InitLink:
         await asyncio.to_thread(other_languages)  # which asks programs where they are
         spec = self._spec()
@@ -233,7 +229,7 @@ class LocalLiveSandbox(LiveSandbox):
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
-            order = {"own_mounts": self._own_mounts(), **self._steps(spec), "greeting": {}}
+            order = {"own_mounts": self._own_mounts(), "root_steps": root_steps(), "greeting": {}}
             if slot is None:  # else the template has done that
                 env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
                 order["preload"] = preload_settings((), env["HOME"], env)

@@ -184,12 +184,6 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
     )
 
 
-def reaper_steps(spec: Spec) -> list[Step]:
-    """List what a reaper does in such a sandbox before it forks its guest, where the kernel has Landlock's scopes."""
-    calls = privileges.scopes(spec.landlock_abi if spec.landlock is not None else 0)
-    return [_step("scopes", "keep what it sends a signal to all to its own guest", *calls)] if calls else []
-
-
 def root_steps() -> list[Step]:
     """List what a process of a sandbox that lives does as root inside, in place of dropping all capabilities."""
     return [

@@ -217,21 +217,6 @@ def restriction(
     ]
 
 
-def scopes(version: int) -> list[Call]:
-    """Return the calls that keep signals and abstract sockets in a domain, and restrict nothing else; none before 6.
-
-    A signal that whoever is in it alone sends to everybody then reaches the domains below, and nobody else.
-    """
-    if version < 6:
-        return []
-    attr = bytes(16) + (SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL).to_bytes(8, "little")
-    return [
-        make("landlock_create_ruleset", attr, len(attr), 0, keep="ruleset"),
-        make("landlock_restrict_self", "ruleset", 0),
-        make("close", "ruleset"),
-    ]
-
-
 def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
     """Add one rule; a path that does not exist needs none. What can be written to is always a folder.
 
