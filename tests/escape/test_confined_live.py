@@ -29,7 +29,7 @@ print(os.getpid(), flush=True)
 while True: time.sleep(1000)
 """
 # Each is one attempt on process `pid` with its folder and terminal; what is printed are the names of those that worked.
-ATTEMPTS = r"""
+TRIES = r"""
 import ctypes, json, os, resource, signal, socket, sys
 pid, folder, terminal = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -119,7 +119,7 @@ def slave(pid: int) -> str:
 
 def tried(sandbox: cloche.Sandbox, pid: int, folder: str, terminal: str) -> dict[str, str]:
     """Return what came of each attempt of a run in a sandbox."""
-    result = sandbox.exec([sys.executable, "-c", ATTEMPTS, str(pid), folder, terminal])
+    result = sandbox.exec([sys.executable, "-c", TRIES, str(pid), folder, terminal])
     assert result.ok, result
     found: dict[str, str] = json.loads(result.stdout)
     return found
@@ -128,7 +128,7 @@ def tried(sandbox: cloche.Sandbox, pid: int, folder: str, terminal: str) -> dict
 def test_each_attempt_works_outside(victim: subprocess.Popen[str], own_folder: Path) -> None:
     """The premise: a program of the caller's own can do all of it to another one."""
     master, terminal = os.openpty()
-    words = [sys.executable, "-c", ATTEMPTS, str(victim.pid), str(own_folder), os.ttyname(terminal)]
+    words = [sys.executable, "-c", TRIES, str(victim.pid), str(own_folder), os.ttyname(terminal)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     os.close(master)
     os.close(terminal)

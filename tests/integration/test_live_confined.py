@@ -112,6 +112,38 @@ def test_everything_ends_with_the_sandbox() -> None:
     assert not [pid for pid in pids if lives(pid)]
 
 
+def test_one_with_a_name_is_the_same_for_whoever_comes_in() -> None:
+    """A keeper holds it; another client finds files, processes and rules, and ends it."""
+    with cloche.Sandbox(name="confined-life", keep="2m", level="confined", timeout=LONG_S) as sandbox:
+        sandbox.write_file("kept", "one")
+        sandbox.start(["sleep", "1000"], keep=True).detach()
+    try:
+        with cloche.Sandbox.attach("confined-life") as other:
+            assert other.read_file("/workspace/kept") == b"one"
+            assert other.exec(["cat", "kept"]).stdout == "one"
+            assert str(other.exec(["true"]).enforcement.level) == "confined"
+            (sleeper,) = [one.pid for one in other.processes() if one.command == "sleep 1000"]
+            assert lives(sleeper)
+    finally:
+        with cloche.Sandbox.attach("confined-life") as other:
+            other.kill()
+    assert not until([sleeper])
+
+
+def test_a_folder_of_the_host_is_a_copy(tmp_path: Path) -> None:
+    """What is written there reaches the folder by a commit alone; results say that it is a copy, and why."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one\n")
+    with cloche.Sandbox(level="confined", workspace=folder) as sandbox:
+        result = sandbox.exec(shell="echo two >> a.txt; echo new > b.txt")
+        assert result.meta["workspace"]["how"] == "copy"
+        assert result.meta["workspace"]["why"]
+        assert (folder / "a.txt").read_text() == "one\n"
+        assert sandbox.commit(sandbox.diff().id).written == ("a.txt", "b.txt")
+    assert (folder / "a.txt").read_text() == "one\ntwo\n"
+
+
 def test_what_it_lacks_is_an_error_that_says_what_to_do(opened: cloche.Sandbox) -> None:
     """Servers, clones and further users are refused, with what gives them."""
     with pytest.raises(cloche.BackendUnavailable, match="no servers"):

@@ -85,6 +85,19 @@ def _jail(host: Host) -> Controls:
     }
 
 
+def with_life_confined(enforcement: Enforcement) -> Enforcement:
+    """Return what holds in a sandbox that lives at level `confined`, in place of what holds for one run."""
+    held = enforcement[Control.FILESYSTEM]
+    lacks = (
+        "there is no process namespace: that a process lives, and its session, can be asked by its number; children "
+        "find no /proc/self, and openpty and /dev/shm are not there"
+    )
+    if lacks in held.reason:
+        return enforcement
+    changed = {Control.FILESYSTEM: replace(held, reason=f"{held.reason}; {lacks}")}
+    return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
+
+
 def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
     """Return what holds in a jail with several users, in place of what holds with one."""
     source = "its own" if host.owns_ids else "the user's range in /etc/subuid"

@@ -174,6 +174,9 @@ class LiveOperations:
                 self._is_live = True
             except BackendUnavailable as error:
                 log.info("runs of this sandbox take turns, as it cannot live: %s", error)
+                stack.callback(setattr, self, "_prepared", self._prepared)
+                notes = {**self._prepared.notes, "not_live": str(error)}
+                self._prepared = replace(self._prepared, notes=notes)
                 opened = await stack.enter_async_context(self._prepared.backend.open(policy, limits))
                 self._is_live = False
             yield opened

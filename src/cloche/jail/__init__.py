@@ -4,13 +4,13 @@ In: orders (`messages`) and set-up as data (`steps`). Out: the start, the end an
 `helper` opens sandboxes from outside, and removes their control groups, also after a kill and when the caller has died;
 `supervisor` supervises one run: clock, limits, kill, report; `ending` ends all that has no process namespace;
 `accounting` sums its memory, the dear part by `pss`; `sandbox_state` is what one run leaves to the next. `reaper` is
-pid 1 of one run, `prefork` of one run after the other, `resident` of a sandbox that lives, `pid1` what they share;
-`guest` becomes the program, `command_guest` one of `resident`. `fork_server` forks helpers, `container_shim` starts and
-kills runsc. `fork_tree` has the forks of a live session, `clone_namespaces` their ids, mounts and files; `pause` stops
-a session while its files are read. `cgroups` has what is done with control groups; `user_namespaces` has outside ids
-and id-mapped mounts, `subordinate_ids` the ranges of /etc/subuid; `seccomp_notify` answers the filter, `answered_calls`
-makes calls in a guest's place, `metadata_calls` those that change metadata, `network_calls` those that make and connect
-sockets, and `task_count` counts new processes;
+pid 1 of one run, `prefork` of one run after the other, `resident` of a sandbox that lives, `confined_resident` of one
+without namespaces, `pid1` what they share; `guest` becomes the program, `command_guest` one of `resident`.
+`fork_server` forks helpers, `container_shim` starts and kills runsc. `fork_tree` has the forks of a live session,
+`clone_namespaces` their ids, mounts and files; `pause` stops a session while its files are read. `cgroups` has what is
+done with control groups; `user_namespaces` has outside ids and id-mapped mounts, `subordinate_ids` the ranges of
+/etc/subuid; `seccomp_notify` answers the filter, `answered_calls` makes calls in a guest's place, `metadata_calls`
+those that change metadata, `network_calls` those that make and connect sockets, and `task_count` counts new processes;
 `shared_status` is memory in which runs in a prefork jail are noted; `work_folder` stands in for mounts, and ends and
 removes what a killed helper left.
 

@@ -6,7 +6,7 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
@@ -17,9 +17,10 @@ from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
 from cloche.jail.user_namespaces import claim_outside_id
 
+from ..enforcement import with_life_confined
 from ..host import Host
 from .live import LocalLiveSandbox
-from .plan import build_spec, filter_for
+from .plan import build_spec, filter_for, guest_paths_below
 from .session import LocalSession
 
 SCOPES_ABI = 6  # of Landlock, from which on a domain keeps signals to itself
@@ -44,7 +45,8 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
     def __init__(
         self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host, keeping: Keeping | None = None
     ):
-        super().__init__(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
+        held = with_life_confined(enforcement)  # which says so once
+        super().__init__(policy=policy, limits=limits, enforcement=held, host=host, keeping=keeping)
         self._pool = None
         self._has_home = self._has_environment = False
         self.writable = (self._paths.workspace, self._paths.tmp)
@@ -55,6 +57,13 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
             if path == name or (path.startswith(f"{name}/") and not path.startswith(self._paths.folder)):
                 return folder + path[len(name) :]
         return path if path.startswith("/") else f"{self._paths.workspace}/{path}"
+
+    def _greeting(self) -> dict[str, str]:
+        return {"folder": self._paths.folder}
+
+    def _note_greeting(self, greeting: Mapping[str, Any]) -> None:
+        self._paths = guest_paths_below(str(greeting["folder"]))
+        self.writable = (self._paths.workspace, self._paths.tmp)
 
     def _own_mounts(self) -> list[str]:
         return [*self.writable]

@@ -202,6 +202,13 @@ class LocalLiveSandbox(LiveSandbox):
         folder = self._policy.host_folder
         return [*self.writable, *(one.at for one in (folder.read_only if folder is not None else ())), "/dev/shm"]
 
+    def _greeting(self) -> dict[str, str]:
+        """Return what init says first to whoever comes in."""
+        return {}
+
+    def _note_greeting(self, greeting: Mapping[str, Any]) -> None:
+        """Take note of what it has said."""
+
     async def _start(self) -> InitLink:
         await asyncio.to_thread(other_languages)  # which asks programs where they are
         spec = self._spec()
@@ -229,7 +236,7 @@ class LocalLiveSandbox(LiveSandbox):
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
-            order = {"own_mounts": self._own_mounts(), "root_steps": root_steps(), "greeting": {}}
+            order = {"own_mounts": self._own_mounts(), "root_steps": root_steps(), "greeting": self._greeting()}
             if slot is None:  # else the template has done that
                 env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
                 order["preload"] = preload_settings((), env["HOME"], env)
@@ -322,6 +329,7 @@ class LocalLiveSandbox(LiveSandbox):
             except BaseException:
                 self.link.close("another keeper has answered")
                 raise
+        self._note_greeting(greeting)
         if network_rules(self._policy) is not None:
             self.network = await join_shared_network(self._policy, join_network)
             self._offer_to_decide()

@@ -112,7 +112,11 @@ def choose_guest_paths(level: Level) -> GuestPaths:
     """Return fixed paths at level jail, and those of a new folder of the host below it."""
     if level is Level.JAIL:
         return INSIDE
-    folder = new_folder()
+    return guest_paths_below(new_folder())
+
+
+def guest_paths_below(folder: str) -> GuestPaths:
+    """Return the paths in a folder of the host."""
     return GuestPaths(
         workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}"
     )
