@@ -95,7 +95,7 @@ def test_a_time_out_ends_its_tree_and_nothing_else(opened: cloche.Sandbox) -> No
     assert opened.run(TREE).ok
     others = [int(word) for word in opened.read_file("pids").split()][:3]
     opened.exec(shell="rm pids")
-    late = opened.run(TREE + "time.sleep(1000)", timeout=5)
+    late = opened.run(TREE + "time.sleep(1000)", timeout=2)
     assert late.status is cloche.Status.TIMEOUT
     ended = [int(word) for word in opened.read_file("pids").split()]
     assert not until(ended)
@@ -110,6 +110,19 @@ def test_everything_ends_with_the_sandbox() -> None:
         pids = [int(word) for word in sandbox.read_file("pids").split()][:3]
         assert [lives(pid) for pid in pids] == [True] * 3
     assert not [pid for pid in pids if lives(pid)]
+
+
+def test_the_largest_tree_ends_where_memory_is_used_up() -> None:
+    """By what processes have of their own: forks that share 60 MiB are let live, who fills the limit is ended alone."""
+    with cloche.Sandbox(level="confined", live=True, memory="200m", timeout=LONG_S) as sandbox:
+        shared = "import os, time\nx = bytearray(60 << 20)\nfor _ in range(6):\n if not os.fork(): time.sleep(1000)\n"
+        assert sandbox.run(shared + "time.sleep(0.3)").ok
+        hungry = "x = []\nwhile True: x.append(bytearray(1 << 20)); import time; time.sleep(0.005)"
+        beside = sandbox.start(["sleep", "1000"])
+        assert sandbox.run(hungry).status is cloche.Status.OUT_OF_MEMORY
+        assert lives(beside.pid)
+        beside.kill()
+        assert sandbox.exec(shell="cat /proc/self/oom_score_adj || echo closed").stdout in ("1000\n", "closed\n")
 
 
 def test_one_with_a_name_is_the_same_for_whoever_comes_in() -> None:

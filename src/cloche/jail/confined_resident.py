@@ -27,6 +27,7 @@ from .command_guest import CommandGuest
 from .ending import end_by_walk, enter_scope
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
+from .pss import PssSum
 from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now
 from .steps import INIT_ID, OUTSIDE_ID
 from .syscalls import PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
@@ -79,9 +80,15 @@ class ConfinedSupervisor(ResidentSupervisor):
         self.state.folder.excuse()
         return True
 
+    def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        if tag != "summed":
+            super()._take(tag, body, fds)
+        elif self.accounting.take(body, self.spec.memory_bytes) and not self.run.is_over():
+            self._has_time("out_of_memory")
+
     def _largest(self) -> int:
         """Return the reaper below which most memory is used, 0 for none."""
-        sums = {pid: procfs.private_bytes(procfs.descendants(pid)) for pid in procfs.children(self.reaper)}
+        sums = {pid: procfs.own_bytes(procfs.descendants(pid)) for pid in procfs.children(self.reaper)}
         return max(sums, key=lambda pid: sums[pid], default=0)
 
     def kill(self, *, is_awaited: bool = True) -> Any:  # noqa: ANN401, ARG002 - as `Supervisor.kill`
@@ -120,13 +127,31 @@ class ConfinedResident(Resident):
 
     def _prepare(self) -> None:
         """Load what reapers need when nothing can be loaded any more, and be who ends the trees."""
-        from . import answered_calls
+        from . import answered_calls, task_count  # noqa: F401 - the latter may be asked for by reapers
 
         if self.spec.answered:
             answered_calls.load(self.spec)
+        self.sum: PssSum | None = None
         self.ender = self
         self.forks: dict[int, ConfinedForked] = {}  # whose reapers live, by their marks
         self.by_reaper: dict[int, ConfinedForked] = {}
+
+    def _receive_from_helper(self, _: int) -> None:
+        """Do what the helper asks; sum the memory below us, which takes a guest's uid."""
+        tag, body, _fds = messages.receive(self.link)
+        if tag == "sum":
+            self.sum = PssSum(posix.getpid(), body["limit_bytes"])
+            self._go_on_summing()
+        else:
+            self._take_from_helper(tag, body)
+
+    def _go_on_summing(self) -> None:
+        """Look at one more process in each turn of the loop."""
+        if self.sum is not None and self.sum.step():
+            found, self.sum = self.sum.result(), None
+            messages.send(self.link, "summed", found)
+        elif self.sum is not None:
+            self.server.loop.call_at("sum", now(), self._go_on_summing)
 
     def _give_terminal(self, slave: int) -> None:
         """Do nothing: it is made by the guests' effective id."""
@@ -492,7 +517,9 @@ class CommandReaper:
             sys.meta_path.insert(0, host.privileges.archive)  # which only guests must do without
             sys.modules.update(host.hidden)
             from .answered_calls import load
+            from .task_count import TaskCount
 
+            TaskCount.is_one_of_many = True
             self.answerers = load(host.spec)
         self.denied += load_notify().answer(listener, self.host.own_mounts, _may_clone, self.answerers)
 

@@ -263,6 +263,9 @@ class Resident(CommandParent):
 
     def _receive_from_helper(self, _: int) -> None:
         tag, body, _fds = messages.receive(self.link)
+        self._take_from_helper(tag, body)
+
+    def _take_from_helper(self, tag: str, body: dict[str, Any]) -> None:
         if tag == "exceeded":
             self._end_largest(body["mark"], body["cause"])
         elif tag == "why":

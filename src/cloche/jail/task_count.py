@@ -26,7 +26,12 @@ EAGAIN = 11
 
 
 class TaskCount:
-    """Answer who wants to make a process or a thread, below this process."""
+    """Answer who wants to make a process or a thread, below this process.
+
+    Who `is_one_of_many` reapers of a sandbox that lives counts below their parent, where these do not count.
+    """
+
+    is_one_of_many = False
 
     def __init__(self, most: int):
         self._most, self._left = most, 0
@@ -34,7 +39,11 @@ class TaskCount:
     def answer(self, asked: Asked) -> int:
         """Let the call go on; raises OSError (EAGAIN, as the kernel does) where there are as many as there may be."""
         if self._left <= 0:
-            self._left = self._most - procfs.count_tasks_below(posix.getpid(), self._most)
+            root, most = posix.getpid(), self._most
+            if self.is_one_of_many:
+                root = posix.getppid()
+                most += len(procfs.children(root))
+            self._left = most - procfs.count_tasks_below(root, most)
         if self._left <= 0:
             raise OSError(EAGAIN, "as many processes and threads as there may be")
         self._left -= 1

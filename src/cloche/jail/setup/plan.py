@@ -165,6 +165,8 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
         ]
         switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
         who = [_step("switch_identity", "become ids of its own", *switch)]
+    is_asked = "task_count" in spec.answered  # as for a throwaway run
+    held_up = (*HELD_UP, *(COUNTED if is_asked else ()))
     drop = [] if run.keep_read_search else [_step("capabilities", "drop all capabilities", *privileges.drop_own())]
     return Building(
         build=[
@@ -176,11 +178,12 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
             _forbid_new_privileges(),
             _step("open_rules", "open what all guests may use, for their Landlock rules", *open_rules),
         ],
-        first=[_offer_to_oom_killer(), *_limits(spec, but=HELD_UP), *_affinity(spec)],
+        first=[_offer_to_oom_killer(), *_limits(spec, but=held_up), *_affinity(spec)],
         later=[*drop, _die_with_parent(), _lead_session()],
         late=_resident_restrictions(spec, opened, rules),
         last=_limits(spec, only=HELD_UP),
         seccomp=spec.seccomp,
+        unheard=_limits(spec, only=COUNTED) if is_asked else [],
     )
 
 
