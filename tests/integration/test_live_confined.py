@@ -163,6 +163,11 @@ def test_what_it_lacks_is_an_error_that_says_what_to_do(opened: cloche.Sandbox) 
         opened.forward(8000)
     with pytest.raises(cloche.BackendUnavailable, match=r"checkpoints.*level jail"):
         opened.session(checkpoints=True).__enter__()
+    with (
+        pytest.raises(cloche.BackendUnavailable, match=r"network.*take turns"),
+        cloche.Sandbox(level="confined", live=True, network="open"),
+    ):
+        pass
     with pytest.raises(cloche.ClocheError, match="user"):
         opened.exec(["true"], user="root")
 

@@ -74,7 +74,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
         if spec.seccomp is not None:
-            one_uid = {"one_uid": True} if spec.answered else {}
+            one_uid = {} if self._host.owns_ids else {"one_uid": True}
             spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), resident=True, **one_uid)
         if spec.landlock is not None:
             spec.landlock = [*spec.landlock, ("/dev/tty", "device")]
