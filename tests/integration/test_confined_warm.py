@@ -3,6 +3,7 @@
 import glob
 import os
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from cloche.backends.local.prefork import close_pools
 from tests.harness.processes import children, kill_and_wait, run_pooled, wait_for_word
 
 pytestmark = pytest.mark.both_users
-CONFINED = {"level": "confined"}
+CONFINED: Any = {"level": "confined"}
 SETTLED = "import time; time.sleep(0.3)"  # for a guest to be built ahead meanwhile
 
 LOOKS = """
