@@ -8,20 +8,20 @@ of README's table, a range where it was held several times.
 from __future__ import annotations
 
 import argparse
-import compileall
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cloche.cli._bench_report import show_report
-from tests.harness.containers import Daemon, command_inside, lay_out, open_daemon
+from tests.harness.containers import Daemon, command_inside, open_daemon
 
+from .environments import install
 from .targets import (
     CELL,
     COLD,
@@ -43,9 +43,11 @@ USERS = {"root": "0:0", "uid 1000": "1000:1000"}
 EVENTS = ("print", "start", "first", "session", "live")
 IMAGE = "cloche-test:host"
 PACKAGES = "/opt/site-packages"  # by that ending they are found, see environments.py
+HOME = "/var/tmp/home"  # a user's own, in which what is measured of the host is kept
 PROGRAM = """
-import json, sys
+import json, os, sys
 from bench.environments import hold
+os.mkdir(os.environ["HOME"], 0o700)
 asked = json.loads(sys.argv[1])
 print(json.dumps(hold(tuple(asked.pop("events")), asked)))
 """
@@ -87,34 +89,31 @@ def main() -> int:
              "events": options.events.split(",")}  # fmt: skip
     reports: dict[str, list[Report]] = {who: [] for who in USERS}
     with open_daemon() as docker, tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
-        project = _project(Path(folder, "project"))
+        project, packages = _lay_out(Path(folder))
         for _ in range(options.times):
             for who, user in USERS.items():
                 print(f"\nin a plain container, {who}", flush=True)
-                reports[who].append(_hold(docker, project, user, asked))
+                reports[who].append(_hold(docker, project, packages, user, asked))
     _show_cells(reports)
     return 1 if any(report["leaks"] for held in reports.values() for report in held) else 0
 
 
-def _project(folder: Path) -> Path:
-    """Return a copy that is compiled, as an installer leaves it, and may be read by all."""
-    folder.mkdir(mode=0o755)
-    folder.parent.chmod(0o755)
-    lay_out(folder)
-    (folder / "bench").mkdir()
-    for path in Path(__file__).parent.glob("*.py"):
-        (folder / "bench" / path.name).write_bytes(path.read_bytes())
-    compileall.compile_dir(folder / "src", quiet=1)
+def _lay_out(folder: Path) -> tuple[Path, Path]:
+    """Return this benchmark as it is shown to a container, and Cloche with what it imports; both may be read by all."""
+    project, packages = folder / "project", folder / "packages"
+    shutil.copytree(Path(__file__).parent, project / "bench", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    install(packages)
     subprocess.run(["chmod", "-R", "go=rX", folder], check=True)
-    return folder
+    return project, packages
 
 
-def _hold(docker: Daemon, project: Path, user: str, asked: dict[str, Any]) -> Report:
+def _hold(docker: Daemon, project: Path, packages: Path, user: str, asked: dict[str, Any]) -> Report:
     """Hold the events as a user of a container, show the report and return it."""
     options = [
         f"--user={user}",
-        f"--volume={sysconfig.get_path('purelib')}:{PACKAGES}:ro",
-        f"--env=PYTHONPATH=/opt/cloche/src:{PACKAGES}",
+        f"--volume={packages}:{PACKAGES}:ro",
+        f"--env=PYTHONPATH=/opt/cloche:{PACKAGES}",
+        f"--env=HOME={HOME}",
     ]
     words = ["python3", "-c", PROGRAM, json.dumps(asked)]
     command = command_inside(docker, project, words, image=docker.image(IMAGE), options=options)

@@ -53,14 +53,7 @@ def hold_as_user(events: tuple[str, ...], asked: dict[str, Any]) -> Report:
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         packages, home = Path(folder, "packages"), Path(folder, "home")
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(HERE.parent / "src" / "cloche", packages / "cloche", ignore=ignored)
-        for name in _needed("cloche", set()):
-            for file in metadata.files(name) or ():
-                if ".." not in file.parts and file.suffix != ".pyc":
-                    (packages / file).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(str(file.locate()), packages / file)
-        compileall.compile_dir(packages, quiet=1)
+        install(packages)
         shutil.copy(HERE / "contest.py", packages)
         home.mkdir()
         os.chown(home, ORDINARY_USER, ORDINARY_USER)
@@ -69,6 +62,18 @@ def hold_as_user(events: tuple[str, ...], asked: dict[str, Any]) -> Report:
         words = {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": (), "cwd": home}
         words["env"] = {"HOME": str(home), "PATH": os.defpath, "LANG": "C.UTF-8"}
         return _run(python, packages, {**asked, "events": events, "paths": [str(packages)]}, **words)
+
+
+def install(packages: Path) -> None:
+    """Copy Cloche and what it imports into a new folder, compiled, as an installer leaves them."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE.parent / "src" / "cloche", packages / "cloche", ignore=ignored)
+    for name in _needed("cloche", set()):
+        for file in metadata.files(name) or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), packages / file)
+    compileall.compile_dir(packages, quiet=1)
 
 
 def _environment(folder: str, interpreter: str = sys.executable) -> Path:

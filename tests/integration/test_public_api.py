@@ -220,6 +220,13 @@ def test_a_sandbox_keeps_its_workspace_and_nothing_else() -> None:
     assert cloche.run("import os; print(os.path.exists('in.txt'))").stdout == "False\n"
 
 
+def test_files_of_a_short_cell_are_looked_at_on_every_python() -> None:
+    """Stopping the session meanwhile has a time-out, which from Python 3.12 on only a task may have."""
+    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
+        for _ in range(5):
+            assert session.run("for i in range(300): open(f'f{i}', 'w').close()").ok
+
+
 def test_a_stream_yields_events_in_order() -> None:
     """Start, output as it comes, and the result at the end."""
 

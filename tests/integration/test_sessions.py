@@ -54,13 +54,6 @@ def mimes(result: cloche.Result) -> list[list[str]]:
 # State and values.
 
 
-def test_files_of_a_short_cell_are_looked_at_on_every_python() -> None:
-    """Stopping the session meanwhile has a time-out, which from Python 3.12 on only a task may have."""
-    with cloche.Sandbox(live=False) as sandbox, sandbox.session() as session:
-        for _ in range(5):
-            assert session.run("for i in range(300): open(f'f{i}', 'w').close()").ok
-
-
 @pytest.mark.parametrize("level", ["jail", "confined", "process"])
 def test_a_session_does_not_find_the_program_of_the_run_before(level: str) -> None:
     """A run leaves its own files to a session, and nothing of what it was started with."""
