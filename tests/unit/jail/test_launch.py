@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in launch.HELPER_PACKAGES:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text("")
-    (tmp_path / "jail" / "steps.py").write_text("answer = 41\n")
+    (tmp_path / "jail" / "steps.py").write_text("answer = 1041\n")
     monkeypatch.setattr(launch, "PACKAGE", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -49,14 +49,14 @@ def _kept(package: Path) -> Path:
 
 def test_an_archive_is_kept_and_used_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process compiles nothing."""
-    assert _answer() == 41
+    assert _answer() == 1041
     monkeypatch.setattr(launch, "_compile", lambda path: pytest.fail(f"compiled {path} again"))
-    assert _answer() == 41
+    assert _answer() == 1041
 
 
 def test_a_changed_source_is_compiled_again(package: Path) -> None:
     """What is kept holds for the files that it was made of."""
-    assert _answer() == 41
+    assert _answer() == 1041
     launch._compile.cache_clear()
     (package / "jail" / "steps.py").write_text("answer = 4200\n")
     assert _answer() == 4200
@@ -69,12 +69,12 @@ def test_a_changed_source_is_compiled_again(package: Path) -> None:
 )
 def test_a_damaged_archive_is_made_again(package: Path, damage: bytes) -> None:
     """A file that is cut, foreign or altered is replaced, not believed."""
-    assert _answer() == 41
+    assert _answer() == 1041
     _kept(package).write_bytes(damage)
-    assert _answer() == 41
+    assert _answer() == 1041
     key, archive, digest = marshal.loads(_kept(package).read_bytes())
     _kept(package).write_bytes(marshal.dumps((key, archive[:-1] + b"x", digest)))
-    assert _answer() == 41
+    assert _answer() == 1041
 
 
 @pytest.fixture(params=["unwanted", "in the way"])
@@ -89,37 +89,39 @@ def own(package: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 def test_what_is_not_kept_beside_the_package_is_in_the_users_cache(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process compiles nothing there, either, and nobody else can write to what it reads."""
-    assert _answer() == 41
+    assert _answer() == 1041
     (kept,) = own.iterdir()
     assert (own.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
     assert not [*own.parents[1].parent.glob("jail/__pycache__/*")]
     monkeypatch.setattr(launch, "_compile", lambda path: pytest.fail(f"compiled {path} again"))
-    assert _answer() == 41
+    assert _answer() == 1041
 
 
 @pytest.mark.parametrize("place", ["folder", "file", "link"])
 def test_what_others_may_have_written_is_not_run(own: Path, place: str) -> None:
     """A folder or a file that others may write to, and a link, is passed by; everything works, and is compiled."""
-    assert _answer() == 41
+    assert _answer() == 1041
     (kept,) = own.iterdir()
     key, archive, _ = marshal.loads(kept.read_bytes())
-    hostile = archive.replace(b"\x29\x00\x00\x00", b"\x2a\x00\x00\x00")  # 42 for 41
+    hostile = archive.replace(
+        b"\x11\x04\x00\x00", b"\x12\x04\x00\x00"
+    )  # 1042 for 1041; a small one is none of its constants
     assert hostile != archive
     kept.write_bytes(marshal.dumps((key, hostile, hashlib.blake2b(hostile).digest())))
-    assert _answer() == 42  # as long as it is the user's own
+    assert _answer() == 1042  # as long as it is the user's own
     if place == "link":
         kept.rename(own / "elsewhere")
         kept.symlink_to("elsewhere")
     else:
         (own if place == "folder" else kept).chmod(0o777)
-    assert _answer() == 41
+    assert _answer() == 1041
 
 
 def test_where_nothing_can_be_kept_all_works(package: Path) -> None:
     """Files stand where both folders should be."""
     (package / "jail" / "__pycache__").write_text("in the way")
     (package / "cache").write_text("in the way")
-    assert _answer() == 41
+    assert _answer() == 1041
 
 
 def test_helpers_read_from_a_file_that_nobody_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
