@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.containers import Daemon
+
 PROGRAM = Path(__file__).parents[1] / "harness/programs/other_system.py"
 SENTENCES = {
     "darwin": (
@@ -37,13 +39,26 @@ note(lambda: cloche.run("print(1)", backend="docker"))
 print(json.dumps(said))
 """
 
+IN_DOCKER = """
+import sys, cloche
+options = {"backend": "docker", "level": "jail", "image": sys.argv[1]}
+result = cloche.run("open('a', 'w').write('x'); print(6 * 7)", **options)
+print(result.stdout.strip(), [file.path for file in result.files])
+with cloche.Sandbox(**options) as sandbox, sandbox.session() as session:
+    print(sandbox.exec(["echo", "lives"]).stdout.strip(), session.run("6 * 7").value)
+try:
+    cloche.run("1", network=["example.com"], **options)
+except cloche.StartFailed as error:
+    print(error)
+"""
 
-def on(system: str, *words: str) -> subprocess.CompletedProcess[str]:
+
+def on(system: str, *words: str, daemon: str = "unix:///nowhere") -> subprocess.CompletedProcess[str]:
     """Call the command, or a program, there."""
-    nowhere = {"DOCKER_HOST": "unix:///nowhere", "PATH": "/usr/bin:/bin"}
+    environment = {"DOCKER_HOST": daemon, "PATH": "/usr/bin:/bin"}
     return subprocess.run(
         [sys.executable, str(PROGRAM), system, *words], capture_output=True, text=True, check=False, timeout=200,
-        env=nowhere,
+        env=environment,
     )  # fmt: skip
 
 
@@ -70,3 +85,14 @@ def test_doctor_and_backends_work_there(system: str) -> None:
     rows = {row["backend"]: row for row in json.loads(backends.stdout)}
     assert (rows["local"]["available"], rows["local"]["reason"], rows["local"]["remedy"]) == (False, reason, remedy)
     assert ("needs Linux" in rows["e2b"]["reason"]) is (system == "win32")
+
+
+@pytest.mark.soak
+@pytest.mark.container
+def test_docker_by_url_works_on_macos(docker: Daemon) -> None:
+    """Runs, what they write, sandboxes that live and sessions do; a network with rules needs Linux, and says so."""
+    done = on("darwin", "-c", IN_DOCKER, docker.image("cloche-test:python"), daemon=docker.url)
+    assert done.returncode == 0, done.stderr
+    run, life, network = done.stdout.splitlines()
+    assert (run, life) == ("42 ['a']", "lives 42")
+    assert network == "cannot start the egress process: [Errno 38] it needs Linux, and this is macOS"

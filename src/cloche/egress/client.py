@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.loops import until_readable
+from cloche.core.other_systems import system_name
 from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.setup.launch import RESET_SIGNALS
@@ -179,6 +180,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
+        if sys.platform != "linux":
+            raise OSError(errno.ENOSYS, f"it needs Linux, and this is {system_name(sys.platform)}")
         boot, program = RESET_SIGNALS + BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
