@@ -10,6 +10,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.backend import LocalBackend
+from cloche.backends.local.prefork import close_pools
 from tests.harness.escape.attempts import BOTH, CONFINED, JAIL, Attempt
 from tests.harness.escape.controls import Controls
 from tests.harness.escape.runners import level_keywords
@@ -106,6 +107,7 @@ def test_a_deep_tree_neither_stops_the_host_nor_stays(level: str, depth: int, ho
     code = f"import os\nfor _ in range({depth}):\n    os.mkdir('d')\n    os.chdir('d')\nopen('f', 'w').write('x')"
     result = cloche.run(code, **level_keywords(level))
     assert result.status in ("ok", "disk_limit")
+    close_pools()  # and with them the folder of the next run
     assert not list(host_folder.iterdir())
 
 
@@ -118,6 +120,7 @@ def test_a_closed_folder_neither_stops_the_host_nor_stays(level: str, mode: int,
     result = cloche.run(code, **level_keywords(level))
     assert result.status == "ok"
     assert result.files or result.meta["files_skipped"]
+    close_pools()  # and with them the folder of the next run
     assert not list(host_folder.iterdir())
 
 
