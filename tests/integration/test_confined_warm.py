@@ -3,6 +3,7 @@
 import glob
 import os
 import tempfile
+import time
 from typing import Any
 
 import pytest
@@ -89,3 +90,19 @@ with open("file", "w") as file:
 print(open("/proc/self/oom_score_adj").read().strip())
 """
     assert run_pooled(code, **CONFINED).stdout == "0o751\n1000\n"
+
+
+def test_a_helper_keeps_to_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    """Runs of both levels that take turns in one process disturb none of each other's, and start warm."""
+    levels: tuple[Any, ...] = ("jail", "confined")
+    wanted = {(level, "pooled") for level in levels}
+    deadline, starts = time.monotonic() + 60, set()
+    while not (wanted <= starts) and time.monotonic() < deadline:
+        for level in levels:
+            result = cloche.run("print(1)", level=level)
+            starts.add((level, result.meta["start"]))
+            assert result.stdout == "1\n"
+    assert wanted <= starts
+    for level in levels * 12:
+        assert cloche.run("print(1)", level=level).stdout == "1\n"
+    assert "a warm start failed" not in caplog.text

@@ -89,6 +89,9 @@ class Jail(Protocol):
     @property
     def key(self) -> Hashable: ...
 
+    @property
+    def level(self) -> str: ...
+
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper to build; raises OSError when it is gone or the control group is refused."""
         ...
@@ -156,7 +159,7 @@ class Pool:
             self._latest = jail
             self._has_begun |= self._beginning is not None
             template = self._have_template() if self._has_begun else None
-            slot = self._choose(jail.key)
+            slot = self._choose(jail.key, jail.level)
             if slot is None and template is not None and template.is_ready():
                 slot = self._open(template)
             if slot is not None:
@@ -247,15 +250,18 @@ class Pool:
             self._retry_at = now + RETRY_S
         return self._template
 
-    def _choose(self, key: Hashable) -> Slot | None:
-        """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most."""
+    def _choose(self, key: Hashable, level: str) -> Slot | None:
+        """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most.
+
+        A helper keeps to the level that it has begun with: what it makes outside of namespaces depends on that.
+        """
         for slot in reversed(self._idle):  # as nearly always: the last one that was in use
             if slot.key == key and slot.is_well and slot.has_guest():
                 self._idle.remove(slot)
                 return slot
         alike = [slot for slot in reversed(self._idle) if slot.key == key]
         ready = next((slot for slot in alike if slot.has_guest()), None)
-        others = [slot for slot in reversed(self._idle) if slot.key != key]
+        others = [slot for slot in reversed(self._idle) if slot.key != key and slot.level in ("", level)]
         for slots in ([ready] if ready is not None else [], alike[::-1], others):
             for slot in slots:
                 if slot not in self._idle:

@@ -291,6 +291,7 @@ class Slot:
         self.link, self.cgroup, self.template = link, cgroup, template
         self.key: Hashable = None
         self.spec: Mapping[str, Any] | None = None
+        self.level = ""  # that its helper has begun with, and keeps to
         self._origin: Spec | None = None  # of which `spec` says the same
         self.handoff: HandoffSocket | None = None
         self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
@@ -356,7 +357,7 @@ class Slot:
         if wire["cgroup"] is not None:
             make_cgroup(wire["cgroup"], is_there=self.spec is not None)
         send_packed(self.link.fileno(), "open", {}, wire, claim)
-        self.spec = wire
+        self.spec, self.level = wire, spec.level
 
     def prepare(
         self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,

@@ -83,6 +83,11 @@ class WarmJail:
             ),
         )
 
+    @property
+    def level(self) -> str:
+        """Return the level of its spec."""
+        return self.spec.level
+
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         spec, building = self.spec, None
