@@ -95,7 +95,7 @@ def test_the_command_line_says_what_git_tracks_and_is_hidden(project: Path) -> N
         subprocess.run(["git", *words], cwd=project, check=True)
     done = subprocess.run(
         [sys.executable, "-m", "cloche", "exec", "--workspace", ".", "true"],
-        cwd=project, capture_output=True, text=True, check=True,
+        cwd=project, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == "cloche: Tracked by git, and hidden from the sandbox: .env.\n"
 
