@@ -199,6 +199,7 @@ def test_the_first_process_is_not_the_guests_to_change(docker: Daemon, python_im
 OWN = """
 import ctypes, os, subprocess, threading
 ids, stay = [0, os.getpid(), subprocess.Popen(["sleep", "600"]).pid], threading.Event()
+nice = os.getpriority(os.PRIO_PROCESS, 0)
 def wait():
     ids.append(threading.get_native_id())
     stay.wait()
@@ -206,10 +207,10 @@ for _ in range(2):
     threading.Thread(target=wait, daemon=True).start()
 while len(ids) < 5: pass
 for number in ids:
-    os.setpriority(os.PRIO_PROCESS, number, 1)
+    os.setpriority(os.PRIO_PROCESS, number, nice + 1)
     os.sched_setaffinity(number, {min(os.sched_getaffinity(number))})
     os.sched_setscheduler(number, os.SCHED_BATCH, os.sched_param(0))
-os.setpriority(os.PRIO_PGRP, 0, 2)
+os.setpriority(os.PRIO_PGRP, 0, nice + 2)
 """
 
 
