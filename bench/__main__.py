@@ -1,8 +1,8 @@
 """Run the project's own benchmark: `python -m bench [--rounds N] [--runs N] [--peers] [--json FILE] [--plot FILE]`.
 
-It is that of `cloche bench`, in fresh virtual environments, so that no package of the development environment slows any
-contestant. Contestants take turns, so that a slow moment of the machine hits all of them. From root an ordinary user
-runs the first part of it, before all else: that is who Cloche is for.
+It is that of `cloche bench` and more, in fresh virtual environments, so that no package of the development environment
+slows any contestant. Contestants take turns, so that a slow moment of the machine hits all of them. From root an
+ordinary user runs the first part of it, before all else: that is who Cloche is for.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from cloche.bench.report import check_plot, write_plot
-from cloche.cli._bench_report import show_report
-from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
 from cloche.core.errors import ClocheError
 from cloche.hostfs import open_named
 
 from .environments import ORDINARY_USER, Report, hold, hold_as_user
+from .tables import show_report
 from .targets import OF_ORDINARY_USER, held_against
 
+PEERS_FOLDER = "~/.cache/cloche-bench"  # where scripts/bench_peers.sh installs them
+IMAGE_VARIABLE = "CLOCHE_BENCH_IMAGE"
+IMAGE = "cloche-bench:local"
 OF_OUTPUT = ("lines 100", "lines 1000", "lines 10000", "lines million", "answered")
 BARE = ("print", "command", "start", "import", "first", "session", *OF_OUTPUT)
 WITH_PACKAGES = ("pandas", "data")
@@ -100,7 +103,7 @@ def _measure(options: argparse.Namespace) -> Report:
     wanted, asked = _asked(options)
     second = hold(tuple(name for name in wanted if name in WITH_PACKAGES), asked, has_packages=True)
     if options.peers:
-        asked["peers_folder"] = str(peers_folder(options.peers_folder))
+        asked["peers_folder"] = str(Path(options.peers_folder).expanduser().resolve())
     report = hold(tuple(name for name in wanted if name in (*BARE, *OF_PEERS)), asked)
     own = sum(event["name"] in BARE for event in report["events"])  # what follows are peers
     report["events"][own:own] = second["events"]

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloche.cli._bench_report import show_report
 from tests.harness.containers import Daemon, command_inside, open_daemon
 
 from .environments import install
+from .tables import show_report
 from .targets import (
     CELL,
     COLD,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prepare the peers of the benchmark in a folder of their own, and run a command while their daemon is up:
-#   scripts/bench_peers.sh [--peers-folder DIR] [COMMAND...]     for example: scripts/bench_peers.sh cloche bench --peers
+#   scripts/bench_peers.sh [--peers-folder DIR] [COMMAND...]     for example: scripts/bench_peers.sh python -m bench --peers
 # Installs from PyPI and npm as pip and npm are set up here, builds a minimal image of this machine's own Python, and
 # loads it where it is needed. A docker daemon that already answers is used as it is; one that is started here, with all
 # that it keeps in that folder and without touching this machine's network, is stopped again. As root it first installs

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
+from bench.setting import Setting
 from cloche.bench.harness import Case, LeftOut, measure_interleaved
-from cloche.bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
-from cloche.bench.scenarios import Setting
 from tests.harness.containers import ROOT, Daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]

@@ -26,7 +26,7 @@ from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from cloche.testing.conformance.subject import leaks, status_of
 
 from ..core.record import dataclass, field
-from .peer_process import burst
+from .burst import burst
 
 THREADS = 4
 BLOCKS = 5  # into which all turns are cut, and the runs from several threads
@@ -282,13 +282,6 @@ def memory_of(others: frozenset[int]) -> dict[str, float]:
         "pss_mib": _mib(sum(pss for pss, _ in own)),
         "private_mib": _mib(sum(private for _, private in own)),
     }
-
-
-def available_bytes() -> int:
-    """Return the memory that can still be had on this machine."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        rows = dict(line.split(":", 1) for line in file)
-    return int(rows["MemAvailable"].split()[0]) * KIB
 
 
 def _mib(kib: float) -> float:

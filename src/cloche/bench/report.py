@@ -30,14 +30,10 @@ from .harness import (
     reason_of,
     row,
 )
-from .live_scenarios import LIVE_EVENTS
-from .output_scenarios import OUTPUT_EVENTS
-from .peers import PEER_EVENTS
-from .scenarios import CODE, EVENTS, SESSION_EVENTS, Scenario, Setting
+from .scenarios import CODE, EVENTS, Scenario, Setting
 
 Report = dict[str, Any]
 Tell = Callable[[str], None]
-PEER_RUNS = 200
 _MEMORY = (
     "{slot_mib} MiB PSS per idle slot ({slot_private_mib} MiB its own, {processes_per_slot} processes, {slots} slots), "
     "template {template_mib} MiB, all {all_mib} MiB"
@@ -47,30 +43,36 @@ KINDS = (".png", ".svg")
 OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
-def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[Report], None] = lambda _: None) -> None:
-    """Run every scenario of a setting and add each to `report` as soon as it is over, after the head.
+def measure(
+    setting: Setting,
+    report: Report,
+    log: Tell,
+    show_event: Callable[[Report], None] = lambda _: None,
+    *,
+    events: Iterable[Scenario] = EVENTS,
+) -> None:
+    """Run every scenario and add each to `report` as soon as it is over, after the head.
 
     `log` is called with what is being measured, `show_event` with each scenario's report.
     """
     report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
+    report["leaks"] = run_events(events, setting, report, log, show_event)
 
-    def run_all(events: Iterable[Scenario], runs: int) -> None:
-        for event in events:
-            report["events"].append(_run_scenario(event, setting, runs, log))
-            show_event(report["events"][-1])
 
-    def named(events: Iterable[Scenario]) -> list[Scenario]:
-        return [event for event in events if setting.events is not None and event.name in setting.events]
-
-    own = (*EVENTS, *SESSION_EVENTS, *LIVE_EVENTS, *OUTPUT_EVENTS)
+def run_events(
+    events: Iterable[Scenario],
+    setting: Setting,
+    report: Report,
+    log: Tell,
+    show_event: Callable[[Report], None] = lambda _: None,
+) -> list[str]:
+    """Run scenarios, add each to a report that has a head, and return what they left behind."""
     with adopting_orphans():
         before = leaks()
-        run_all(own if setting.events is None else named(own), setting.runs)
-        report["leaks"] = leaks_after(before)
-        if setting.peers_folder is not None:
-            # Last: what a peer leaves behind is not taken for Cloche's.
-            run_all(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
-            report["left_after_peers"] = leaks_after(before)
+        for event in events:
+            report["events"].append(_run_scenario(event, setting, log))
+            show_event(report["events"][-1])
+        return leaks_after(before)
 
 
 def _host() -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Report:
+def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
     rounds = event.rounds(setting.rounds)
     log(f"{event.title}: {rounds} rounds")
     drain_pool()
@@ -105,8 +107,8 @@ def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Re
             one["ms"] = [round(ms, 3) for ms in times[name].ms]
         fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
         if fit:
-            log(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
-        speeds = full_speed(fit, runs, event.speed_limit_s)
+            log(f"{', '.join(one.name for one in fit)}: up to {setting.runs} runs from {THREADS} threads, in stints")
+        speeds = full_speed(fit, setting.runs, event.speed_limit_s)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
     also = {name: _looked(look, setting) for name, look in event.also.items()} if rows else {}
     return {

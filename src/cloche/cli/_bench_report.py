@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cloche.bench.harness import THREADS
 from cloche.bench.report import _MEMORY, Report
-from cloche.bench.scenarios import BUBBLEWRAP, PLAIN, session_lines
+from cloche.bench.scenarios import BUBBLEWRAP, PLAIN
 
 from .output import show
-
-
-def show_report(report: Report) -> None:
-    """Print the tables of a report, which may have been broken off."""
-    show_head(report)
-    for event in report["events"]:
-        show_event(event)
-    show_end(report)
 
 
 def show_head(report: Report) -> None:
@@ -31,10 +23,10 @@ def show_head(report: Report) -> None:
     )
 
 
-def show_end(report: Report) -> None:
-    """Print what was not measured turn by turn."""
+def show_end(report: Report, further_lines: Callable[[Report], Iterator[str]] = lambda _: iter(())) -> None:
+    """Print what was not measured turn by turn. `further_lines` returns those of an event that are not of all."""
     print()
-    for line in _closing_lines(report):
+    for line in _closing_lines(report, further_lines):
         print(line)
 
 
@@ -80,14 +72,14 @@ def _speed_rows(speeds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"": name, "runs": speed["runs"], "a second": f"{speed['per_second']:.1f}", f"x {PLAIN}": ratio}
 
 
-def _closing_lines(report: Report) -> Iterator[str]:
+def _closing_lines(report: Report, further_lines: Callable[[Report], Iterator[str]]) -> Iterator[str]:
     for event in report["events"]:
         memory: Mapping[str, Any] = event.get("memory", {})
         if "slots" in memory:
             yield f"memory that waits for {event['title']}: " + _MEMORY.format_map(memory)
         elif memory:
             yield f"memory that waits for {event['title']}: not measured: {memory['reason']}"
-        yield from session_lines(event)
+        yield from further_lines(event)
     for name, who in (("leaks", "Cloche"), ("left_after_peers", "the turns with peers")):
         if name in report:
             yield from _what_is_left(who, report[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,27 +11,19 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass
 
 from .app import root
-from .options import flag, option
+from .options import option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cloche.bench.report import Report
 
 RUNS_PER_ROUND = 10
-PEERS_FOLDER = "~/.cache/cloche-bench"
-IMAGE_VARIABLE = "CLOCHE_BENCH_IMAGE"
-IMAGE = "cloche-bench:local"
 
 
 @root.command("bench")
 @option("--rounds", metavar="N", default=50, help="Turns of every contestant.")
 @option("--runs", metavar="N", type=int, help="Runs from four threads. Default: ten per round.")
-@option("--sessions", metavar="N", default=0, help="Live sessions at once; 0 leaves that out.")
 @option("--json", "json_file", metavar="FILE", help="Write all figures to FILE as JSON.")
 @option("--plot", "plot_file", metavar="FILE", help="Draw them to FILE, .png or .svg; needs matplotlib.")
-@flag("--peers", help="Let other sandboxes that are installed take part.")
-@option("--peers-folder", metavar="DIR", help="Where they are. Default: ~/.cache/cloche-bench.")
 def _bench(**given: Any) -> int:  # noqa: ANN401 - as BenchCommand says
     """Measure what runs cost here.
 
@@ -43,15 +34,12 @@ def _bench(**given: Any) -> int:  # noqa: ANN401 - as BenchCommand says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
-    """Hold what the user asked for. `runs` None is ten per round, `peers_folder` None the usual one."""
+    """Hold what the user asked for. `runs` None is ten per round."""
 
     rounds: int
     runs: int | None
-    sessions: int
     json_file: str | None
     plot_file: str | None
-    peers: bool
-    peers_folder: str | None
 
 
 def bench(command: BenchCommand) -> int:
@@ -63,17 +51,9 @@ def bench(command: BenchCommand) -> int:
 
     if command.rounds < 1 or (command.runs is not None and command.runs < 1):
         raise InvalidRequest("--rounds and --runs must be at least 1")
-    if command.sessions < 0:
-        raise InvalidRequest("--sessions must not be negative")
     if command.plot_file:
         check_plot(command.plot_file)
-    setting = Setting(
-        rounds=command.rounds,
-        runs=command.runs or RUNS_PER_ROUND * command.rounds,
-        sessions=command.sessions,
-        peers_folder=peers_folder(command.peers_folder or PEERS_FOLDER) if command.peers else None,
-        image=os.environ.get(IMAGE_VARIABLE) or IMAGE,
-    )
+    setting = Setting(rounds=command.rounds, runs=command.runs or RUNS_PER_ROUND * command.rounds)
     report: Report = {}
 
     def show(event: Report) -> None:
@@ -102,13 +82,6 @@ def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, 
             write_plot(report, name)
     except OSError as error:
         raise InvalidRequest(f"cannot write {name!r}: {error.strerror}") from error
-
-
-def peers_folder(name: str) -> Path:
-    """Return the folder that scripts/bench_peers.sh installs peers in."""
-    from pathlib import Path
-
-    return Path(name).expanduser().resolve()
 
 
 def _tell(text: str) -> None:

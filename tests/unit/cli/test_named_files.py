@@ -22,7 +22,7 @@ FIGURES = {"leaks": [], "events": [{"title": "", "rows": {"cloche": {"p50": 1.0,
 
 
 def _bench(path: str) -> None:
-    bench(BenchCommand(rounds=1, runs=1, sessions=0, json_file=path, plot_file=None, peers=False, peers_folder=None))
+    bench(BenchCommand(rounds=1, runs=1, json_file=path, plot_file=None))
 
 
 def _export(path: str) -> None:

@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import cloche
+from cloche.bench.harness import BenchmarkFailed, Case, Measurement, timed
+from cloche.bench.scenarios import PLAIN, Cases, Scenario, library_call, output_of
 from cloche.config.options import SandboxOptions
 from cloche.core.result import Status
 
-from .harness import BenchmarkFailed, Case, Measurement, timed
-from .scenarios import PLAIN, Cases, Scenario, Setting, library_call, output_of
+from .setting import Setting
 
 IN_BLOCKS, BY_LINES = "cloche, warm, in blocks", "cloche, warm, line by line"
 ANSWERED_LINE = "a line that waits for its answer"

@@ -21,26 +21,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from cloche.config.options import SandboxOptions
-
-from ..core.record import dataclass, replace
-from .harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
-from .scenarios import (
+from cloche.bench import burst
+from cloche.bench.harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
+from cloche.bench.scenarios import (
     CODE,
     PLAIN,
     WARM,
     Cases,
     Scenario,
-    Setting,
     bubblewrap,
-    cell,
     cold,
     library_call,
     output_of,
     plain,
     warm,
-    whole_command,
 )
+from cloche.config.options import SandboxOptions
+from cloche.core.record import dataclass, replace
+
+from .commands import whole_command
+from .sessions import cell
+from .setting import Setting
 
 ANSWER_S = 60.0
 CLOSING_S = 30.0
@@ -152,7 +153,8 @@ def _python_driver(name: str, setting: Setting) -> list[str]:
     if name in NEED_IMAGE:
         _check_image(setting)
     shown = list(dict.fromkeys([sys.prefix, sys.base_prefix]))
-    settings = {"python": sys.executable, "shown": shown, "image": setting.image, "slots": SLOTS}
+    settings = {"python": sys.executable, "shown": shown, "image": setting.image, "slots": SLOTS,
+                "burst": burst.__file__}  # fmt: skip
     return [str(python), str(HERE / "peer_process.py"), name, json.dumps(settings)]
 
 

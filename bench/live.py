@@ -11,21 +11,11 @@ from functools import partial
 from typing import Any
 
 import cloche
+from cloche.bench.harness import BenchmarkFailed, Case, LeftOut, Measurement
+from cloche.bench.scenarios import CODE, PLAIN, Cases, Scenario, bubblewrap, measure_warm, plain, wait_until_warm
 
-from .harness import BenchmarkFailed, Case, LeftOut, Measurement
-from .scenarios import (
-    CODE,
-    PLAIN,
-    Cases,
-    Scenario,
-    Setting,
-    bubblewrap,
-    crowd_report,
-    descendants,
-    measure_warm,
-    plain,
-    wait_until_warm,
-)
+from .sessions import crowd_report, descendants
+from .setting import Setting
 
 LIVE_OPENED, LIVE_COLD = "live sandbox, opened", "live sandbox, opened cold"
 LIVE_COMMAND, LIVE_RUN, ECHO = "live sandbox, true", "live sandbox, print(1)", "live sandbox, terminal echo"

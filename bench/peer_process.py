@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,14 +39,15 @@ def main(name: str, settings: Settings) -> None:
         with _PEERS[name](settings) as call:
             answer(set_up_s=round(time.perf_counter() - started, 3))
             for line in sys.stdin:
-                answer(**_follow(line.split(), call))
+                answer(**_follow(line.split(), call, settings))
     except Exception as error:
         answer(error=f"{type(error).__name__}: {error}")
 
 
-def _follow(order: list[str], call: Call) -> dict[str, Any]:
+def _follow(order: list[str], call: Call, settings: Settings) -> dict[str, Any]:
     try:
         if order[0] == "burst":
+            burst = runpy.run_path(settings["burst"])["burst"]  # which is Cloche's
             runs, seconds = burst(call, int(order[1]), int(order[2]), float(order[3]))
             return {"runs": runs, "seconds": seconds}
         started = time.perf_counter()
@@ -54,38 +55,6 @@ def _follow(order: list[str], call: Call) -> dict[str, Any]:
         return {"ms": (time.perf_counter() - started) * 1000, "output": output}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-
-
-def burst(call: Callable[[], object], runs: int, threads: int, limit_s: float) -> tuple[int, float]:
-    """Call from several threads until `runs` are done or the time is up; return runs and seconds."""
-    lock = threading.Lock()
-    left, done, errors = runs, 0, list[BaseException]()
-    started = time.perf_counter()
-
-    def work() -> None:
-        nonlocal left, done
-        while time.perf_counter() - started < limit_s and not errors:
-            with lock:
-                if left <= 0:
-                    return
-                left -= 1
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
-                return
-            with lock:
-                done += 1
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    elapsed = time.perf_counter() - started
-    if errors:
-        raise errors[0]
-    return done, elapsed
 
 
 @contextmanager
@@ -103,7 +72,7 @@ def _sandlock_fork(settings: Settings) -> Iterator[Call]:
     options = _sandlock_options(settings)
 
     def call() -> str:
-        clones = sandlock.Sandbox(**options, init_fn=lambda: None, work_fn=lambda _: exec(CODE)).fork(1)  # noqa: S102
+        clones = sandlock.Sandbox(**options, init_fn=lambda: None, work_fn=lambda _: exec(CODE)).fork(1)
         return _sandlock_output(sandlock.Sandbox(**options).reduce(["cat"], clones))
 
     yield call
