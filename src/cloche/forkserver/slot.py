@@ -194,8 +194,11 @@ class HandoffSocket:
         }
         messages.send_by(self._pass_on, "order", body, fds)
 
-    def start_of(self, number: int) -> float:
-        """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
+    def start_of(self, number: int) -> tuple[float, int]:
+        """Return when the program of run `number` started, in seconds on the monotonic clock, 0.0 if it has not.
+
+        With it comes the device number of its guest's workspace.
+        """
         return shared_status.start_of(self._status, number)
 
     def receive(self) -> tuple[str, dict[str, Any]]:
@@ -206,7 +209,7 @@ class HandoffSocket:
         if body["generation"] < self.generation:  # of a prefork jail that is no more
             _close_all(fds)
             return "", {}
-        self.generation = body["generation"]
+        self.advance(body["generation"])
         if tag == "ready":
             _close_all(self._workspace)
             self._workspace, self.has_guest = fds, True
@@ -233,6 +236,12 @@ class HandoffSocket:
         """Wait for a message, and tell whether there is one; not when time is up or the other end is gone."""
         found = self._waiting.poll(seconds * 1000) if seconds > 0 else []
         return bool(found) and found[0][1] == select.POLLIN
+
+    def advance(self, generation: int) -> None:
+        """Take note of the generation that the present jail has; a guest of an earlier one is gone."""
+        if generation > self.generation:
+            self.generation = generation
+            _close_all(self.take_guest())
 
     def look(self) -> bool:
         """Tell whether a guest is known to wait; raises nothing."""
@@ -334,7 +343,7 @@ class Slot:
             self.pid = body["pid"]
         elif tag == "ended" and self.handoff is not None:
             if body["generation"] > self.handoff.generation:
-                self.handoff.generation = body["generation"]
+                self.handoff.advance(body["generation"])
                 self.key = self.key if self.rebuilds else None
         else:  # any other message, while it waits, is a fault
             self.is_dead = True

@@ -251,6 +251,7 @@ class PreforkGuest(Guest):
     """
 
     is_under_load = can_copy = False
+    device = 0  # of its workspace, by which the caller knows whether it holds the right one
 
     def __init__(self, parent: Parent, asking: int, building: Building, handoff: int, file: int, ready: dict[str, Any]):
         super().__init__(parent, 0, asking)
@@ -271,6 +272,7 @@ class PreforkGuest(Guest):
         made = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
         further = NEXT_WORKSPACE if NEXT_WORKSPACE in registers else SHOWN_WORKSPACE
         kept = [registers[further]] if further in registers else []
+        self.device = posix.fstat(registers[OWN_WORKSPACE]).st_dev
         messages.send_retrying(self.asking, "made", {"holds": self.holds}, [*made, self.listener, *kept])
         if self.listener >= 0:
             posix.close(self.listener)
@@ -305,7 +307,7 @@ class PreforkGuest(Guest):
         number = body["number"]
         shared_status.note_taken(self.file, number)
         perform(body["steps"], self.registers)
-        shared_status.note_start(self.file, number, monotonic())
+        shared_status.note_start(self.file, number, monotonic(), self.device)
         self.gives_exit_notice = body["gives_exit_notice"]
         if body["is_awaited"]:
             messages.send(self.handoff, "started", {"number": number, "generation": generation})
@@ -370,7 +372,7 @@ class PreforkReaper(Parent):
             shared_status.note_end(
                 file, ended["number"]
             )  # after it was sent: what is noted, the helper asks nobody about
-            if ended["is_worn"] or not shared_status.start_of(file, ended["number"]):
+            if ended["is_worn"] or not shared_status.start_of(file, ended["number"])[0]:
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
 
     def _forget_helper(self) -> None:

@@ -99,9 +99,9 @@ def taken(file: int) -> int:
     return _read_uint(posix.pread(file, 8, _TAKEN_AT), 0)
 
 
-def note_start(file: int, number: int, at: float) -> None:
-    """Write down that the program of run `number` starts."""
-    posix.pwrite(file, _pack_uints(number, int(at * _NS), number), _STARTED_AT)
+def note_start(file: int, number: int, at: float, device: int) -> None:
+    """Write down that the program of run `number` starts, and the device number of its guest's workspace."""
+    posix.pwrite(file, _pack_uints(number, int(at * _NS), device, number), _STARTED_AT)
 
 
 def note_end(file: int, number: int) -> None:
@@ -119,10 +119,11 @@ def dirty_pages(file: int) -> bytes:
     return posix.pread(file, _DIRTY_PAGES_BYTES, _DIRTY_PAGES_AT)
 
 
-def start_of(file: int, number: int) -> float:
-    """Return when the program of run `number` started, 0.0 if it has not."""
-    data = posix.pread(file, 16, _STARTED_AT)
-    return _read_uint(data, 8) / _NS if _read_uint(data, 0) == number else 0.0
+def start_of(file: int, number: int) -> tuple[float, int]:
+    """Return when the program of run `number` started, 0.0 if it has not, and the device number of its workspace."""
+    data = posix.pread(file, 32, _STARTED_AT)
+    has_started = _read_uint(data, 0) == number == _read_uint(data, 24)
+    return (_read_uint(data, 8) / _NS, _read_uint(data, 16)) if has_started else (0.0, 0)
 
 
 class State:
@@ -143,7 +144,7 @@ def _read_whole(file: int) -> bytes:
     while True:
         data = posix.pread(file, _SIZE, 0)
         if _read_uint(data, 0) == _read_uint(data, _AGAIN_AT) and _read_uint(data, _STARTED_AT) == _read_uint(
-            data, _STARTED_AT + 16
+            data, _STARTED_AT + 24
         ):
             return data
 

@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
 import pytest
 
 from cloche.backends.local.helper_link import Connection
-from cloche.core.errors import StartFailed
+from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.forkserver.slot import HandoffSocket, Slot, Template
 from cloche.jail import messages, shared_status
 from cloche.jail.messages import Run, Spec
@@ -30,6 +31,7 @@ class Other:
         self.slot = Slot(ours, None, cast("Template", None))
         self.slot.spec, self.slot.rebuilds = Spec().as_wire(), False
         self.connection = Connection(Spec(), "", self.slot)
+        self.device = 0  # of the guest's workspace
         self.messages: list[tuple[str, int]] = []  # that were handed on, with how many descriptors
         self.build()
 
@@ -68,7 +70,7 @@ class Other:
         link, file, _ = self.handoff.other_ends
         now, number = self.now, self.connection._run.number
         if tag == "started":
-            shared_status.note_start(file, number, now)
+            shared_status.note_start(file, number, now, self.device)
         at = {"at": now, "seconds": [], "generation": self.handoff.generation, "number": number}
         messages.send(link, tag, {**at, **body}, fds)
 
@@ -108,6 +110,11 @@ async def run_short(other: Other) -> int:
     return number
 
 
+def folder(path: Path) -> int:
+    """Return the descriptor of a folder, which stands for a guest's workspace."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def failure(message: str) -> dict[str, object]:
     """Return what a helper says of a failure of its own."""
     return {"message": message, "step": "helper", "index": 0, "errno": 0}
@@ -123,6 +130,45 @@ def test_orders_that_went_to_a_jail_that_is_no_more_fail() -> None:
         with pytest.raises(StartFailed):
             await other.attend()
         assert other.slot.key is None
+
+    play(work)
+
+
+def test_a_guest_that_waits_goes_with_its_jail(tmp_path: Path) -> None:
+    """The helper ends a jail in which the next guest waits already: nobody takes that guest's workspace later."""
+
+    async def work(other: Other) -> None:
+        number, gone, present = other.send(), folder(tmp_path), folder(tmp_path.parent)
+        other.send_as_jail("started")
+        other.send_as_jail("ended", **WELL, denied=0)
+        other.connection._run.was_killed = True
+        other.send_as_jail("ready", (gone,))
+        other.report("ended", number, is_over=True, cause="output_limit", ended=WELL)
+        assert (await other.attend())["cause"] == "output_limit"
+        assert not other.handoff.has_guest
+        other.send_as_jail("ready", (present,))
+        assert other.handoff.look()
+        (taken,) = other.handoff.take_guest()
+        assert os.path.samestat(os.fstat(taken), os.fstat(present))
+        for fd in (gone, present, taken):
+            os.close(fd)
+
+    play(work)
+
+
+def test_a_workspace_of_another_guest_is_not_looked_at(tmp_path: Path) -> None:
+    """The guest says on which file system it works: a caller that holds another one reads none of its files."""
+
+    async def work(other: Other) -> None:
+        elsewhere = folder(Path("/proc/self"))
+        other.send()
+        other.device = os.stat(tmp_path).st_dev
+        other.send_as_jail("ready", (elsewhere,))
+        os.close(elsewhere)
+        other.send_as_jail("started")
+        with pytest.raises(OutcomeUnknown, match="another one's"):
+            await other.attend()
+        assert ("ready", 1) not in other.messages
 
     play(work)
 

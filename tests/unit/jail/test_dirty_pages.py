@@ -155,7 +155,7 @@ def test_the_shared_status_passes_it_on() -> None:
         shared_status.note_dirty_pages(file, b"x" * 32)
         shared_status.note_order(file, 7, 1.0, rebuilds=True, is_under_load=True)
         shared_status.note_taken(file, 7)
-        shared_status.note_start(file, 7, 3.0)
+        shared_status.note_start(file, 7, 3.0, 0)
         shared_status.note_end(file, 7)
         assert shared_status.dirty_pages(file) == b"x" * 32
         state = shared_status.State(file)

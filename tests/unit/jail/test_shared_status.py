@@ -38,7 +38,7 @@ def test_order_start_and_end_are_kept_apart(made: tuple[int, int]) -> None:
     file, _ = made
     for number in (1, 2**40):
         shared_status.note_order(file, number, 1.5, rebuilds=number > 1)
-        shared_status.note_start(file, number, 1234.25)
+        shared_status.note_start(file, number, 1234.25, 7)
     shared_status.note_end(file, 1)
     state = shared_status.State(file)
     assert (state.ordered, state.timeout_s, state.rebuilds) == (2**40, 1.5, True)

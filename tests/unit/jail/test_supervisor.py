@@ -47,7 +47,7 @@ class Stage:
     def start_and_end(self, number: int, *, at: float, ends: bool) -> None:
         """Have a program started, and perhaps ended, as pid 1 reports it."""
         if isinstance(self.supervisor, PreforkSupervisor):
-            shared_status.note_start(self.state.status, number, at)
+            shared_status.note_start(self.state.status, number, at, 0)
             if ends:
                 shared_status.note_end(self.state.status, number)
             return
@@ -171,7 +171,7 @@ def test_a_stale_timer_ends_nothing(prefork: Stage) -> None:
     prefork.order(2)
     shared_status.set_timer(prefork.state.timer, 0.001)
     begun = monotonic()
-    shared_status.note_start(prefork.state.status, 2, begun - LONG_S + 0.2)
+    shared_status.note_start(prefork.state.status, 2, begun - LONG_S + 0.2, 0)
     prefork.attend()
     ((_, body, _),) = prefork.received()
     assert (body["number"], body["cause"]) == (2, "timeout")

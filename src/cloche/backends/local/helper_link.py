@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import StartFailed
+from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.core.loops import is_single_call_loop, until_readable
 from cloche.core.suppressed import suppress_logged
 from cloche.forkserver.slot import send_packed
@@ -431,10 +431,12 @@ class Connection:
         run = self._run
         if run.started_at:
             return
-        at = handoff.start_of(run.number)
+        at, device = handoff.start_of(run.number)
         if at:
             body = {"at": at}
             run.take("status", "started", body)
+            if self._guest_workspace and os.fstat(self._guest_workspace[0]).st_dev != device:
+                raise OutcomeUnknown("the workspace that came with the guest is another one's; its files are not read")
             on_message("ready", {"seconds": handoff.seconds}, self._take_guest_workspace())
             on_message("started", body, [])
 
@@ -605,7 +607,7 @@ class Connection:
 
     def _loss(self) -> Exception:
         handoff, run = self._slot.handoff if self._slot is not None else None, self._run
-        if handoff is not None and not run.started_at and (at := handoff.start_of(run.number)):
+        if handoff is not None and not run.started_at and (at := handoff.start_of(run.number)[0]):
             run.take("status", "started", {"at": at})
         return run.loss()
 
