@@ -25,7 +25,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass, replace
 
 from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
-from .queue_file import check_owner, default_path, make_folder, make_table, opened, take_over_older
+from .queue_file import FIELDS, check_owner, default_path, make_folder, make_table, opened
 
 POLL_S, MAX_POLL_S = 0.05, 0.5
 RETENTION_S, MOST_CLOSED = 30 * 86_400.0, 1_000  # of what has ended
@@ -34,10 +34,6 @@ ON_THIS_MACHINE = "this machine"  # where a decision came from that came by no a
 log = logging.getLogger("cloche.agent")
 # In the words of `sqlite3` and of SQLAlchemy alike: `cloche.records.approvals` has the same queue. Each change has a
 # number of its own, which rises; the highest is never deleted.
-FIELDS = (
-    "id", "project", "asked_by", "asked_at", "expires_at", "request", "first_decision", "decision", "decided_at",
-    "decided_from", "version",
-)  # fmt: skip
 FORGET = """
 DELETE FROM approvals WHERE expires_at < :now AND version < (SELECT MAX(version) FROM approvals) AND (
     asked_at < :oldest OR id <= (SELECT id FROM approvals ORDER BY id DESC LIMIT 1 OFFSET :most)
@@ -149,8 +145,6 @@ class ApprovalQueue:
         if path is None:
             make_folder(os.path.dirname(self._path))
         make_table(self._path)
-        if path is None and "CLOCHE_APPROVALS" not in os.environ:
-            take_over_older(self._path)
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Ask, and wait for the decision."""

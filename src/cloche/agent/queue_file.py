@@ -1,8 +1,7 @@
-"""The file of the queue of approvals: where it is, that it is its owner's alone, its table, and what an older one held.
+"""The file of the queue of approvals: where it is, that it is its owner's alone, and its table.
 
 By default it is the database of records, which `cloche serve` has too. Whoever comes first makes the table: this
-module, which needs the standard library alone, or the first migration of `cloche.records`. Before there were records
-the queue was a file of its own; what that holds is moved over once.
+module, which needs the standard library alone, or the first migration of `cloche.records`.
 """
 
 from __future__ import annotations
@@ -11,47 +10,31 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 
 from cloche.config.state import records_file, state_file
 from cloche.core.errors import InvalidRequest
 
-OLDER = "approvals.db"  # in the user's state folder
 BUSY_TIMEOUT_S = 10.0
 _NO_PLACE = (
     "the queue of approvals has no place, since this user has no home folder; name a file (CLOCHE_APPROVALS=/FILE)"
 )
-# As `cloche.records.tables` has it; times are seconds since 1970, requests and decisions JSON.
-_TABLE = (
-    """
-    CREATE TABLE IF NOT EXISTS approvals (
-        id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-        project VARCHAR(64) DEFAULT 'default' NOT NULL,
-        asked_by VARCHAR(40),
-        asked_at FLOAT NOT NULL,
-        expires_at FLOAT NOT NULL,
-        request TEXT NOT NULL,
-        first_decision TEXT,
-        decision TEXT,
-        decided_at FLOAT,
-        decided_from VARCHAR(64),
-        version INTEGER DEFAULT '0' NOT NULL
-    )""",
-    "CREATE INDEX IF NOT EXISTS ix_approvals_project ON approvals (project)",
-    "CREATE INDEX IF NOT EXISTS ix_approvals_version ON approvals (version)",
+# The one definition of the table, after `id`: name, type, whether there is always a value, default, whether there is an
+# index. Times are seconds since 1970, requests and decisions JSON; `version` rises with each change of any row.
+COLUMNS = (
+    ("project", "VARCHAR(64)", True, "default", True),
+    ("asked_by", "VARCHAR(40)", False, None, False),
+    ("asked_at", "FLOAT", True, None, False),
+    ("expires_at", "FLOAT", True, None, False),
+    ("request", "TEXT", True, None, False),
+    ("first_decision", "TEXT", False, None, False),
+    ("decision", "TEXT", False, None, False),
+    ("decided_at", "FLOAT", False, None, False),
+    ("decided_from", "VARCHAR(64)", False, None, False),
+    ("version", "INTEGER", True, "0", True),
 )
-_MOVE = """
-INSERT INTO approvals (asked_at, expires_at, request, decision) SELECT ?1, ?2, ?3, ?4
-WHERE NOT EXISTS (SELECT 1 FROM approvals WHERE asked_at = ?1 AND request = ?3)"""
-_OLD_COLUMNS = ("id", "asked_at", "expires_at", "request", "decision")
-_RENEW = (
-    "ALTER TABLE approvals RENAME TO approvals_older",
-    *_TABLE,
-    f"INSERT INTO approvals ({', '.join(_OLD_COLUMNS)}) SELECT {', '.join(_OLD_COLUMNS)} FROM approvals_older",  # noqa: S608
-    "DROP TABLE approvals_older",
-)
+FIELDS = ("id", *(column[0] for column in COLUMNS))
 
 
 def default_path() -> str:
@@ -61,7 +44,7 @@ def default_path() -> str:
     """
     if named := os.environ.get("CLOCHE_APPROVALS"):
         return os.path.abspath(named)
-    if state_file(OLDER) is None and "CLOCHE_DATABASE" not in os.environ:
+    if state_file("records.db") is None and "CLOCHE_DATABASE" not in os.environ:
         raise InvalidRequest(_NO_PLACE)
     return records_file()
 
@@ -74,68 +57,30 @@ def opened(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def make_table(path: str) -> None:
-    """Make the file, private, and its table; or renew that of an older Cloche.
+    """Make the file, private, and its table.
 
     Raises InvalidRequest for a file that others may write to, and for one that is no database.
     """
     make_private(path)
     try:
         with opened(path) as database:
-            if _missing(_columns(database)):
-                database.execute("BEGIN IMMEDIATE")
-                for statement in _missing(_columns(database)):  # again: another process may have been first
+            if not database.execute("PRAGMA table_info(approvals)").fetchall():
+                for statement in _statements():  # another process may be first meanwhile
                     database.execute(statement)
     except sqlite3.Error as error:
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error}") from error
 
 
-def _columns(database: sqlite3.Connection) -> set[str]:
-    return {row[1] for row in database.execute("PRAGMA table_info(approvals)")}
-
-
-def _missing(columns: set[str]) -> Sequence[str]:
-    """Return what makes the table of these columns the one that is needed; nothing for one that is nobody's of ours."""
-    if not columns:
-        return _TABLE
-    return _RENEW if columns == set(_OLD_COLUMNS) else ()
-
-
-def take_over_older(path: str) -> int:
-    """Move into `path`, the default file, what the queue's own file of an older Cloche holds; return how many.
-
-    Raises InvalidRequest where that file is not its owner's alone.
-    """
-    older = state_file(OLDER)
-    if older is None or not os.path.exists(older) or os.path.realpath(older) == os.path.realpath(path):
-        return 0
-    check_private(older)
-    check_owner(older)
-    try:
-        return _copy(older, path)
-    except sqlite3.Error as error:
-        if not os.path.exists(older):  # another process was first
-            return 0
-        raise InvalidRequest(f"{older} cannot be moved into {path}: {error}; repair it, or remove it") from error
-
-
-def _copy(older: str, path: str) -> int:
-    """Copy the rows, then remove the older file; nobody writes to it meanwhile.
-
-    After an interruption the next start does it again: a row that is there already is not added twice.
-    """
-    address = f"{Path(older).as_uri()}?mode=rw"  # never made here
-    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
-        source.execute("BEGIN EXCLUSIVE")
-        if not _columns(source):  # somebody else's, or not begun
-            return 0
-        rows = source.execute("SELECT asked_at, expires_at, request, decision FROM approvals ORDER BY id").fetchall()
-        with opened(path) as target:
-            target.execute("BEGIN IMMEDIATE")
-            added = sum(target.execute(_MOVE, row).rowcount for row in rows)
-        with suppress(FileNotFoundError):
-            os.unlink(older)
-        source.rollback()
-    return added
+def _statements() -> Iterator[str]:
+    columns = ["id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"]
+    for name, kind, is_required, default, _ in COLUMNS:
+        given = "" if default is None else f" DEFAULT '{default}'"
+        columns.append(f"{name} {kind}{given}{' NOT NULL' if is_required else ''}")
+    yield "BEGIN IMMEDIATE"
+    yield f"CREATE TABLE IF NOT EXISTS approvals ({', '.join(columns)})"
+    for name, *_, is_indexed in COLUMNS:
+        if is_indexed:
+            yield f"CREATE INDEX IF NOT EXISTS ix_approvals_{name} ON approvals ({name})"
 
 
 def check_owner(path: str) -> None:

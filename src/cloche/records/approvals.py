@@ -5,7 +5,6 @@ It is the queue of `cloche.agent.queue`, whose rules about decisions hold here; 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,23 +13,22 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from cloche.agent import queue_file
 from cloche.agent.approval import ApprovalRequest, Decision
-from cloche.agent.queue import DECIDE, FIELDS, FORGET, Entry, as_text, entry_of, forgetting
+from cloche.agent.queue import DECIDE, FORGET, Entry, as_text, entry_of, forgetting
+from cloche.agent.queue_file import FIELDS
 from cloche.agent.terminal import describe_rules
-from cloche.config.state import records_file
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.record import dataclass
 
-from .database import Database
 from .lists import FEW_ITEMS, MOST_ITEMS
-from .tables import Approval
+from .tables import APPROVALS
 
 STATUSES = ("waiting", "approved", "denied", "expired")
 MOST_CALL_CHARS = 200  # of a call, in a list
 MOST_LOOKED_AT = 100  # requests, for the last one of the same tool
 _YES = '{"is_approved": true%'  # how a decision begins that `agent.queue` wrote
-_COLUMNS = [getattr(Approval, name) for name in FIELDS]
+_OF = APPROVALS.c
+_COLUMNS = [_OF[name] for name in FIELDS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +41,13 @@ class NewRequest:
     patience_s: float
 
 
-def take_over_older(database: Database) -> None:
-    """Move what the queue's own file of an older Cloche holds into the user's own database; into no other.
-
-    Raises InvalidRequest.
-    """
-    if not database.is_sqlite:
-        return
-    try:
-        usual = records_file()
-    except InvalidRequest:  # there is none
-        return
-    path = str(database.url.database)
-    if os.path.realpath(path) == os.path.realpath(usual):
-        queue_file.take_over_older(path)
-
-
 def ask(session: Session, new: NewRequest) -> Entry:
     """Add a request, and forget what has ended long ago."""
     now = time.time()
     session.execute(text(FORGET), forgetting(now))
-    row = insert(Approval).values(
+    row = insert(APPROVALS).values(
         project=new.project, asked_by=new.asked_by, asked_at=now, expires_at=now + new.patience_s, request=new.text,
-        version=select(func.coalesce(func.max(Approval.version), 0) + 1).scalar_subquery(),
+        version=select(func.coalesce(func.max(_OF.version), 0) + 1).scalar_subquery(),
     )  # fmt: skip
     number = cast("Any", session.execute(row)).inserted_primary_key[0]
     return find(session, number, project=new.project)
@@ -73,32 +55,32 @@ def ask(session: Session, new: NewRequest) -> Entry:
 
 def count_waiting(session: Session, *, asked_by: str) -> int:
     """Return how many requests of one caller wait."""
-    query = select(func.count()).select_from(Approval).where(Approval.asked_by == asked_by, _condition("waiting"))
+    query = select(func.count()).select_from(APPROVALS).where(_OF.asked_by == asked_by, _condition("waiting"))
     return session.scalar(query) or 0
 
 
 def count_open(session: Session, *, project: str) -> int:
     """Return how many requests of a project wait."""
-    query = select(func.count()).select_from(Approval).where(Approval.project == project, _condition("waiting"))
+    query = select(func.count()).select_from(APPROVALS).where(_OF.project == project, _condition("waiting"))
     return session.scalar(query) or 0
 
 
 def last_change(session: Session, *, project: str) -> str:
     """Return a text that is another one when a request was asked for, decided about, or expired."""
-    expired = select(func.count()).select_from(Approval).where(Approval.project == project, _condition("expired"))
+    expired = select(func.count()).select_from(APPROVALS).where(_OF.project == project, _condition("expired"))
     return f"{newest_version(session)}.{session.scalar(expired) or 0}"
 
 
 def last_of_tool(session: Session, tool: str, *, project: str) -> ApprovalRequest | None:
     """Return what a tool was asked to do last, of the latest requests."""
-    query = select(*_COLUMNS).where(Approval.project == project).order_by(Approval.id.desc()).limit(MOST_LOOKED_AT)
+    query = select(*_COLUMNS).where(_OF.project == project).order_by(_OF.id.desc()).limit(MOST_LOOKED_AT)
     found = (entry_of(tuple(row)) for row in session.execute(query))
     return next((entry.request for entry in found if entry is not None and entry.request.tool == tool), None)
 
 
 def find(session: Session, number: int, *, project: str) -> Entry:
     """Return one request. Raises NotFound, also for another project's."""
-    query = select(*_COLUMNS).where(Approval.id == number, Approval.project == project)
+    query = select(*_COLUMNS).where(_OF.id == number, _OF.project == project)
     row = session.execute(query).first()
     entry = None if row is None else entry_of(tuple(row))
     if entry is None:
@@ -117,11 +99,11 @@ def list_approvals(
     """Return a page, the newest first, as every list has it. Raises InvalidRequest."""
     if not 1 <= limit <= MOST_ITEMS:
         raise InvalidRequest(f"limit: {limit} is not between 1 and {MOST_ITEMS}")
-    query = select(*_COLUMNS).where(Approval.project == project).order_by(Approval.id.desc()).limit(limit + 1)
+    query = select(*_COLUMNS).where(_OF.project == project).order_by(_OF.id.desc()).limit(limit + 1)
     if status is not None:
         query = query.where(_condition(status))
     if cursor is not None:
-        query = query.where(Approval.id < _number(cursor))
+        query = query.where(_OF.id < _number(cursor))
     rows = [tuple(row) for row in session.execute(query)]
     entries = [entry for row in rows[:limit] if (entry := entry_of(row)) is not None]
     return {
@@ -134,13 +116,13 @@ def _condition(status: str) -> ColumnElement[bool]:
     """Return what tells the rows of a status. Raises InvalidRequest for a word that is none."""
     if status not in STATUSES:
         raise InvalidRequest(f"status: use one of {', '.join(STATUSES)}")
-    is_open = Approval.decision.is_(None)
+    is_open = _OF.decision.is_(None)
     now = time.time()
     conditions: Mapping[str, ColumnElement[bool]] = {
-        "waiting": is_open & (Approval.expires_at > now),
-        "expired": is_open & (Approval.expires_at <= now),
-        "approved": Approval.decision.like(_YES),
-        "denied": ~is_open & ~Approval.decision.like(_YES),
+        "waiting": is_open & (_OF.expires_at > now),
+        "expired": is_open & (_OF.expires_at <= now),
+        "approved": _OF.decision.like(_YES),
+        "denied": ~is_open & ~_OF.decision.like(_YES),
     }
     return conditions[status]
 
@@ -153,7 +135,7 @@ def _number(cursor: str) -> int:
 
 def newest_version(session: Session) -> int:
     """Return the number of the last change."""
-    return session.scalar(select(func.max(Approval.version))) or 0
+    return session.scalar(select(func.max(_OF.version))) or 0
 
 
 def changed_after(
@@ -163,18 +145,18 @@ def changed_after(
 
     The number before it is the version of the last of them.
     """
-    query = select(*_COLUMNS).where(Approval.version > version).order_by(Approval.version).limit(limit)
+    query = select(*_COLUMNS).where(_OF.version > version).order_by(_OF.version).limit(limit)
     if project is not None:
-        query = query.where(Approval.project == project)
+        query = query.where(_OF.project == project)
     rows = [tuple(row) for row in session.execute(query)]
     return rows[-1][-1] if rows else version, [entry for row in rows if (entry := entry_of(row)) is not None]
 
 
 def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequence[Entry]:
     """Return what waits, of all projects or of one, in the order of its last change."""
-    query = select(*_COLUMNS).where(_condition("waiting")).order_by(Approval.version).limit(limit)
+    query = select(*_COLUMNS).where(_condition("waiting")).order_by(_OF.version).limit(limit)
     if project is not None:
-        query = query.where(Approval.project == project)
+        query = query.where(_OF.project == project)
     return [entry for row in session.execute(query) if (entry := entry_of(tuple(row))) is not None]
 
 

@@ -24,7 +24,7 @@ from cloche.core.record import dataclass
 
 from .database import Database
 from .ids import check_id, new_id, now
-from .tables import DEFAULT_PROJECT, ApiKey, Approval
+from .tables import APPROVALS, DEFAULT_PROJECT, ApiKey
 
 SCOPES = ("run", "read", "approve", "admin")
 PREFIX = "cloche_"
@@ -138,7 +138,7 @@ def rotate_key(
             raise Conflict(f"key {escape_name(key_id)} holds no more; make a new one")
         old.revoked_at = now()
         made = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
-        session.execute(update(Approval).where(Approval.asked_by == old.id).values(asked_by=made[0].id))
+        session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=made[0].id))
         if audit is not None:
             audit.record("key", what="rotated", id=old.id, name=old.name, by_id=made[0].id)
         return made

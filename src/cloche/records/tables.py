@@ -7,10 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Float, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+import sqlalchemy
+from sqlalchemy import (
+    JSON,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
+
+from cloche.agent import queue_file
 
 DEFAULT_PROJECT = "default"
+_TEXT = {"VARCHAR(40)": String(40), "VARCHAR(64)": String(64), "TEXT": Text()}
+_KINDS: dict[str, TypeEngine[Any]] = {"INTEGER": Integer(), "FLOAT": Float(), **_TEXT}
 
 
 class Table(DeclarativeBase):
@@ -168,32 +185,24 @@ class LiveSandbox(Owned, Table):
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
-class Approval(Table):
-    """A request for approval: the queue of `cloche.agent.queue`, which makes this table, too, where it comes first.
-
-    Times are seconds since 1970; `version` rises with each change of any row.
-    """
-
-    __tablename__ = "approvals"
-    id: Mapped[int] = mapped_column(primary_key=True)
-    project: Mapped[str] = mapped_column(String(64), server_default=DEFAULT_PROJECT, index=True)
-    asked_by: Mapped[str | None] = mapped_column(String(40))
-    asked_at: Mapped[float] = mapped_column(Float)
-    expires_at: Mapped[float] = mapped_column(Float)
-    request: Mapped[str] = mapped_column(Text)
-    first_decision: Mapped[str | None] = mapped_column(Text)
-    decision: Mapped[str | None] = mapped_column(Text)
-    decided_at: Mapped[float | None] = mapped_column(Float)
-    decided_from: Mapped[str | None] = mapped_column(String(64))
-    version: Mapped[int] = mapped_column(server_default="0", index=True)
-    __table_args__ = ({"sqlite_autoincrement": True},)
+# The queue of `cloche.agent.queue`, which makes this table, too, where it comes first.
+APPROVALS = sqlalchemy.Table(
+    "approvals",
+    Table.metadata,
+    Column("id", Integer, primary_key=True),
+    *(
+        Column(name, _KINDS[kind], nullable=not is_required, server_default=default, index=is_indexed)
+        for name, kind, is_required, default, is_indexed in queue_file.COLUMNS
+    ),
+    sqlite_autoincrement=True,
+)
 
 
 Index("runs_by_status", Run.project, Run.status, Run.id)
 
 # Lists are by project, perhaps by the caller's label, and the newest first.
 for _table in Table.metadata.tables.values():
-    if _table.name != Approval.__tablename__ and "project" in _table.c:
+    if _table is not APPROVALS and "project" in _table.c:
         Index(f"ix_{_table.name}_project", _table.c.project, _table.c.id)
     if "session_id" in _table.c:
         Index(f"ix_{_table.name}_session_id", _table.c.project, _table.c.session_id, _table.c.id)

@@ -294,7 +294,6 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         asyncio.ensure_future(service.peers.tend()),
     ]
     try:
-        await asyncio.to_thread(approvals.take_over_older, database)
         await service.peers.refresh()
         await service.peers.close_of_gone()
         with suppress(ClocheError, OSError, TimeoutError):  # said where it matters: at the first run

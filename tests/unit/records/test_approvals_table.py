@@ -1,10 +1,8 @@
-"""The queue of approvals in the database of records: whoever makes the table, and what an older file holds."""
+"""The queue of approvals in the database of records, whoever makes the table."""
 
-import os
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +13,12 @@ from alembic.migration import MigrationContext
 
 from cloche import InvalidRequest
 from cloche.agent.approval import ApprovalRequest, Decision, Risk
-from cloche.agent.queue import ApprovalQueue, as_text
+from cloche.agent.queue import ApprovalQueue
 from cloche.records.database import Database
 from cloche.records.tables import Table
 
 HIGH = ApprovalRequest(tool="run_code", risk=Risk.HIGH, arguments={"code": "print(1)"}, rules={"runs_on": "local"})
 YES = Decision(is_approved=True, by="test")
-# As an earlier Cloche made it.
-OLD_TABLE = """
-CREATE TABLE approvals (id INTEGER PRIMARY KEY AUTOINCREMENT, asked_at REAL NOT NULL, expires_at REAL NOT NULL,
-    request TEXT NOT NULL, decision TEXT)"""
 
 
 @pytest.fixture
@@ -37,31 +31,16 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cloche"
 
 
-def write_older(path: Path, *codes: str) -> None:
-    """Make a queue of an earlier Cloche: each code was asked for; the first was denied, the others wait."""
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(OLD_TABLE)
-        for number, code in enumerate(codes):
-            request = as_text(replace(HIGH, arguments={"code": code}))
-            decision = None if number else '{"is_approved": false, "by": "bob"}'
-            row = (time.time() + number, time.time() + 600, request, decision)
-            database.execute("INSERT INTO approvals (asked_at, expires_at, request, decision) VALUES (?, ?, ?, ?)", row)
-    path.chmod(0o600)
-
-
 def schema_faults(database: Database) -> list[object]:
     """Return how the tables differ from what `tables.py` says."""
     with database.engine.connect() as connection:
         return list(compare_metadata(MigrationContext.configure(connection), Table.metadata))
 
 
-@pytest.mark.parametrize("first", ["queue", "records", "queue, older", "records, older"])
+@pytest.mark.parametrize("first", ["queue", "records"])
 def test_whoever_comes_first_makes_the_same_table(state: Path, first: str) -> None:
-    """An agent, the service, or either of them for a file of an earlier Cloche; all can use it then."""
-    path = state / "records.db"
-    if "older" in first:
-        write_older(path, "print(0)", "print(1)")
-    queue = None if "records" in first else ApprovalQueue()
+    """An agent or the service; both can use it then."""
+    queue = None if first == "records" else ApprovalQueue()
     database = Database()
     try:
         assert schema_faults(database) == []
@@ -72,10 +51,9 @@ def test_whoever_comes_first_makes_the_same_table(state: Path, first: str) -> No
         with database.reading() as session:
             row = session.connection().exec_driver_sql(f"SELECT project, version FROM approvals WHERE id = {number}")
             assert tuple(row.one()) == ("default", 2)
-        assert [entry.state for entry in queue.entries()] == ["denied", "waiting", "approved"][-number:]
     finally:
         database.close()
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert (state / "records.db").stat().st_mode & 0o777 == 0o600
 
 
 def test_migrations_go_down_and_up_with_the_queue(state: Path) -> None:
@@ -92,45 +70,13 @@ def test_migrations_go_down_and_up_with_the_queue(state: Path) -> None:
         database.close()
 
 
-def test_what_the_older_file_holds_is_moved_once(state: Path) -> None:
-    """An open request waits on, a decision stays, numbers go on; the second start moves nothing."""
-    write_older(state / "approvals.db", "print(0)", "print(1)")
-    queue = ApprovalQueue()
-    assert not (state / "approvals.db").exists()
-    assert [entry.state for entry in queue.entries()] == ["denied", "waiting"]
-    (waiting,) = queue.waiting()
-    assert waiting.request.arguments == {"code": "print(1)"}
-    queue.decide(waiting.number, YES)
-    assert [entry.state for entry in ApprovalQueue().entries()] == ["denied", "approved"]
-
-
-def test_a_move_that_was_interrupted_adds_nothing_twice(state: Path) -> None:
-    """Between the copy and the end of the older file: the next start does both again."""
-    write_older(state / "approvals.db", "print(0)", "print(1)")
-    kept = (state / "approvals.db").read_bytes()
-    ApprovalQueue()
-    (state / "approvals.db").write_bytes(kept)
-    assert len(ApprovalQueue().entries()) == 2
-    assert not (state / "approvals.db").exists()
-
-
-def test_an_older_file_that_others_may_write_to_is_not_believed(state: Path) -> None:
-    """Whoever wrote it could have approved."""
-    write_older(state / "approvals.db", "print(0)", "print(1)")
-    (state / "approvals.db").chmod(0o666)
-    with pytest.raises(InvalidRequest, match=r"approvals\.db may be written to by everybody"):
-        ApprovalQueue()
-
-
 def test_several_processes_begin_with_both_at_once(state: Path) -> None:
-    """Agents and services, with an older file to be moved: all of them work, and no row is lost or doubled."""
-    write_older(state / "approvals.db", *(f"print({number})" for number in range(20)))
+    """Agents and services: all of them work."""
     agent = "from cloche.agent.queue import ApprovalQueue; ApprovalQueue().entries()"
     service = "from cloche.records.database import Database; Database().close()"
     running = [subprocess.Popen([sys.executable, "-c", program]) for program in (agent, service, agent, service)]
     assert [process.wait(60) for process in running] == [0] * 4
-    assert len(ApprovalQueue().entries()) == 20
-    assert not os.path.exists(state / "approvals.db")
+    assert (state / "records.db").exists()
 
 
 def test_the_database_of_a_server_is_no_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

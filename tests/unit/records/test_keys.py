@@ -12,7 +12,7 @@ from cloche.audit.log import Audit
 from cloche.core.errors import AuditFailed, Conflict
 from cloche.records.database import Database
 from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
-from cloche.records.tables import Approval
+from cloche.records.tables import APPROVALS
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_a_rotated_key_is_the_same_asker(database: Database) -> None:
     old, _ = create_key(database, name="agent", scopes=("run", "approve"))
     with database.writing() as session:
         row = {"asked_by": old.id, "asked_at": 0, "expires_at": 1, "request": "{}"}
-        session.execute(insert(Approval).values(row))
+        session.execute(insert(APPROVALS).values(row))
     new, _ = rotate_key(database, old.id)
     with database.reading() as session:
-        assert session.scalar(select(Approval.asked_by)) == new.id
+        assert session.scalar(select(APPROVALS.c.asked_by)) == new.id
 
 
 def test_what_the_audit_log_does_not_take_is_not_done(database: Database, tmp_path: Path) -> None:

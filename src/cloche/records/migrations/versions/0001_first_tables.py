@@ -99,14 +99,9 @@ def upgrade() -> None:
 
 
 def _approvals() -> None:
-    """Make the queue of approvals, where no agent came first (`cloche.agent.queue_file`); renew one of before that."""
-    columns = "id, asked_at, expires_at, request, decision"
-    inspector = sa.inspect(op.get_bind())
-    has_older = inspector.has_table("approvals")
-    if has_older and any(column["name"] == "version" for column in inspector.get_columns("approvals")):
+    """Make the queue of approvals, where no agent came first (`cloche.agent.queue_file`)."""
+    if sa.inspect(op.get_bind()).has_table("approvals"):
         return
-    if has_older:
-        op.rename_table("approvals", "approvals_older")
     op.create_table(
         "approvals",
         sa.Column("id", sa.Integer, nullable=False, primary_key=True),
@@ -122,9 +117,6 @@ def _approvals() -> None:
         sa.Column("version", sa.Integer, nullable=False, server_default="0", index=True),
         sqlite_autoincrement=True,
     )
-    if has_older:
-        op.execute(f"INSERT INTO approvals ({columns}) SELECT {columns} FROM approvals_older")  # noqa: S608
-        op.drop_table("approvals_older")
 
 
 def downgrade() -> None:
