@@ -6,8 +6,8 @@ control group counts, its filter asks before each fork, and what descends from t
 
 The tree is walked when the answers that the last walk allowed are used up, not for each: what ends meanwhile only makes
 more room. But where parents end while it is walked, it is walked for each, since some may have been missed: they come
-to where the walk has been. A process that was let go and has not been made yet is not seen, so the limit may be passed by as many as are
-being made while a walk lasts.
+to where the walk has been. A process that was let go and has not been made yet is not seen, so the limit may be passed
+by as many as are being made while a walk lasts.
 """
 
 from __future__ import annotations
