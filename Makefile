@@ -28,14 +28,14 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 serve: $(VENV)/.dev ## install, then serve the API and the page on 127.0.0.1; it prints a key and an address to open
 	$(VENV)/bin/cloche serve
 
-test: setup-system $(VENV)/.dev toolchains ## all tests but soak, and what `make check` does; from root, as an ordinary user too what depends on the user (10 min, installation included)
-	$(PYTHON_DEV) scripts/gate.py test
+test: setup-system $(VENV)/.dev toolchains ## all tests but soak, and what `make check` does; from root, as an ordinary user too what depends on the user; AREA=workspace: only the files whose path has this
+	$(PYTHON_DEV) scripts/gate.py $(AREA)
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass beside its tests
 	@scripts/check.sh
 
 soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, signals, other-python or frameworks
-	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
+	$(PYTHON_DEV) scripts/soak.py $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
 	$(PYTHON_DEV) -m bench

@@ -1,132 +1,96 @@
-"""Run the tests of `make test`, or of an area of `make soak`, in lanes beside each other: they mostly wait.
+"""Run all of `make test` beside each other, or the files whose path has AREA in it: `gate.py [AREA]`.
 
-A lane is one session of pytest, or of pytest-xdist with some workers, each below an adopter of its own (adopt.py). What
-the first lane prints is shown as it comes, what the others print when all have ended. What failed gets a second look
-then: alone, one test after the other. What passes there is named in the last lines and fails nothing; what was left
-behind (tests/harness/outcome.py) has no second look. Arguments: `test`, or `soak` and an area.
+A place is a user, a Python and an environment; its workers (tests/harness/worker.py) each run one file of tests after
+the other. There is one list of files over all places, longest first by the seconds of the last time, and so many run at
+once as keep the processors busy. What failed gets a second look in the end, alone; what passes there is named in the
+last lines and fails nothing; what was left behind (tests/harness/outcome.py) has no second look.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gate"
+# Seconds and engine of each file, by place: of the last run here, or as they are kept in the tree.
+KEPT, LAST = ROOT / "scripts" / "gate_times.json", "times.json"
 IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true", "1"}
 OTHER = "3.13"
-YOUNGER = (
-    "3.14",
-    "3.14t",
-    "3.15",
-    "3.15t",
-)  # also without the lock of the interpreter: in the soak, where they are here
 NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
-AT_ONCE = 3  # in the soak; `make test` runs all of its lanes beside each other
+AT_ONCE = 3 * (os.cpu_count() or 1)  # tests wait about two thirds of their time
+EVERY_S, SLOWEST, DEFAULT_S = 10, 10, 1.0
 # The longest that a test leaves something lying about which `cloche gc` is to remove, seen by those beside it.
 LIES_ABOUT_S = "180"
-PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
-# What does not depend on the Python that runs it: the project's own scripts and text, and other languages' compilers.
-FOR_ONE_PYTHON = ("test_adopt.py", "test_gate.py", "test_layering.py", "backends/test_toolchain.py")
-# What does by the standard library's plainest parts; `make soak AREA=other-python` tries it there too.
-PLAIN = ("agent", "audit", "autofix", "config", "mcp", "records", "server", "skills")
-LOCAL = "soak and not container and not machine"
-SERVICE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_service*.py")))
-SERVICE += ("tests/integration/test_docs.py",)
-LONG = ("--timeout", "1800")
-REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
-REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
-WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
-# Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
-SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
-AREAS: dict[str, tuple[str, ...]] = {
-    "machines": (*LONG, "-m", "soak and machine"),
-    "containers": (*LONG, "-m", "soak and container and not machine"),
-    "escape": (*LONG, "-m", LOCAL, "tests/escape"),
-    "sessions": (
-        *LONG,
-        "-m",
-        LOCAL,
-        "-k",
-        "session and not service",
-        "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
-    ),
-    "local": (
-        *LONG,
-        "-m",
-        LOCAL,
-        "-k",
-        "not session and not keeper and not service",
-        "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
-    ),
-    "remote": (*LONG, "-m", LOCAL, *REMOTE),
-    "service": (*LONG, "-m", LOCAL, *SERVICE),
-    "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
-    "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
-    "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
-}
-ALL_AREAS = (*AREAS, "other-python", "frameworks")
-# The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
-FRAMEWORKS: dict[str, tuple[str, ...]] = {
-    "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
-    "deepagents06": ("tests/frameworks/test_deepagents.py",),
-    "deepagents07": ("tests/frameworks/test_deepagents.py",),
-    "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
-    "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
-}
-# What notebooks use: libraries that show things, and Jupyter.
-NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
-# The packages of E2B and Daytona at the lower bounds of their extras.
-OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q")
+# What another Python may do otherwise: processes, signals, descriptors, the interpreter's own parts, connections.
+# `make soak AREA=other-python` tries all units there.
+FOR_OTHER = ("forkserver", "interpreter", "init", "jail", "keeper", "blocking", "core/test_record.py", "test_sync.py")
+FOR_OTHER += ("test_connections.py", "records/test_database.py", "test_hostfs.py", "backends/test_live_session.py")
 
 
-class Account(NamedTuple):
-    """How many tests passed, which failed, and what else is wrong."""
+@dataclass
+class Place:
+    """Who runs tests, with what command up to pytest's words; `install` comes first."""
+
+    name: str
+    command: Sequence[str]
+    files: Sequence[str]
+    temporary: Path
+    words: Sequence[str] = ("-m", "not soak")
+    install: Sequence[str] = ()
+    at_most: int = AT_ONCE
+
+
+@dataclass
+class Job:
+    """Files, or tests, that one worker runs; `engine` is what it needs, if that may be there once only, or "any"."""
+
+    place: Place
+    tests: Sequence[str]
+    seconds: float = DEFAULT_S
+    engine: str = ""
+
+
+@dataclass
+class Account:
+    """What came of it so far."""
 
     passed: int = 0
-    failed: Sequence[str] = ()
-    wrong: Sequence[str] = ()
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    computed_s: dict[str, float] = field(default_factory=dict)
+    times: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
 
-class Lane:
-    """Tests and who runs them: `command` up to pytest's own words, `python` for the workers, if it has any."""
+class Process:
+    """Hold a command that runs; what it prints goes to a file."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], folder: Path, tests: Sequence[str], spread: Sequence[str] = ()
-    ):
-        self.name, self._command, self._tests = name, command, (*spread, *tests)
-        self._outcome, self.log = folder / "outcome", WORK / f"{name}.log"
-        self.seconds = self.computed_s = 0.0
-
-    def start(self, tests: Sequence[str] = (), *, is_shown: bool) -> None:
-        """Start all of it, or only these tests, alone."""
-        self._outcome.unlink(missing_ok=True)
-        self.code: int | None = None
-        self._began = time.monotonic()
+    def __init__(self, name: str, command: Sequence[str], *, kept: Sequence[int] = ()):
+        self.log = WORK / f"{name}.log"
         with self.log.open("wb") as log:
-            output = None if is_shown else log
             # A group of its own hears a Ctrl-C at the terminal once, from us.
             self._process = subprocess.Popen(
-                [*self._command, *self._words(tests or self._tests)],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0,
-            )  # fmt: skip
-
-    def _words(self, tests: Sequence[str]) -> list[str]:
-        """Return what follows the command, to run these tests."""
-        return ["-q", f"--outcome={self._outcome}", *tests]
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, pass_fds=kept
+            )
+        self.code: int | None = None
+        self.computed_s = 0.0
 
     def has_ended(self) -> bool:
         """Say whether it has, and note how."""
@@ -134,205 +98,377 @@ class Lane:
             pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
             if pid:
                 self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
-                self.seconds += time.monotonic() - self._began
-                self.computed_s += used.ru_utime + used.ru_stime
+                self.computed_s = used.ru_utime + used.ru_stime
         return self.code is not None
-
-    def read(self) -> Account:
-        """Return what came of its tests."""
-        if self.code == NO_SUCH_PYTHON:
-            return Account(wrong=[f"no Python {OTHER} here"])
-        if self.code not in (0, 1) or not self._outcome.exists():
-            return Account(wrong=[f"exit code {self.code}, and no account of the tests; see {self.log}"])
-        found = json.loads(self._outcome.read_text())
-        wrong = [f"left behind: {line}" for line in found["left"]]
-        unsaid = self.code == 1 and not found["failed"] and not wrong
-        return Account(found["passed"], found["failed"], ["exit code 1"] if unsaid else wrong)
 
     def tell(self, number: int) -> None:
         """Send it a signal."""
-        os.killpg(self._process.pid, number)
+        if not self.has_ended():
+            os.killpg(self._process.pid, number)
 
 
-class Check(Lane):
-    """What `make check` does, beside the tests, which mostly wait; they go first."""
+class Worker(Process):
+    """Hold a process that runs files of a place, one after the other."""
 
-    def __init__(self) -> None:
-        super().__init__("check", ["nice", "scripts/check.sh"], folder("check"), ())
+    def __init__(self, place: Place, number: int):
+        self.place, self.job, self.begun, self.left = place, None, "", None
+        self.began = 0.0
+        self.engine = ""
+        self.job: Job | None
+        self.left: list[str] | None
+        self.connection, theirs = socket.socketpair()
+        folder = place.temporary / f"{place.name}-{number}"
+        words = [*place.command, f"--jobs={theirs.fileno()}", f"--basetemp={folder}", *place.words, "tests"]
+        with theirs:
+            super().__init__(f"{place.name}-{number}", words, kept=[theirs.fileno()])
+        self._rest = b""
 
-    def _words(self, tests: Sequence[str]) -> list[str]:
-        return list(tests)
+    def give(self, job: Job) -> None:
+        """Ask for a job."""
+        self.job, self.began, self.begun = job, time.monotonic(), job.tests[0]
+        self.engine = job.engine or self.engine
+        self.connection.sendall(json.dumps({"tests": list(job.tests), "engine": self.engine}).encode() + b"\n")
 
-    def read(self) -> Account:
-        """Say whether all is as it should be."""
-        return Account(wrong=["what `make check` says is not so"] if self.code else [])
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Return what it has said since; there must be something."""
+        try:
+            *lines, self._rest = (self._rest + self.connection.recv(1 << 20)).split(b"\n")
+        except ConnectionError:
+            return
+        yield from map(json.loads, lines)
+
+    def let_end(self) -> None:
+        """Ask for nothing more."""
+        self.connection.shutdown(socket.SHUT_WR)
+
+
+class Gate:
+    """Run jobs, and hold what came of them."""
+
+    def __init__(self, jobs: Sequence[Job], at_once: int):
+        # An engine's tests follow one another, so they count together.
+        chains: Counter[tuple[str, str]] = Counter()
+        for job in jobs:
+            chains[job.place.name, job.engine or job.tests[0]] += job.seconds
+        self.waiting = sorted(jobs, key=lambda job: -chains[job.place.name, job.engine or job.tests[0]])
+        self._at_once, self.account = at_once, Account()
+        self._installing: dict[str, Process] = {}
+        self._left_out: set[str] = set()
+        self._is_ready = {job.place.name: not job.place.install for job in jobs}
+        self._workers: list[Worker] = []
+        self._started: Counter[str] = Counter()
+        self._selector = selectors.DefaultSelector()
+        self._began = self._told = time.monotonic()
+        self.total, self.done, self.stopped_by = len(self.waiting), 0, 0
+
+    def run(self, beside: Sequence[Process] = ()) -> None:
+        """Run all of it, beside processes of another kind."""
+        for place in {job.place.name: job.place for job in self.waiting if job.place.install}.values():
+            self._installing[place.name] = Process(f"install-{place.name}", place.install)
+        while (self.waiting or self._busy()) and not self.stopped_by:
+            self._end_installations()
+            self._hand_out()
+            self._listen()
+            self._tell_progress()
+        for worker in self._workers:
+            worker.let_end()
+        self._told = 0.0
+        while self._workers or self._installing or not all(process.has_ended() for process in beside):
+            self._end_installations()
+            self._listen()
+            if not self.waiting:
+                self._tell_progress()
+
+    def stop(self, number: int, _: object) -> None:
+        """Hand a signal to all that run; nothing is started any more."""
+        self.stopped_by = number
+        for process in (*self._workers, *self._installing.values()):
+            process.tell(number)
+
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.job]
+
+    def _end_installations(self) -> None:
+        for name, process in list(self._installing.items()):
+            if process.has_ended():
+                del self._installing[name]
+                self._is_ready[name] = process.code == 0
+                self.account.computed_s[process.log.stem] = process.computed_s
+                if process.code:
+                    self._leave_out(name, process)
+
+    def _leave_out(self, name: str, process: Process) -> None:
+        self.waiting = [job for job in self.waiting if job.place.name != name]
+        if process.code == NO_SUCH_PYTHON and not IN_CI:
+            say(f"no Python {OTHER} here (pyenv or your system's packages bring it): left out")
+        else:
+            tail = process.log.read_text(errors="replace")[-2000:]
+            self.account.wrong.append(f"{name}: not installed, code {process.code}: {tail}")
+
+    def _hand_out(self) -> None:
+        """Give the longest that may begin to who may run it, while there is room."""
+        for job in list(self.waiting):
+            if len(self._busy()) + len(self._installing) >= self._at_once:
+                return
+            if self._is_ready[job.place.name] and (worker := self._worker_for(job)):
+                self.waiting.remove(job)
+                worker.give(job)
+
+    def _worker_for(self, job: Job) -> Worker | None:
+        of_place = [worker for worker in self._workers if worker.place is job.place]
+        if job.engine:
+            owners = [worker for worker in of_place if worker.engine == job.engine]
+            if owners:
+                return None if owners[0].job else owners[0]
+        # Who has an engine is left to it while there is more for it.
+        wanted = {other.engine for other in self.waiting if other.place is job.place}
+        free = [worker for worker in of_place if not worker.job]
+        if job.engine:
+            free = [worker for worker in free if not worker.engine]
+        else:
+            free = [worker for worker in free if not worker.engine or worker.engine not in wanted]
+        if free:
+            return free[0]
+        return self._start(job.place) if len(of_place) < job.place.at_most else None
+
+    def _start(self, place: Place) -> Worker:
+        self._started[place.name] += 1
+        worker = Worker(place, self._started[place.name])
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        self._workers.append(worker)
+        return worker
+
+    def _listen(self) -> None:
+        """Read what workers say, and note who has ended."""
+        for key, _ in self._selector.select(0.2):
+            for line in key.data.read():
+                self._note(key.data, line)
+        for worker in list(self._workers):
+            if worker.has_ended():
+                for line in worker.read() if self._has_more(worker) else ():
+                    self._note(worker, line)
+                self._bury(worker)
+
+    @staticmethod
+    def _has_more(worker: Worker) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(worker.connection, selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def _bury(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        before = self.account.computed_s.get(worker.place.name, 0.0)
+        self.account.computed_s[worker.place.name] = before + worker.computed_s
+        if worker.left is None and not self.stopped_by:
+            log = worker.log.read_text(errors="replace")[-4000:]
+            why = f"its worker ended with code {worker.code} in {worker.begun}: {log}"
+            if worker.job:
+                for test in worker.job.tests:
+                    self._fail(worker, test, why)
+                self.done += 1
+            else:
+                self.account.wrong.append(f"{worker.place.name}: {why}")
+        left = [f"{worker.place.name}: left behind: {line}" for line in worker.left or ()]
+        self.account.wrong += [
+            line for line in left if line not in self.account.wrong
+        ]  # what has no owner, several find
+
+    def _note(self, worker: Worker, line: dict[str, Any]) -> None:
+        account = self.account
+        match line:
+            case {"begun": test}:
+                worker.begun = test
+            case {"passed": test, "part": part, "seconds": seconds}:
+                account.passed += part == "call"
+                account.seconds[f"{worker.place.name}: {test}"] += seconds
+            case {"failed": test, "why": why}:
+                self._fail(worker, test, why)
+            case {"skipped": _, "why": why}:
+                account.skipped[why] += 1
+            case {"left": left}:
+                worker.left = left
+            case {"done": _, "used": used, "other": other} if worker.job:
+                self._end_job(worker, worker.job, used, other)
+
+    def _end_job(self, worker: Worker, job: Job, used: float, other: dict[str, list[str]]) -> None:
+        worker.job, self.done = None, self.done + 1
+        took = time.monotonic() - worker.began
+        times = self.account.times.setdefault(job.place.name, {})
+        file = job.tests[0].partition("::")[0]
+        before = times.get(file, [0, 0, ""])
+        engine = job.engine or next(iter(other), "")
+        times[file] = [round(before[0] + took, 1), round(before[1] + used, 1), engine]
+        for engine, tests in other.items():
+            self.waiting.insert(0, Job(job.place, tests, job.seconds, engine))
+            self.total += 1
+
+    def _fail(self, worker: Worker, test: str, why: str) -> None:
+        self.account.failed[worker.place.name, test] = why
+        say(f"FAILED {worker.place.name}: {test}\n{why}")
+
+    def _tell_progress(self) -> None:
+        now = time.monotonic()
+        if now - self._told < EVERY_S:
+            return
+        self._told = now
+        left = sum(job.seconds for job in self.waiting)
+        left += sum(max(0.0, worker.job.seconds - (now - worker.began)) for worker in self._workers if worker.job)
+        running = [f"{worker.place.name} {name_of(worker.begun)}" for worker in self._busy()]
+        running += [f"installs {name}" for name in self._installing]
+        if not self.waiting and not running:
+            running = ["what is left behind is looked for, and the check goes on"]
+        failed = len(self.account.failed)
+        say(
+            f"{now - self._began:.0f} s: {self.account.passed} passed, {failed} failed; "
+            f"{self.done} of {self.total} files, about {left / self._at_once:.0f} s left; now {', '.join(running)}"
+        )
+
+
+def name_of(test: str) -> str:
+    """Return a test's name without its folders and cases."""
+    return test.rpartition("/")[2].partition("[")[0]
+
+
+def say(text: str) -> None:
+    """Print a line, at once."""
+    print(f"gate: {text}", flush=True)
 
 
 def here(python: str = sys.executable) -> list[str]:
-    """Return the command of a lane that runs as this user, with a Python."""
+    """Return the command of tests that run as this user, with a Python."""
     return [python, "scripts/adopt.py", python, *PYTEST]
 
 
-def marked(name: str) -> list[str]:
-    """Return the files that speak of a mark: to read all others takes each worker seconds."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(path.relative_to(ROOT)) for path in files if name in path.read_text() and "escape" not in path.parts]
+def files_of(area: str) -> list[str]:
+    """Return the files of tests whose path has these letters."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    return [file for file in files if area in file and not file.startswith(("tests/frameworks", "tests/soak"))]
 
 
-def spread(python: str, workers: int) -> list[str]:
-    """Return the words that have so many workers share the tests, each below an adopter of its own."""
-    return [
-        "--max-worker-restart=0",  # the tests of one that died would be waited for without an end
-        "--dist",
-        "loadgroup",
-        "--tx",
-        f"{workers}*popen//python={shlex.join([python, 'scripts/adopt.py', python])}",
-    ]
-
-
-def gate_lanes(user: Path) -> list[Lane]:
-    """Return all of `make test`: everything, what depends on the user, another Python, and style and types.
-
-    The units compute more than they wait, and all workers read all that is theirs: so units have one process, and no
-    worker of the others reads them.
-    """
-    words = ["-m", "not soak", "--durations=25"]
-    lanes = [
-        Lane("all", here(), folder("all"), [*words, "--ignore=tests/unit"], spread(sys.executable, 5)),
-        Lane("units", here(), folder("units"), [*words, "tests/unit"]),
-    ]
+def places(user: Path, temporary: Path, area: str) -> list[Place]:
+    """Return all of `make test`; of an area what this user does with this Python."""
+    files = files_of(area)
+    units = [file for file in files if file.startswith("tests/unit/")]
+    rest = [file for file in files if file not in units]
+    found = [Place("all", here(), rest, temporary), Place("units", here(), units, temporary, at_most=2)]
+    if area:
+        return found
     if IS_ROOT:
-        words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
+        marked = [file for file in rest if "tests/escape" in file or "both_users" in (ROOT / file).read_text()]
+        marked += [file for file in units if "both_users" in (ROOT / file).read_text()]
         command = ["scripts/test_as_user.sh", str(user)]
-        lanes.append(Lane("user", command, user / "home", words, spread(str(user / "venv/bin/python"), 2)))
-    return [*lanes, other_python((*FOR_ONE_PYTHON, *PLAIN)), Check()]
+        words = ("-m", "both_users and not soak", "-q")
+        found.append(Place("user", command, marked, user / "tmp", words, [*command, "--version"], at_most=3))
+    other, install = f"build/python{OTHER}", ["scripts/other_python.sh", OTHER, f"build/python{OTHER}"]
+    chosen = [file for file in units if file.startswith(tuple(f"tests/unit/{name}" for name in FOR_OTHER))]
+    chosen.append("tests/integration/test_public_api.py")
+    python = here(f"{ROOT}/{other}/bin/python")
+    found.append(Place(f"python{OTHER}", python, chosen, temporary, install=install, at_most=1))
+    return found
 
 
-def other_python(left_out: Sequence[str], version: str = OTHER) -> Lane:
-    """Return what another Python may do otherwise: the units, but for some."""
-    other = f"build/python{version}"
-    install = ["bash", "-c", 'scripts/other_python.sh "$1" "$2" && exec "${@:3}"', "install", version, other]
-    ignored = [f"--ignore=tests/unit/{name}" for name in left_out]
-    words = ["-m", "not soak", *ignored, "tests/unit", "tests/integration/test_public_api.py"]
-    return Lane(f"python{version}", [*install, *here(f"{ROOT}/{other}/bin/python")], folder(f"python{version}"), words)
+def jobs_of(all_places: Sequence[Place]) -> list[Job]:
+    """Return a job for each file, with what is known of it."""
+    known = [json.loads(path.read_text()) for path in (WORK / LAST, KEPT) if path.exists()]
+    jobs = []
+    for place in all_places:
+        for file in place.files:
+            rows = [times[place.name][file] for times in known if file in times.get(place.name, {})]
+            seconds, _, engine = rows[0] if rows else (DEFAULT_S, 0, "")
+            jobs.append(Job(place, [file], seconds, engine))
+    return jobs
 
 
-def soak_lanes(user: Path, area: str) -> list[Lane]:
-    """Return an area, or all; the ordinary user repeats the escapes."""
-    lanes = [Lane(name, here(), folder(name), words) for name, words in AREAS.items() if area in ("", name)]
-    if IS_ROOT and area in ("", "escape"):
-        command = ["scripts/test_as_user.sh", str(user)]
-        lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
-    if area in ("", "other-python"):
-        younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
-        lanes += [other_python(FOR_ONE_PYTHON, version) for version in (OTHER, *younger)]
-    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS}
-    with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
-    return [*lanes, *framework_lanes(user, with_packages)]
+def look_again(account: Account, jobs: Sequence[Job]) -> list[str]:
+    """Run what failed once more, alone, and return what passes then."""
+    if not 0 < len(account.failed) <= SECOND_LOOKS:
+        return []
+    say("a second look, alone, at what failed")
+    places = {job.place.name: job.place for job in jobs}
+    again = run(
+        Gate([Job(replace(places[name], install=()), [test], engine="any") for name, test in account.failed], 1)
+    )
+    account.wrong += again.wrong
+    account.passed += again.passed
+    accident = [key for key in account.failed if key not in again.failed]
+    for key in accident:
+        del account.failed[key]
+    return [f"{name}: {test}" for name, test in accident]
 
 
-def framework_lanes(user: Path, suites: Mapping[str, Sequence[str]]) -> list[Lane]:
-    """Return suites in environments with packages of their own, of this user and of an ordinary one."""
-    lanes = []
-    user.chmod(0o755)
-    for name, tests in suites.items():
-        # Their own warnings are theirs to mend.
-        words = [*LONG, "-o", "filterwarnings=default", *tests]
-        target = f"build/frameworks/{name}"
-        install = ["bash", "-c", 'scripts/frameworks.sh "$1" "$2" && exec "${@:3}"', "install", name, target]
-        lanes.append(Lane(name, [*install, *here(f"{ROOT}/{target}/bin/python")], folder(name), words))
-        if IS_ROOT and name in FRAMEWORKS:  # the servers of the others need root
-            command = ["env", f"FRAMEWORK={name}", "scripts/test_as_user.sh", str(user / name)]
-            (user / name).mkdir()
-            lanes.append(Lane(f"{name}-user", command, user / name / "home", ["-k", "not well_typed", *words]))
-    return lanes
-
-
-def folder(name: str) -> Path:
-    """Return an empty folder of a lane's own."""
-    path = WORK / name
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-stopped_by = 0
-running: list[Lane] = []
-
-
-def stop(number: int, _: object) -> None:
-    """Hand a signal to all that run; nothing is started any more."""
-    global stopped_by
-    stopped_by = number
-    for lane in running:
-        if not lane.has_ended():
-            lane.tell(number)
-
-
-def run(lanes: Sequence[Lane], tests: Sequence[str] = (), at_once: int = AT_ONCE) -> None:
-    """Run lanes, some at once, or only these tests of one; then show what was not shown, that of failures last."""
-    waiting = list(lanes)
-    while running or (waiting and not stopped_by):
-        while waiting and len(running) < at_once and not stopped_by:
-            running.append(waiting.pop(0))
-            running[-1].start(tests, is_shown=running[-1] is lanes[0])
-        for lane in [lane for lane in running if lane.has_ended()]:
-            running.remove(lane)
-            if lane.code:
-                print(f"\ngate: {lane.name} has ended with code {lane.code}; see {lane.log}", flush=True)
-        time.sleep(0.1)
-    for lane in sorted(lanes[1:], key=lambda lane: lane.code != 0):
-        print(f"\n===== {lane.name} =====\n{lane.log.read_text(errors='replace')}", flush=True)
-
-
-def judge(lanes: list[Lane], at_once: int = AT_ONCE) -> int:
-    """Run all, look again at what failed, and say what came of it in the last lines; return 0 when all is well."""
-    run(lanes, at_once=at_once)
-    if not IN_CI and any(lane.code == NO_SUCH_PYTHON for lane in lanes):
-        print(f"gate: no Python {OTHER} here (pyenv or your system's packages bring it): left out")
-        lanes = [lane for lane in lanes if lane.code != NO_SUCH_PYTHON]
-    accounts = {lane.name: lane.read() for lane in lanes}
-    passed = sum(account.passed for account in accounts.values())
-    wrong = [f"{name}: {line}" for name, account in accounts.items() for line in account.wrong]
-    failed = {f"{lane.name}: {test}" for lane in lanes for test in accounts[lane.name].failed}
-    doubtful = set(failed) if len(failed) <= SECOND_LOOKS else set()
-    for lane in lanes if doubtful else ():
-        if tests := accounts[lane.name].failed:
-            print(f"\n===== a second look, alone: {lane.name} =====", flush=True)
-            run([lane], tests)
-            again = lane.read()
-            wrong += [f"{lane.name}: {line}" for line in again.wrong]
-            failed -= {f"{lane.name}: {test}" for test in tests if test not in again.failed}
-    print()
-    for lane in lanes:
-        print(f"gate: {lane.name}: {lane.seconds:.0f} s, of processors {lane.computed_s:.0f} s")
-    for line in [*wrong, *sorted(failed)]:
-        print(f"FAILED {line}")
-    print(f"{passed + len(doubtful - failed)} passed, {len(failed) + len(wrong)} failed")
-    if doubtful - failed:
-        print("passed at the second look:", *sorted(doubtful - failed), sep="\n  ")
-    return 128 + stopped_by if stopped_by else bool(failed or wrong or not passed)
-
-
-def main(target: str = "", area: str = "") -> int:
-    """Run a target's lanes."""
-    if target not in {"test", "soak"} or area not in {"", *ALL_AREAS}:
-        print(f"usage: gate.py test, or gate.py soak [{' | '.join(ALL_AREAS)}]", file=sys.stderr)
-        return 2
+def run(gate: Gate, beside: Sequence[Process] = ()) -> Account:
+    """Run a gate, which Ctrl-C stops."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, gate.stop)
+    gate.run(beside)
+    if gate.stopped_by:
+        raise SystemExit(128 + gate.stopped_by)
+    return gate.account
+
+
+def judge(jobs: Sequence[Job], at_once: int = AT_ONCE, beside: Sequence[Process] = ()) -> int:
+    """Run all, look again at what failed, and say what came of it in the last lines; return 0 when all is well."""
+    began = time.monotonic()
+    say(f"{len(jobs)} files of tests, about {sum(job.seconds for job in jobs) / at_once:.0f} s; {at_once} at once")
+    account = run(Gate(jobs, at_once), beside)
+    account.wrong += [f"{process.log.stem}:\n{process.log.read_text()}" for process in beside if process.code]
+    accident = look_again(account, jobs)
+    keep_times(account.times)
+    print("\ngate: the slowest:")
+    for test, seconds in account.seconds.most_common(SLOWEST):
+        print(f"  {seconds:6.1f} s  {test}")
+    for name, seconds in [*account.computed_s.items(), *((process.log.stem, process.computed_s) for process in beside)]:
+        print(f"gate: {name}: {seconds:.0f} s of processors")
+    for why, number in sorted(account.skipped.items()):
+        print(f"skipped {number}: {why}")
+    for line in [*account.wrong, *(f"{name}: {test}" for name, test in account.failed)]:
+        print(f"FAILED {line}")
+    failures = len(account.failed) + len(account.wrong)
+    print(f"gate: {time.monotonic() - began:.0f} s")
+    print(f"{account.passed} passed, {failures} failed")
+    if accident:
+        print("passed at the second look:", *accident, sep="\n  ")
+    return int(bool(failures or not account.passed))
+
+
+def keep_times(times: dict[str, dict[str, list[Any]]]) -> None:
+    """Write down what each file took, one a line, beside what is known of others."""
+    path = WORK / LAST
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    of_places = []
+    for name in sorted(kept | times):
+        files = kept.get(name, {}) | times.get(name, {})
+        rows = ",\n".join(f"  {json.dumps(file)}: {json.dumps(row)}" for file, row in sorted(files.items()))
+        of_places.append(f"{json.dumps(name)}: {{\n{rows}\n}}")
+    path.write_text("{\n" + ",\n".join(of_places) + "\n}\n")
+
+
+@contextmanager
+def at_work() -> Iterator[tuple[Path, Path]]:
+    """Give two empty folders, of which an ordinary user's tests have one; set what all tests find."""
+    WORK.mkdir(parents=True, exist_ok=True)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of processes would compile everything anew
     if IS_ROOT:
-        beside = subprocess.run(
-            ["scripts/test_as_user.sh", "uid"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        os.environ["TESTED_BESIDE"] = beside.stdout.strip()
+        uid = subprocess.run(["scripts/test_as_user.sh", "uid"], cwd=ROOT, capture_output=True, text=True, check=True)
+        os.environ["TESTED_BESIDE"] = uid.stdout.strip()
     os.environ["TESTED_BESIDE_S"] = LIES_ABOUT_S
-    user = Path(tempfile.mkdtemp(prefix="test-as-user.", dir="/var/tmp"))
+    user, temporary = tempfile.mkdtemp(prefix="test-as-user.", dir="/var/tmp"), tempfile.mkdtemp(prefix="gate.")
     try:
-        lanes = gate_lanes(user) if target == "test" else soak_lanes(user, area)
-        return judge(lanes, len(lanes) if target == "test" else AT_ONCE)
+        yield Path(user), Path(temporary)
     finally:
-        shutil.rmtree(user, ignore_errors=True)
+        subprocess.run(["rm", "-rf", user, temporary], check=False)
+
+
+def main(area: str = "") -> int:
+    """Run everything, and the check beside it, or an area."""
+    if area and not files_of(area):
+        print(f"gate: no test's path has {area!r}", file=sys.stderr)
+        return 2
+    with at_work() as (user, temporary):
+        jobs = jobs_of(places(user, temporary, area))
+        return judge(jobs, beside=[] if area else [Process("check", ["nice", "scripts/check.sh"])])
 
 
 if __name__ == "__main__":

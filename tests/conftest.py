@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator
@@ -13,8 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from cloche.audit import log
 from tests.harness.containers import Daemon, chosen, open_daemon
-from tests.harness.escape.attempts import Attempt
-from tests.harness.outcome import Outcome, keep_together
+from tests.harness.outcome import Outcome
+from tests.harness.worker import ENGINES_OF, Worker
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 # How long an example takes says how busy the machine is; and of one tree CI tries the same ones every time.
@@ -28,8 +27,8 @@ settings.load_profile("cloche")
 # All that a program may let a handler raise at, but SIGALRM, which is the test runner's.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
-# Who has one of these needs containers, or virtual machines. One worker has all tests of a daemon or an image, so that
-# it is there once; and all of gVisor's, some of which look for what others may have left lying about.
+# Who has one of these needs containers, or virtual machines. One worker of `make test` has all tests of a daemon or an
+# image, so that it is there once; and all of gVisor's, some of which look for what others may have left lying about.
 ENGINES = {
     "docker_daemon": ("container", "docker"),
     "gvisor_daemon": ("container", "gvisor"),
@@ -39,13 +38,16 @@ ENGINES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Know where scripts/gate.py reads what came of the tests."""
-    parser.addoption("--outcome", default="", metavar="FILE", help="write counts, failures and what was left to FILE")
+    """Know who asks for tests."""
+    parser.addoption("--jobs", type=int, metavar="FD", help="run what this connection of scripts/gate.py asks for")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Look at the machine before all tests."""
-    session.config.pluginmanager.register(Outcome(session.config, session.config.getoption("outcome")))
+    outcome = Outcome(session.config)
+    session.config.pluginmanager.register(outcome)
+    if (descriptor := session.config.getoption("jobs")) is not None:
+        session.config.pluginmanager.register(Worker(session.config, descriptor, outcome))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,23 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         engines = [ENGINES[name] for name in ENGINES.keys() & set(getattr(item, "fixturenames", ()))]
         for marker, _ in engines:
             item.add_marker(marker)
-        keep_together(item, {group for _, group in engines} or _shared_by(item))
+        item.stash[ENGINES_OF] = frozenset(engine for _, engine in engines)
     other = "user" if os.geteuid() == 0 else "root"
     left_out = [item for item in items if item.get_closest_marker(other)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-
-
-def _shared_by(item: pytest.Item) -> set[str]:
-    """Name what is done once for several tests: an attempt's proof that it works outside, or a module's fixtures."""
-    if not isinstance(item, pytest.Function):
-        return set()
-    attempt = item.callspec.params.get("attempt") if hasattr(item, "callspec") else None
-    if isinstance(attempt, Attempt):
-        return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")}
-    fixtures = item._fixtureinfo.name2fixturedefs.values()
-    return {item.path.stem} if any(one[-1].scope == "module" for one in fixtures) else set()
 
 
 def _skip_to_failure(report: pytest.TestReport | pytest.CollectReport) -> None:

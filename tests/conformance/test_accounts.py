@@ -26,7 +26,7 @@ from tests.harness import daytona_server, e2b_server
 from tests.harness.remote import serving_tls
 from tests.harness.tls import Authority
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300), pytest.mark.xdist_group("test_accounts")]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 REMOTE = [name for name, row in BACKEND_ROWS.items() if row.is_remote]
 
 

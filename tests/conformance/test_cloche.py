@@ -11,8 +11,6 @@ from cloche.core.remote import RemoteAccount
 from cloche.testing.conformance import CHECKS, LIVE_CHECKS, Outcome, run_conformance
 from tests.harness.remote import serving_tls
 
-pytestmark = pytest.mark.xdist_group("test_cloche_conformance")
-
 # What docs/limitations/cloche.md says, by name.
 OWN_LIMIT = "a service settles the sizes of /tmp and of a flood by itself"
 CLAIMED = "what a service says of itself is claimed: it may be required with accept_claimed alone"

@@ -6,6 +6,6 @@ stand-in), `microsandboxes`, `processes` (find, end, hold up, interrupt, start w
 `models` and `mcp` (servers on loopback, clients), `texts` (programs, skills, examples of documents), `audits`,
 `faults`, `bench`, `loops` (of asyncio), `packages` (wheels, sources, an index), `npm` (tarballs, a registry),
 `json_shapes`.
-`leaks` and `outcome` say what a test run left behind, and what came of it.
+`leaks` and `outcome` say what a test run left behind, and `worker` runs what scripts/gate.py hands out.
 `programs` are started as processes of their own. `escape` is what attempts to get out are run with.
 """

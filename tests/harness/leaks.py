@@ -22,7 +22,7 @@ from cloche.egress.client import end_process
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
-# The user beside whose tests root's run, and how long suites of root's own may leave something: see scripts/suites.py.
+# The user beside whose tests root's run, and how long suites of root's own may leave something: see scripts/gate.py.
 BESIDE = os.environ.get("TESTED_BESIDE", "")
 BESIDE_S = float(os.environ.get("TESTED_BESIDE_S", "0"))
 MADE_BY = re.compile(DIRECTORY_PREFIX + r"(?:[a-z]+-)?(\d+)-")

@@ -36,7 +36,6 @@ from tests.harness.containers import make_certificates
 from tests.harness.remote import account_at, posing, relayed, serving_tls, tls_words
 from tests.harness.service import Service, start
 
-pytestmark = pytest.mark.xdist_group("test_remote_cloche")
 PATIENCE_S = 60.0
 SLEEPS = "print('up', flush=True)\nimport time; time.sleep(1000)"
 PROGRAM = """

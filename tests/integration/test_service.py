@@ -18,7 +18,6 @@ import pytest
 
 from tests.harness.service import Service, serving, start
 
-pytestmark = pytest.mark.xdist_group("test_service")
 PRINT = {"code": "print(1)"}
 
 

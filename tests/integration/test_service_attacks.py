@@ -28,7 +28,6 @@ from cloche.records.keys import create_key
 from cloche.server.identities import csrf_token, use_link_code
 from tests.harness.service import Service, serving
 
-pytestmark = pytest.mark.xdist_group("test_service_attacks")
 DENIED = "198.51.100.0/24"
 PRINT = {"code": "print(1)"}
 ASYNC = {"Prefer": "respond-async"}

@@ -20,7 +20,6 @@ from cloche.records.database import Database
 from tests.harness.postgres import postgres
 from tests.harness.service import Service, serving
 
-pytestmark = pytest.mark.xdist_group("test_service_records")
 SNAPSHOTS, WORKSPACES = "/api/sandbox/snapshots", "/api/workspace/snapshots"
 ENVIRONMENTS, REPRODUCTIONS = "/api/sandbox/dev-env", "/api/sandbox/bug-repro"
 

@@ -19,7 +19,6 @@ from tests.harness.browser import WAIT_MS, chromium, opened
 from tests.harness.proxy import proxying
 from tests.harness.service import Service, serving, start
 
-pytestmark = pytest.mark.xdist_group("test_service_root_path")
 ROOT = "/tools/cloche"
 expect.set_options(timeout=WAIT_MS)
 

@@ -31,7 +31,6 @@ from cloche.records.database import Database
 from cloche.server.identities import use_link_code
 from tests.harness.service import Service, end_sandboxes, serving, start
 
-pytestmark = pytest.mark.xdist_group("test_service_sandboxes")
 PATIENCE_S = 60
 
 

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.harness.service import Service, serving
 
-pytestmark = pytest.mark.xdist_group("test_service_schema")
 KEYS = {"none": (), "run": ("run",), "read": ("read",), "approve": ("approve",), "admin": ("admin",)}
 # What holds of each answer: the others ask for things that we do not mean (that each valid request is accepted, say).
 WANTED = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")

@@ -21,7 +21,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.harness.service import Service, serving
 from tests.harness.wire_client import DATA, ERR, HEADER, IN, JSON, OUT, WINDOW, CallFailed, WireClient, wired
 
-pytestmark = pytest.mark.xdist_group("test_service_wire")
 PATIENCE_S = 60
 MIB = 1 << 20
 

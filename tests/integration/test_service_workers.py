@@ -26,7 +26,7 @@ from tests.harness.postgres import postgres
 from tests.harness.service import Service, end_sandboxes, start
 from tests.harness.tls import Authority
 
-pytestmark = [pytest.mark.xdist_group("test_service_workers"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 LONG = "import time; print('begun', flush=True); time.sleep(300)"
 ASYNC = {"Prefer": "respond-async"}
 Starter = Callable[..., Service]

@@ -1,0 +1,134 @@
+"""Run an area of `make soak`, or all: repetitions, and what is long. `soak.py [AREA]`.
+
+Each is one session of tests (scripts/gate.py says who runs them, and judges), three at once: they mostly wait.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gate import IS_ROOT, OTHER, ROOT, Job, Place, at_work, here, judge
+
+# Also without the lock of the interpreter: in the soak, where they are here.
+YOUNGER = ("3.14", "3.14t", "3.15", "3.15t")
+AT_ONCE = 3
+# What does not depend on the Python that runs it: the project's own scripts and text, and other languages' compilers.
+FOR_ONE_PYTHON = ("test_adopt.py", "test_gate.py", "test_layering.py", "backends/test_toolchain.py")
+LOCAL = "soak and not container and not machine"
+SERVICE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_service*.py")))
+SERVICE += ("tests/integration/test_docs.py",)
+LONG = ("--timeout", "1800")
+REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
+REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
+WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
+# Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
+SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
+AREAS: dict[str, tuple[str, ...]] = {
+    "machines": (*LONG, "-m", "soak and machine"),
+    "containers": (*LONG, "-m", "soak and container and not machine"),
+    "escape": (*LONG, "-m", LOCAL, "tests/escape"),
+    "sessions": (
+        *LONG,
+        "-m",
+        LOCAL,
+        "-k",
+        "session and not service",
+        "--ignore=tests/escape",
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
+    ),
+    "local": (
+        *LONG,
+        "-m",
+        LOCAL,
+        "-k",
+        "not session and not keeper and not service",
+        "--ignore=tests/escape",
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
+    ),
+    "remote": (*LONG, "-m", LOCAL, *REMOTE),
+    "service": (*LONG, "-m", LOCAL, *SERVICE),
+    "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
+    "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
+    "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
+}
+ALL_AREAS = (*AREAS, "other-python", "frameworks")
+# The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
+FRAMEWORKS: dict[str, tuple[str, ...]] = {
+    "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
+    "deepagents06": ("tests/frameworks/test_deepagents.py",),
+    "deepagents07": ("tests/frameworks/test_deepagents.py",),
+    "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
+    "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
+}
+# What notebooks use: libraries that show things, and Jupyter.
+NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
+# The packages of E2B and Daytona at the lower bounds of their extras.
+OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
+
+
+def session(
+    name: str, command: Sequence[str], words: Sequence[str], temporary: Path, install: Sequence[str] = ()
+) -> Job:
+    """Return all tests that pytest's words name, in one session: those of the words that are paths, or all."""
+    tests = [word for word in words if word.startswith("tests/")]
+    words = [word for word in words if word not in tests]
+    return Job(Place(name, command, tests, temporary, words, install, at_most=1), tests or ["tests"], engine="any")
+
+
+def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
+    """Return an area, or all; the ordinary user repeats the escapes."""
+    jobs = [session(name, here(), words, temporary) for name, words in AREAS.items() if area in ("", name)]
+    if IS_ROOT and area in ("", "escape"):
+        command = ["scripts/test_as_user.sh", str(user)]
+        jobs.append(
+            session("user", command, [*LONG, "-m", "soak and both_users"], user / "tmp", [*command, "--version"])
+        )
+    if area in ("", "other-python"):
+        younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
+        jobs += [other_python(version, temporary) for version in (OTHER, *younger)]
+    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS}
+    with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
+    return [*jobs, *of_frameworks(user, temporary, with_packages)]
+
+
+def other_python(version: str, temporary: Path) -> Job:
+    """Return all units, with another Python."""
+    other = f"build/python{version}"
+    ignored = [f"--ignore=tests/unit/{name}" for name in FOR_ONE_PYTHON]
+    words = ["-m", "not soak", *ignored, "tests/unit", "tests/integration/test_public_api.py"]
+    install = ["scripts/other_python.sh", version, other]
+    return session(f"python{version}", here(f"{ROOT}/{other}/bin/python"), words, temporary, install)
+
+
+def of_frameworks(user: Path, temporary: Path, suites: Mapping[str, Sequence[str]]) -> list[Job]:
+    """Return suites in environments with packages of their own, of this user and of an ordinary one."""
+    jobs = []
+    for name, tests in suites.items():
+        # Their own warnings are theirs to mend.
+        words = [*LONG, "-o", "filterwarnings=default", *tests]
+        target = f"build/frameworks/{name}"
+        install = ["scripts/frameworks.sh", name, target]
+        jobs.append(session(name, here(f"{ROOT}/{target}/bin/python"), words, temporary, install))
+        if IS_ROOT and name in FRAMEWORKS:  # the servers of the others need root
+            command = ["env", f"FRAMEWORK={name}", "scripts/test_as_user.sh", str(user / name)]
+            (user / name).mkdir()
+            words = ["-k", "not well_typed", *words]
+            jobs.append(session(f"{name}-user", command, words, user / name / "tmp", [*command, "--version"]))
+    return jobs
+
+
+def main(area: str = "") -> int:
+    """Run an area's sessions."""
+    if area not in {"", *ALL_AREAS}:
+        print(f"usage: soak.py [{' | '.join(ALL_AREAS)}]", file=sys.stderr)
+        return 2
+    with at_work() as (user, temporary):
+        user.chmod(0o755)
+        return judge(jobs_of(area, user, temporary), at_once=AT_ONCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
