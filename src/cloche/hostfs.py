@@ -11,6 +11,7 @@ OSError.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 from contextlib import contextmanager, suppress
@@ -43,6 +44,14 @@ def own_folder(variable: str, below_home: str) -> str | None:
     if os.path.isabs(asked):
         return os.path.join(asked, "cloche")
     return os.path.join(home, below_home, "cloche") if os.path.isabs(home) else None
+
+
+@functools.cache
+def may_search_all() -> bool:
+    """Tell whether this process has CAP_DAC_READ_SEARCH, which the root of a plain container lacks."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        permitted = next(line.split()[1] for line in file if line.startswith("CapPrm:"))
+    return bool(int(permitted, 16) >> 2 & 1)  # its number
 
 
 def temporary_folder() -> str:

@@ -193,14 +193,6 @@ def closed_to_others(path: str) -> str:
 
 
 @functools.cache
-def may_search_all() -> bool:
-    """Tell whether this process has CAP_DAC_READ_SEARCH, which the root of a plain container lacks."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        permitted = next(line.split()[1] for line in file if line.startswith("CapPrm:"))
-    return bool(int(permitted, 16) >> 2 & 1)  # its number
-
-
-@functools.cache
 def startup_text() -> str:
     """Return the `sitecustomize` that is shown to every interpreter of Python inside."""
     with open(f"{os.path.dirname(os.path.dirname(__file__))}/interpreter/{STARTUP_FILE}", encoding="utf-8") as file:

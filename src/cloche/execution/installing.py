@@ -38,6 +38,8 @@ _IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache
 MOST_CELL_CHARS = 1 << 14  # of a cell that is looked at
 _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
 
+_LATER = "nothing can be installed in this sandbox later: %s"
+
 log = logging.getLogger("cloche.runtime")
 
 
@@ -55,10 +57,16 @@ def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
     try:
         growing = Growing(default_folder())
     except (BackendUnavailable, OSError) as error:
-        log.info("nothing can be installed in this sandbox later: %s", error)
+        log.info(_LATER, error)
         return prepared, None
-    layers = (*prepared.policy.layers, growing.folder)
-    return replace(prepared, policy=prepared.policy.with_changes(layers=layers)), growing
+    policy = prepared.policy.with_changes(layers=(*prepared.policy.layers, growing.folder))
+    try:
+        backend.check_added_layers(policy)
+    except BackendUnavailable as error:
+        growing.close()
+        log.info(_LATER, error)
+        return prepared, None
+    return replace(prepared, policy=policy), growing
 
 
 class PackageOperations(LiveOperations):

@@ -12,7 +12,7 @@ import os
 import stat
 
 from cloche.core.errors import BackendUnavailable
-from cloche.hostfs import own_folder
+from cloche.hostfs import may_search_all, own_folder
 
 PARTS = ("site", "bin", "data")  # of a layer: what is imported, what is on PATH, and the rest
 MODULES = "node_modules"  # of a layer of npm's, beside its "bin"
@@ -32,11 +32,15 @@ def default_folder() -> str:
 def made_folder(store: str, name: str) -> str:
     """Return a folder of the store, made where it is not there. Raises BackendUnavailable where it is not ours."""
     folder = os.path.join(store, name)
+    # The guests of a plain container's root are other users, and it cannot let them in but by the mode.
+    mode = 0o711 if os.geteuid() == 0 and not may_search_all() else 0o700
     try:
         os.makedirs(os.path.dirname(store), exist_ok=True)
         for path in (store, folder):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
+                os.mkdir(path, mode)
+            if mode & ~os.stat(path).st_mode:
+                os.chmod(path, mode)
     except OSError as error:
         raise BackendUnavailable(
             f"packages: cannot make {folder}: {error.strerror}.", remedy="Set XDG_DATA_HOME to a folder of yours."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities, Keeping
 from cloche.core.record import replace
 from cloche.egress.client import operator_proxies, rest
+from cloche.hostfs import may_search_all
 
 from ..enforcement import CONNECTED, LOST_BELOW_CONFINED, NAMESPACE, check_policy, local_controls, with_network
 from ..garbage_collection import remove_folders, remove_groups
@@ -25,7 +27,7 @@ from ..network import SERVED
 from ..remedies import group_remedy, has_unified_groups, look_around, remedy, why_not_higher
 from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
-from .plan import KIND
+from .plan import KIND, closed_folder, closed_to_guests
 from .prefork import close_pools
 from .sandbox import LocalOpenSandbox
 
@@ -103,7 +105,11 @@ class LocalBackend:
         """Do nothing: so they do with those of npm's packages."""
 
     def check_added_layers(self, policy: Policy) -> None:
-        """Do nothing: the folder that is shown is the host's."""
+        """Raise BackendUnavailable where the guest, another user than root, may not walk to the folder of the host."""
+        if os.geteuid() != 0 or may_search_all() or self._settle(policy)[1].level is not Level.CONFINED:
+            return
+        if closed := closed_folder(policy.layers):
+            raise BackendUnavailable(closed_to_guests(closed))
 
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.

@@ -20,6 +20,7 @@ from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile, Request, source_of
+from cloche.hostfs import may_search_all
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
 from cloche.jail.setup.privileges import SCOPED_SINCE, drop_all
@@ -225,14 +226,25 @@ def show_toolchain(
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":
         run.readable = [(path, "read") for path in paths]
-        closed = next(filter(None, map(layout.closed_to_others, paths)), "") if host.owns_ids else ""
-        if closed and not layout.may_search_all():
-            raise BackendUnavailable(
-                f"{closed} is closed to the sandbox's user, and what runs the code lies in it; without the capability "
-                f"DAC_READ_SEARCH root cannot let it in. To fix it: chmod o+x {closed}, or install that elsewhere "
-                "(below /opt or /usr); a container may be started with --cap-add DAC_READ_SEARCH"
-            )
+        closed = closed_folder(paths) if host.owns_ids else ""
+        if closed and not may_search_all():
+            raise BackendUnavailable(closed_to_guests(closed))
         run.keep_read_search = bool(closed)
+
+
+def closed_folder(paths: Sequence[str]) -> str:
+    """Return a folder above one of these paths that not any user may walk through; empty when there is none."""
+    return next(filter(None, map(layout.closed_to_others, paths)), "")
+
+
+def closed_to_guests(folder: str) -> str:
+    """Say that the root of a plain container cannot let a guest, who is another user there, walk through a folder."""
+    return (
+        f"{folder} is closed to the sandbox's user, and what runs the code lies in it; without the capability "
+        f"DAC_READ_SEARCH root cannot let it in. To fix it: chmod o+x {folder}, or install that elsewhere (below /opt "
+        "or /usr; packages of sandboxes go where XDG_DATA_HOME says, for example /var/lib); a container may be started "
+        "with --cap-add DAC_READ_SEARCH"
+    )
 
 
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
