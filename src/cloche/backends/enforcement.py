@@ -90,7 +90,7 @@ def with_life_confined(enforcement: Enforcement) -> Enforcement:
     held = enforcement[Control.FILESYSTEM]
     lacks = (
         "there is no process namespace: that a process lives, and its session, can be asked by its number; children "
-        "find no /proc/self, and openpty and /dev/shm are not there"
+        "find no /proc/self, and openpty and /dev/shm are not there (multiprocessing of Python has stand-ins)"
     )
     if lacks in held.reason:
         return enforcement

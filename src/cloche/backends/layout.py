@@ -24,6 +24,7 @@ ETC_SHOWN = (
 USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 # Where every interpreter of Python that starts inside finds our `sitecustomize`, in a jail.
 STARTUP_FOLDER, STARTUP_FILE = "/etc/cloche", "sitecustomize.py"
+STAND_INS = ("without_shm.py", "stand_ins/_multiprocessing.py", "stand_ins/_posixshmem.py")
 LAYERS_VARIABLE = "CLOCHE_LAYERS"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -197,6 +198,18 @@ def startup_text() -> str:
     """Return the `sitecustomize` that is shown to every interpreter of Python inside."""
     with open(f"{os.path.dirname(os.path.dirname(__file__))}/interpreter/{STARTUP_FILE}", encoding="utf-8") as file:
         return file.read()
+
+
+@functools.cache
+def startup_files(*, has_stand_ins: bool) -> dict[str, str]:
+    """Return the files of that folder, with what stands in for /dev/shm where a sandbox has none of its own."""
+    if not has_stand_ins:
+        return {STARTUP_FILE: startup_text()}
+    folder, texts = f"{os.path.dirname(os.path.dirname(__file__))}/interpreter", {}
+    for name in STAND_INS:
+        with open(f"{folder}/{name}", encoding="utf-8") as file:
+            texts[os.path.basename(name)] = file.read()
+    return {STARTUP_FILE: startup_text(), **texts}
 
 
 def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[str, str]:

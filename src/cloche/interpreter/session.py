@@ -536,6 +536,8 @@ def serve(
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
     oneshot.take_over(env, preloaded)
     oneshot.set_up_paths(settings, preloaded)
+    if "stand_ins" in settings:
+        oneshot.lead_to_stand_ins(settings["stand_ins"], privileges.archive)
     sys.path[0] = settings["home"]
     sys.argv = [""]
     namespace = oneshot.main_module("").__dict__

@@ -19,6 +19,11 @@ except (AttributeError, OSError, ValueError):
 
 _folder = os.path.dirname(__file__)
 sys.path[:] = [_one for _one in sys.path if _one != _folder]
+if os.path.exists(_folder + "/without_shm.py") and sys.hexversion >= 0x3080000:  # at level `confined`
+    with open(_folder + "/without_shm.py") as _file:
+        _names = {"__name__": "without_shm"}
+        exec(_file.read(), _names)
+        _names["lead"](_folder)  # type: ignore[operator]
 _self = sys.modules.pop(__name__)  # held: a module of Python 2 that goes takes its names along
 try:
     __import__(__name__)  # where there is none, `site` expects the error

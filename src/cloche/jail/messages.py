@@ -152,21 +152,21 @@ class Spec(_Record):
 
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level jail
     they are folders of the host inside `folder`, which the helper makes and removes unless it `shares_folder`; there,
-    `modules` is a folder of the host to which a link beside the workspace points, or empty, and `startup` the text of a
-    `sitecustomize`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are all
-    of these, with the folders for their locks. `users` are the first and the number of the outside ids for which all
-    ids inside stand, where it has several users; the last of them is pid 1's. A workspace `is_shown` by a second mount
-    where the guest's id is not one that the caller can be. `scope_abi` is 0, or the version of Landlock by whose scopes
-    the reaper ends what has no process namespace (`jail/ending.py`). One that `is_ahead` is built before it is
-    known what runs in it, below level jail. `mounts` are the rows of `mounts.from_rows`. `ucounts` and
-    `prefork_ucounts` are those of `privileges.amounts`. `landlock` and the two filters are None where that control is
-    not used; `landlock_abi` is the kernel's version. `cgroup` is None or version, folders and amounts. `origin` is what
-    it was copied from, if anything. `accounting` says how memory is summed: `cgroup`, `tree`, or empty
-    for not at all. `memory_stat` is the file that says what all processes around the caller have in memory, where it
-    must be known. `network` is None where nothing but loopback is reached, or what `network.open_sockets` is told, and
-    without a namespace the `link` by which connections go to the egress process, once the reaper has it.
-    `answered` has the names of calls that are made in the guest's place, by their numbers, by the module that makes
-    them.
+    `modules` is a folder of the host to which a link beside the workspace points, or empty, and `startup` the files by
+    name of a folder which interpreters of Python find, `sitecustomize` among them. `outside` is None, or the first and
+    the number of the outside ids to claim one from; `ids` are all of these, with the folders for their locks. `users`
+    are the first and the number of the outside ids for which all ids inside stand, where it has several users; the last
+    of them is pid 1's. A workspace `is_shown` by a second mount where the guest's id is not one that the caller can be.
+    `scope_abi` is 0, or the version of Landlock by whose scopes the reaper ends what has no process namespace
+    (`jail/ending.py`). One that `is_ahead` is built before it is known what runs in it, below level jail. `mounts` are
+    the rows of `mounts.from_rows`. `ucounts` and `prefork_ucounts` are those of `privileges.amounts`. `landlock` and
+    the two filters are None where that control is not used; `landlock_abi` is the kernel's version. `cgroup` is None or
+    version, folders and amounts. `origin` is what it was copied from, if anything. `accounting` says how memory is
+    summed: `cgroup`, `tree`, or empty for not at all. `memory_stat` is the file that says what all processes around the
+    caller have in memory, where it must be known. `network` is None where nothing but loopback is reached, or what
+    `network.open_sockets` is told, and without a namespace the `link` by which connections go to the egress process,
+    once the reaper has it. `answered` has the names of calls that are made in the guest's place, by their numbers, by
+    the module that makes them.
     """
 
     level: str = "jail"
@@ -178,7 +178,7 @@ class Spec(_Record):
     tmp: str = "/tmp"
     folder: str = ""
     modules: str = ""
-    startup: str = ""
+    startup: dict[str, str] = {}
     shares_folder: bool = False
     disk_bytes: int = 0
     inodes: int = 0

@@ -44,11 +44,11 @@ class WorkFolder:
         self._tick, self._last = 0, False
         self._stored = self._excused = (0, 0)
 
-    def create(self, modules: str = "", startup: str = "") -> None:
+    def create(self, modules: str = "", startup: dict[str, str] | None = None) -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's.
 
         A link to `modules` lies beside them: Node looks in every folder above a program for its packages. So does a
-        folder with the text `startup` for interpreters of Python, which the guest can but read.
+        folder with the files `startup` for interpreters of Python, which the guest can but read.
         """
         os.mkdir(self.folder, 0o700)
         for _ in range(MOST_TRIES):
@@ -68,8 +68,9 @@ class WorkFolder:
         if startup:
             os.mkdir(f"{self.folder}/{STARTUP}")
             os.chmod(f"{self.folder}/{STARTUP}", READABLE)  # whatever the mask is
-            with open(f"{self.folder}/{STARTUP}/sitecustomize.py", "w") as file:
-                file.write(startup)
+        for name, text in (startup or {}).items():
+            with open(f"{self.folder}/{STARTUP}/{name}", "w") as file:
+                file.write(text)
                 os.fchmod(file.fileno(), 0o644)
 
     def hold(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -62,7 +62,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         return {"folder": self._paths.folder}
 
     def _note_greeting(self, greeting: Mapping[str, Any]) -> None:
-        self._paths = guest_paths_below(str(greeting["folder"]))
+        self._paths = guest_paths_below(str(greeting["folder"]), Level.CONFINED)
         self.writable = (self._paths.workspace, self._paths.tmp)
 
     def _own_mounts(self) -> list[str]:

@@ -98,12 +98,13 @@ _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestPaths:
-    """Name the guest's folders as the guest sees them."""
+    """Name the guest's folders as the guest sees them, and whether something stands in for /dev/shm in `startup`."""
 
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
     startup: str = layout.STARTUP_FOLDER
+    has_stand_ins: bool = False
 
 
 INSIDE = GuestPaths()
@@ -113,14 +114,15 @@ def choose_guest_paths(level: Level) -> GuestPaths:
     """Return fixed paths at level jail, and those of a new folder of the host below it."""
     if level is Level.JAIL:
         return INSIDE
-    return guest_paths_below(new_folder())
+    return guest_paths_below(new_folder(), level)
 
 
-def guest_paths_below(folder: str) -> GuestPaths:
+def guest_paths_below(folder: str, level: Level) -> GuestPaths:
     """Return the paths in a folder of the host."""
     return GuestPaths(
-        workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}"
-    )
+        workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}",
+        has_stand_ins=level is Level.CONFINED,
+    )  # fmt: skip
 
 
 def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_paths: GuestPaths) -> Spec:
@@ -163,7 +165,7 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
     spec.modules = modules_of(policy.layers)
     if level is not Level.JAIL:
         spec.memory_stat = _memory_stat() if spec.accounting == "tree" else ""
-        spec.startup = layout.startup_text()
+        spec.startup = layout.startup_files(has_stand_ins=level is Level.CONFINED)
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits, policy)
         spec.masked = list(layout.masked_proc())
@@ -496,6 +498,8 @@ def _build_program(
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
+        if guest_paths.has_stand_ins:
+            run.python["stand_ins"] = guest_paths.startup
         if files[-1].path == path and len(files[-1].data) <= SHORT_BYTES:
             run.python["source"] = files[-1].data
     else:
@@ -575,6 +579,7 @@ def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths)
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
         "capabilities": drop_all(),  # for a clone, which begins with those of its own namespaces
+        **({"stand_ins": guest_paths.startup} if guest_paths.has_stand_ins else {}),
     }
     return SessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True

@@ -233,7 +233,7 @@ def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJ
     key = (
         "confined", policy.writable_paths, limits.disk_bytes, limits.inodes, limits.memory_bytes, limits.pids, limited,
         tuple(run.readable), run.keep_read_search, run.python is not None, spec.landlock_abi, bool(spec.cgroup),
-        spec.cpu_affinity, spec.modules, spec.startup,
+        spec.cpu_affinity, spec.modules, tuple(spec.startup.items()),
     )  # fmt: skip
     bare = Run(readable=run.readable, keep_read_search=run.keep_read_search)
     bare.python = {} if run.python is not None else None
