@@ -43,6 +43,16 @@ print("all of it")
 """
 
 
+PRIVATE_HOME = """
+import os, sys, cloche
+os.chmod(os.environ["HOME"], 0o700)
+with cloche.Sandbox() as sandbox:
+    print(sandbox.is_live, sandbox.exec(["echo", "there"]).stdout.strip())
+    try: sandbox.install("six")
+    except cloche.BackendUnavailable as error: print("nothing can be installed" in str(error))
+"""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give what is shown to a container."""
@@ -125,6 +135,13 @@ def test_an_interpreter_in_a_private_folder_is_an_error_with_a_remedy(docker: Da
         else:
             assert report.get("error") == "BackendUnavailable", report
             assert "To fix it: chmod o+x /root" in report["message"]
+
+
+def test_a_private_home_closes_no_sandbox_to_root(docker: Daemon, project: Path) -> None:
+    """Root keeps packages in a home that guests cannot walk through: sandboxes open, and nothing is added to them."""
+    image, words = docker.image("cloche-test:host"), ["python3", "-c", PRIVATE_HOME]
+    done = run_inside(docker, project, words, image=image, options=["--env=HOME=/root"])
+    assert done.stdout.split("\n")[:2] == ["True there", "True"], done.stdout + done.stderr
 
 
 @USERS
