@@ -315,6 +315,21 @@ ATTEMPTS = (
         """,
     ),
     other(
+        name="access control lists, which the kernel keeps in memory that nothing counts",
+        code="""
+        import struct
+        folder, nobody = T.get("fast", "/workspace"), 0xFFFFFFFF
+        folder = f"{folder if os.path.isdir(folder) else '.'}/listed"
+        os.mkdir(folder)
+        users = [(2, 6, os.getuid())] * 8000
+        entries = [(1, 6, nobody), *users, (4, 4, nobody), (16, 6, nobody), (32, 4, nobody)]
+        text = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        for name in ("access", "default"):
+            os.setxattr(folder, f"system.posix_acl_{name}", text)
+        escaped(f"made the kernel hold {2 * len(text)} bytes for an empty folder")
+        """,
+    ),
+    other(
         name="protect itself from the killer for memory",
         root_only="needs CAP_SYS_RESOURCE",
         code="""

@@ -54,6 +54,18 @@ KEY = {
     "    config: str | PathLike[str] | None\n": "    example: int | None\n",
 }
 
+# A field and its row, in one file; its keyword; its field of a request.
+LIMIT = {
+    "    inodes: int = 32_768": "    open_files: int = 1024\n",
+    '    LimitRow(field="inodes", ': """    LimitRow(
+        field="open_files", keyword="open_files", parse=parse_count, variable="CLOCHE_OPEN_FILES",
+        wire="openFilesLimit", title="Open files", metavar="N", number=int, help="Open files of each process.",
+    ),
+""",
+    "    config: str | PathLike[str] | None\n": "    open_files: int | None\n",
+    "    disk_limit: Amount | None = None": "    open_files_limit: int | None = None\n",
+}
+
 
 class Copy:
     """A copy of Cloche's sources with a change, run in processes of their own and with nobody's settings."""
@@ -216,3 +228,42 @@ def test_a_new_key_is_a_keyword(with_key: Copy) -> None:
     done = with_key.run("-c", "import cloche; help(cloche.run); cloche.run('print(1)', example=0)")
     assert "example: 'int | None' = None" in done.stdout
     assert "InvalidRequest: example: 0" in done.stderr
+
+
+EVERY_FACE = """
+import json
+from cloche.backends.cloche.fields import option_fields
+from cloche.config.settings import load_settings
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.records.devenv import LIMITS
+from cloche.server.exec_options import ExecRequest
+from cloche.server.routes.page_settings import FIELDS
+from cloche.server.routes.sandbox import shown_values
+from cloche.skills.manifest import LIMIT_KEYS
+settings = load_settings({"open_files": 9})
+request = ExecRequest.model_validate({"code": "1", "openFilesLimit": 8})
+print(json.dumps([
+    settings.limits.open_files, [row[:2] for row in settings.as_rows() if row[0] == "open_files"],
+    request.options(), shown_values(settings)["openFilesLimit"],
+    option_fields(Policy(), Limits(open_files=7))["openFilesLimit"],
+    LIMITS["openFiles"], "open_files" in LIMIT_KEYS, any(row[:2] == ("openFilesLimit", "Open files") for row in FIELDS),
+]))
+"""
+
+
+def test_a_new_limit_is_read_from_one_row(tmp_path: Path) -> None:
+    """By library, configuration, ceilings, command line, requests, the service's settings and page, manifests."""
+    copy = Copy(tmp_path, LIMIT)
+    done = copy.run("-c", EVERY_FACE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        9, [["open_files", "9"]], {"open_files": 8}, 9, 7, "open_files", True, True,
+    ]  # fmt: skip
+    assert "--open-files N" in copy.cloche("run", "--help")
+    (copy.folder / "cloche.yaml").write_text("open_files: 2048")
+    refused = copy.run("-m", "cloche", "run", "-c", "print(1)")
+    assert "open_files asks for open_files 2048; without it 1024 holds" in refused.stderr
+    (copy.folder / "cloche.yaml").write_text("ceilings: {open_files: 512}")
+    capped = copy.run("-m", "cloche", "run", "-c", "print(1)", CLOCHE_OPEN_FILES="600")
+    assert "512" in capped.stderr

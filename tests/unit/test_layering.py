@@ -74,9 +74,10 @@ STANDARD_LIBRARY_ONLY = {
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "archive", "cell_outputs", "certificates", "container_profile", "containers", "enforcement", "garbage_collection",
-    "host", "init_link", "layout", "live", "live_files", "live_runs", "live_session", "live_streams", "network",
-    "remedies", "remote", "results", "saved_files", "session", "session_languages", "subordinate_ids", "toolchain",
+    "archive", "cell_outputs", "certificates", "channel", "container_profile", "containers", "enforcement",
+    "garbage_collection", "host", "init_link", "layout", "live", "live_files", "live_runs", "live_session",
+    "live_streams", "network", "remedies", "remote", "results", "saved_files", "session", "session_languages",
+    "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"

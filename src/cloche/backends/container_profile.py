@@ -23,12 +23,11 @@ from cloche.jail.syscalls import NUMBERS
 
 FILE = files("cloche.backends") / "container-profile.json"
 AF_PACKET, TIOCSTI, TIOCLINUX = 17, 0x5412, 0x541C
-# Beside what guests and the making of jails call: of a container's other programs.
+# Beside what guests and the making of jails call: of a container's other programs, as docker's own profile allows them.
 OTHERS = (
-    "adjtimex", "arch_prctl", "chroot", "clock_adjtime", "fspick", "get_thread_area", "io_cancel", "io_destroy",
-    "io_getevents", "io_pgetevents", "io_setup", "io_submit", "kcmp", "mbind", "memfd_secret", "mknod", "modify_ldt",
-    "move_pages", "name_to_handle_at", "pidfd_getfd", "process_mrelease", "process_vm_readv", "process_vm_writev",
-    "ptrace", "set_mempolicy_home_node", "set_thread_area", "setdomainname",
+    "adjtimex", "arch_prctl", "chroot", "clock_adjtime", "get_thread_area", "io_cancel", "io_destroy", "io_getevents",
+    "io_pgetevents", "io_setup", "io_submit", "memfd_secret", "mknod", "modify_ldt", "name_to_handle_at",
+    "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace", "set_thread_area",
 )  # fmt: skip
 _BY_ARGUMENT = {"socket", "personality", "ioctl"}
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any, cast
 
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.guest_json import decode
 from cloche.init import wire
+
+from .channel import Channel, FrameTurns
 
 MOST_OBJECT_BYTES = 1 << 20
 MOST_PARTS = 40_000
@@ -22,8 +23,6 @@ MOST_NUMBER = (1 << 16) - 1  # of a channel, through a keeper
 OPEN_S = 10.0  # for a sandbox to say which version it speaks
 ANSWER_S = 60.0  # for it to say that it has begun what was asked, or what it knows
 MOST_EVENTS = 16  # that nobody has taken yet: an operation has two
-MOST_STREAMS = wire.REQUESTS + 1
-GRANTED_AT_ONCE = wire.WINDOW_BYTES // 4  # for small pieces there is no frame back for each
 MOST_STRAYS = 1 << 20  # frames in a row for channels that were closed: a window in the smallest pieces, and more
 
 
@@ -35,27 +34,13 @@ class OperationFailed(Exception):
         self.kind, self.details = kind, details
 
 
-class Channel:
-    """Carry one operation. `on_data` is called with each piece of a stream; who has used it grants as much again."""
+class Operation(Channel):
+    """Carry one operation."""
 
     def __init__(self, link: InitLink, number: int):
-        self._link, self.number = link, number
-        self._windows: dict[int, int] = {}  # what may yet be sent
-        self._expected: dict[int, int] = {}  # what may yet come
-        self._owed: dict[int, int] = {}  # what was used of it, and is not granted again yet
-        self._room = asyncio.Event()
+        super().__init__(link, number)
+        self._link = link
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_data: Callable[[int, memoryview], None] = lambda stream, data: self.grant(stream, len(data))
-        self.on_end: Callable[[int], None] = lambda _: None
-
-    def grant(self, stream: int, count: int) -> None:
-        """Let the sandbox send `count` bytes more of a stream, soon."""
-        owed = self._owed[stream] = self._owed.get(stream, 0) + count
-        if owed >= GRANTED_AT_ONCE and not self.closed.done():
-            self._owed[stream] = 0
-            self._expected[stream] = self._expected.get(stream, wire.WINDOW_BYTES) + owed
-            self._link.send(wire.grant_frame(self.number, stream, owed))
 
     def ask(self, **body: Any) -> None:  # noqa: ANN401 - any JSON
         """Ask something of the operation that goes on."""
@@ -67,59 +52,20 @@ class Channel:
         if not self._link.lost.done():
             self._link.open("kill", id=name)
 
-    async def send(self, stream: int, data: bytes | memoryview) -> bool:
-        """Send all of `data`, as fast as it is taken; False where the channel was closed meanwhile."""
-        left = memoryview(data)
-        while left:
-            window = self._windows.get(stream, wire.WINDOW_BYTES)
-            if self.closed.done():
-                return False
-            if window <= 0:
-                self._room.clear()
-                await self._room.wait()
-                continue
-            piece = left[: min(window, wire.MOST_DATA)]
-            self._windows[stream] = window - len(piece)
-            self._link.send(wire.data_frame(self.number, stream, piece))
-            left = left[len(piece) :]
-            if self._link.is_full:
-                await self._link.drain()
-        return not self.closed.done()
-
-    def send_at_once(self, stream: int, data: bytes) -> bool:
-        """Send all of `data` if nothing that was sent before is still on its way; tell whether that was so."""
-        window = self._windows.get(stream, wire.WINDOW_BYTES)
-        if window < wire.WINDOW_BYTES or len(data) > wire.MOST_DATA or self._link.is_full or self.closed.done():
-            return False
-        self._windows[stream] = window - len(data)
-        self._link.send(wire.data_frame(self.number, stream, data))
-        return True
-
-    async def settle(self, stream: int) -> None:
-        """Wait until all that was sent has been passed on to the other end, or the channel is closed."""
-        while self._windows.get(stream, wire.WINDOW_BYTES) < wire.WINDOW_BYTES and not self.closed.done():
-            self._room.clear()
-            await self._room.wait()
-
-    def end(self, stream: int) -> None:
-        """Say that nothing more comes on a stream."""
-        if not self.closed.done():
-            self._link.send(wire.frame(wire.END, self.number, bytes((stream,))))
-
     async def event(self) -> dict[str, Any]:
         """Return the next event. Raises OperationFailed where there is none, OutcomeUnknown when the link is lost."""
-        found = self.events.get_nowait() if not self.events.empty() else await self.events.get()
-        if found is None:
+        event = self.events.get_nowait() if not self.events.empty() else await self.events.get()
+        if event is None:
             self.events.put_nowait(None)
             await self.closed
             raise OperationFailed("closed", "the operation has ended", {})
-        return found
+        return event
 
     def close(self) -> None:
         """Want no more of it."""
         if not self.closed.done():
-            used = [wire.grant_frame(self.number, stream, owed) for stream, owed in self._owed.items() if owed]
-            self._link.send(b"".join((*used, wire.frame(wire.CLOSE, self.number))))  # what was not used is kept
+            consumed = [wire.grant_frame(self.number, stream, count) for stream, count in self.credit.ungranted()]
+            self._link.send(b"".join((*consumed, wire.frame(wire.CLOSE, self.number))))  # the rest is kept
             self._link.forget(self)
             self.conclude(OperationFailed("closed", "it was given up", {}))
 
@@ -129,52 +75,30 @@ class Channel:
 
     def take(self, kind: int, body: bytes) -> None:
         """Take a frame."""
-        if kind == wire.DATA:
-            self._take_data(*wire.read_data(body))
-        elif kind == wire.EVENT:
+        if kind == wire.EVENT:
             if self.events.qsize() >= MOST_EVENTS:
                 raise wire.WireError("more events than an operation has")
             self.events.put_nowait(read_guest_object(body))
-        elif kind == wire.WINDOW:
-            stream, count = wire.read_grant(body)
-            self._windows[stream] = window = self._windows.get(stream, wire.WINDOW_BYTES) + count
-            if stream >= MOST_STREAMS or not count or window > wire.WINDOW_BYTES:
-                raise wire.WireError("a window for what was not sent")
-            self._room.set()
-        elif kind == wire.END and len(body) == 1:
-            self.on_end(body[0])
         elif kind == wire.CLOSE:
             error = read_guest_object(body).get("error")
             self.conclude(failure_of(error) if isinstance(error, dict) else None)
         else:
-            raise wire.WireError(f"a frame of kind {kind} from a sandbox")
+            super().take(kind, body)
 
-    def _take_data(self, stream: int, data: memoryview) -> None:
-        left = self._expected[stream] = self._expected.get(stream, wire.WINDOW_BYTES) - len(data)
-        if stream >= MOST_STREAMS or left < 0:
-            raise wire.WireError("more than the window")
-        self.on_data(stream, data)
-
-    def conclude(self, error: Exception | None) -> None:
-        """Take note of the end of the channel."""
-        if self.closed.done():
-            return
-        if error is None:
-            self.closed.set_result(None)
-        else:
-            self.closed.set_exception(error)
-            self.closed.exception()  # retrieved: nobody need wait for it
-        self.events.put_nowait(None)
-        self._room.set()
+    def conclude(self, error: Exception | None, result: object = None) -> None:
+        """Take note of the end of the operation."""
+        if not self.closed.done():
+            self.events.put_nowait(None)
+        super().conclude(error, result)
 
 
 class InitLink(asyncio.Protocol):
     """Hold the connection to one sandbox. Use from one event loop."""
 
     def __init__(self) -> None:
-        self._frames = wire.FrameBuffer()
+        self._turns = FrameTurns(self._take, self._break, self._pause_reading)
         self._transport: asyncio.Transport | None = None
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, Operation] = {}
         self._number = self._strays = 0
         self._resumed: asyncio.Event = asyncio.Event()
         self._resumed.set()
@@ -190,7 +114,7 @@ class InitLink(asyncio.Protocol):
         """Wait until it has."""
         await self._resumed.wait()
 
-    def open(self, op: str, **arguments: Any) -> Channel:  # noqa: ANN401 - any JSON
+    def open(self, op: str, **arguments: Any) -> Operation:  # noqa: ANN401 - any JSON
         """Open a channel for an operation. Raises OutcomeUnknown where the sandbox is gone, InvalidRequest."""
         if self.lost.done():
             raise OutcomeUnknown(f"the sandbox has ended: {self.lost.result()}")
@@ -201,7 +125,7 @@ class InitLink(asyncio.Protocol):
         self._number = self._number % MOST_NUMBER + 1
         while self._number in self.channels:  # of which there are fewer than numbers
             self._number = self._number % MOST_NUMBER + 1
-        channel = self.channels[self._number] = Channel(self, self._number)
+        channel = self.channels[self._number] = Operation(self, self._number)
         self.send(wire.frame(wire.OPEN, self._number, body))
         return channel
 
@@ -217,7 +141,7 @@ class InitLink(asyncio.Protocol):
             channel.close()
         return channel.events.get_nowait() or {}
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self, channel: Operation) -> None:
         """Drop what comes on a channel from now on."""
         self.channels.pop(channel.number, None)
 
@@ -243,21 +167,27 @@ class InitLink(asyncio.Protocol):
         self._resumed.set()
 
     def data_received(self, data: bytes) -> None:
-        try:
-            for kind, number, body in self._frames.feed(data):
-                if kind == wire.HELLO:
-                    self._greet(read_guest_object(body))
-                    continue
-                channel = self.channels.get(number)
-                if channel is None:
-                    self._note_stray()
-                    continue
-                self._strays = 0
-                channel.take(kind, body)
-                if kind == wire.CLOSE:
-                    self.channels.pop(number, None)
-        except ValueError as error:  # of the wire, or of JSON that is none
-            self.close(f"it broke the protocol: {error}")
+        self._turns.feed(data)
+
+    def _take(self, kind: int, number: int, body: bytes) -> None:
+        if kind == wire.HELLO:
+            self._greet(read_guest_object(body))
+            return
+        channel = self.channels.get(number)
+        if channel is None:
+            self._note_stray()
+            return
+        self._strays = 0
+        channel.take(kind, body)
+        if kind == wire.CLOSE:
+            self.channels.pop(number, None)
+
+    def _break(self, error: ValueError) -> None:  # of the wire, or of JSON that is none
+        self.close(f"it broke the protocol: {error}")
+
+    def _pause_reading(self, is_paused: bool) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
     def _note_stray(self) -> None:
         self._strays += 1
@@ -272,12 +202,14 @@ class InitLink(asyncio.Protocol):
         self.greeting.set_result(greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose(f"the connection is lost: {exc}" if exc else "the connection was closed from inside")
+        why = f"the connection is lost: {exc}" if exc else "the connection was closed from inside"
+        self._turns.finish(lambda: self._lose(why))
 
     def _lose(self, why: str) -> None:
         if self.lost.done():
             return
         self.lost.set_result(why)
+        self._turns.stop()
         self._resumed.set()
         loss = OutcomeUnknown(f"the sandbox has ended: {why}")
         if not self.greeting.done():

@@ -33,7 +33,7 @@ from cloche.egress.client import Traffic
 from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
-from .init_link import Channel, InitLink, OperationFailed, failure_of
+from .init_link import InitLink, Operation, OperationFailed, failure_of
 from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
@@ -56,7 +56,7 @@ class LiveProcess:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Operation,
         limits: Limits,
         sink: Sink | None = None,
         *,
@@ -318,7 +318,7 @@ def _number(value: object) -> float:
 class Tunnel:
     """Carry a connection to a server inside: bytes to it, and from it."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Operation):
         self._channel = channel
         self.incoming = ByteStream(channel, 1)
         channel.on_data = lambda _, data: self.incoming.put(bytes(data))
@@ -460,7 +460,7 @@ class LiveSandbox(LiveFiles):
         )  # fmt: skip
         return await self.begun(self._process(channel, sink, request.timeout_s))
 
-    def _process(self, channel: Channel, sink: Sink | None, timeout_s: float | None = None) -> LiveProcess:
+    def _process(self, channel: Operation, sink: Sink | None, timeout_s: float | None = None) -> LiveProcess:
         process = LiveProcess(channel, self.limits, sink, timeout_s=timeout_s, make_result=self._result)
         process.network = self.network
         return process

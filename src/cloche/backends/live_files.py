@@ -32,7 +32,7 @@ from cloche.core.processes import FileChange, FileInfo
 from cloche.init import wire
 from cloche.init.names import pack_text, unpack_text
 
-from .init_link import Channel, InitLink, OperationFailed, read_guest_object
+from .init_link import InitLink, Operation, OperationFailed, read_guest_object
 from .live_streams import ByteStream
 from .saved_files import Changes, Until, in_thread, time_for_files
 
@@ -58,7 +58,7 @@ CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
 class FileOperation:
     """Hold one operation that goes on: what comes is there to be read, and its answer when it has ended."""
 
-    def __init__(self, channel: Channel, path: str, content: Content | None, stall_s: float):
+    def __init__(self, channel: Operation, path: str, content: Content | None, stall_s: float):
         self._stall_s = stall_s
         self.incoming = ByteStream(channel, wire.STDOUT)
         self._channel, self._path = channel, path

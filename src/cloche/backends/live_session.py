@@ -29,7 +29,7 @@ from .session import Session, SessionEnd, SessionLink
 from .session_languages import Codec, ControlMessage, Interrupt
 
 if TYPE_CHECKING:
-    from .init_link import Channel, InitLink
+    from .init_link import InitLink, Operation
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
 SIGINT = 2
@@ -50,7 +50,7 @@ class LiveProgram:
 class LiveTransport:
     """Carry one interpreter in a sandbox that lives; see backends.session.SessionTransport."""
 
-    def __init__(self, channel: Channel, limits: Limits, codec: Codec, *, slowness: float = 1.0):
+    def __init__(self, channel: Operation, limits: Limits, codec: Codec, *, slowness: float = 1.0):
         self._channel, self._limits, self.slowness = channel, limits, slowness
         self._process = LiveProcess(channel, limits)
         channel.on_data, channel.on_end = self._take, self._take_end

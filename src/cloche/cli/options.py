@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from cloche.core.limits import REQUESTED_LIMITS
+
 from .output import guarded, log_to_say
 
 Function = Callable[..., Any]
@@ -162,12 +164,7 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "preset": {"metavar": "NAME", "help": "A name of `cloche presets`."},
     "tier": {"metavar": "N", "type": int, "help": "Tier of trust, 1 to 4."},
     "config": {"metavar": "FILE", "help": "Use this configuration file."},
-    "timeout": {"metavar": "TIME", "help": "Wall clock: seconds, or 500ms, 30s, 5m."},
-    "memory": {"metavar": "SIZE", "help": "Memory: bytes, or 256m, 1g."},
-    "cpus": {"metavar": "N", "type": float, "help": "CPUs, for example 0.5."},
-    "pids": {"metavar": "N", "type": int, "help": "Processes and threads at once."},
-    "disk": {"metavar": "SIZE", "help": "Size of the workspace."},
-    "output_limit": {"metavar": "SIZE", "help": "Output kept in the result, per stream."},
+    **{row.keyword: {"metavar": row.metavar, "type": row.number, "help": row.help} for row in REQUESTED_LIMITS},
     "network": {"metavar": "MODE", "help": "off, allowlist or open; bridge: docker's own."},
     "network_allow": {
         "metavar": "HOST", "multiple": True, "callback": _joined,

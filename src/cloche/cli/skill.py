@@ -13,6 +13,7 @@ import click
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_line
+from cloche.core.limits import REQUESTED_LIMITS
 
 from .app import root
 from .options import Command, argument, debug_option, json_option, output_options, program_options, sandbox_options
@@ -44,7 +45,7 @@ class _WithArguments(Command):
 
 @skill.command("check")
 @argument("name", metavar="NAME|PATH", help=_NAME)
-@sandbox_options("backend", "runtime", "preset", "tier", "config", "timeout", "memory", "cpus", "pids", "disk")
+@sandbox_options("backend", "runtime", "preset", "tier", "config", *(row.keyword for row in REQUESTED_LIMITS))
 @json_option()
 def _check(name: str, options: SandboxOptions, as_json: bool) -> int:
     """Read a skill, and show what it gets and why.

@@ -21,14 +21,13 @@ from typing import Any, get_args
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import (
+    LIMITS,
+    LimitRow,
     Limits,
     format_size,
     parse_count,
     parse_cpu_percent,
-    parse_cpus,
     parse_duration,
-    parse_memory,
-    parse_size,
 )
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.record import dataclass, field
@@ -261,16 +260,25 @@ def _highest(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
     return other if one.value is None or other.value > one.value else one
 
 
-def _limit(name: str, where: str, parse: Parser, *aliases: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
-    return Key(
-        name=name, aliases=(*aliases, *((where,) if where != name else ())), parse=parse,
-        settings_field=f"limits.{where}", has_ceiling=True,
-        is_looser=operator.gt, render=lambda amount, _: format_limit(name, amount), **more,
-    )  # fmt: skip
-
-
 def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - whatever the parser takes
     return lambda value, **named: {name: parse(value, **named, **more)}
+
+
+# How some limits are spelled beside what their row says.
+_OTHER_FORMS: Mapping[str, Mapping[str, Any]] = {
+    # C8: a bare `timeout` is in milliseconds in JSON, and only there.
+    "timeout": {"json": _amount("timeout", parse_duration, bare_unit_s=0.001)},
+    "cpus": {"other_spellings": {"CpuLimitPercent": _amount("cpus", parse_cpu_percent)}},
+}
+
+
+def _limit(row: LimitRow) -> Key:
+    name, where = row.keyword, row.field
+    return Key(
+        name=name, aliases=(*row.aliases, *((where,) if where != name else ())), parse=row.parse, variable=row.variable,
+        settings_field=f"limits.{where}", has_ceiling=True, is_looser=operator.gt,
+        render=lambda amount, _: format_limit(name, amount), **_OTHER_FORMS.get(name, {}),
+    )  # fmt: skip
 
 
 def _image(language: str) -> Key:
@@ -392,25 +400,7 @@ KEYS: tuple[Key, ...] = (
         default=1 << 30, render=lambda size, _: format_size(size),
     ),
     Key(name="skill_path", parse=readers.parse_list, settings_field="skill_path"),
-    # C8: a bare `timeout` is in milliseconds in JSON, and only there.
-    _limit(
-        "timeout", "timeout_s", parse_duration, "Timeout",
-        json=_amount("timeout", parse_duration, bare_unit_s=0.001),
-    ),
-    _limit(
-        "memory", "memory_bytes", parse_memory, "memory_limit", "memoryLimit", "MemoryLimitBytes",
-        variable="CLOCHE_MEMORY",
-    ),
-    _limit(
-        "cpus", "cpus", parse_cpus, "cpu_limit", variable="CLOCHE_CPUS",
-        other_spellings={"CpuLimitPercent": _amount("cpus", parse_cpu_percent)},
-    ),
-    _limit("pids", "pids", parse_count, variable="CLOCHE_PIDS"),
-    _limit("disk", "disk_bytes", parse_size, variable="CLOCHE_DISK"),
-    _limit("inodes", "inodes", parse_count),
-    _limit("tmp", "tmp_bytes", parse_size),
-    _limit("output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT"),
-    _limit("flood_limit", "flood_bytes", parse_size),
+    *map(_limit, LIMITS),
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
     # Mode and hosts are judged together, in `resolve`: neither says alone what can be reached.
     Key(
@@ -551,9 +541,7 @@ KEYS: tuple[Key, ...] = (
 
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 # The key of each limit, with its field in `Limits`.
-LIMIT_FIELDS: Mapping[str, str] = {
-    key.name: key.settings_field.removeprefix("limits.") for key in KEYS if key.settings_field.startswith("limits.")
-}
+LIMIT_FIELDS: Mapping[str, str] = {row.keyword: row.field for row in LIMITS}
 
 # What may have a ceiling, in the same way: every limit; `users`, where false is the lower value; `level`, where the
 # higher one is; network and packages.

@@ -154,17 +154,73 @@ def parse_memory(value: object, *, name: str) -> int:
     return size
 
 
-PARSERS: Mapping[str, Callable[..., Any]] = {
-    "timeout_s": parse_duration,
-    "memory_bytes": parse_memory,
-    "cpus": parse_cpus,
-    "pids": parse_count,
-    "disk_bytes": parse_size,
-    "inodes": parse_count,
-    "tmp_bytes": parse_size,
-    "output_bytes": parse_size,
-    "flood_bytes": parse_size,
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRow:
+    """Describe one limit: its field of `Limits`, its keyword and configuration key, how it is parsed and shown.
+
+    `wire` is its name in a request to the service, empty where no request has it; `aliases` are the configuration's
+    other spellings. `title` names it on the page. `metavar`, `help` and `number`, its
+    type where text will not do, declare the option of the command line.
+    """
+
+    field: str
+    keyword: str
+    parse: Callable[..., Any]
+    aliases: tuple[str, ...] = ()
+    variable: str = ""
+    wire: str = ""
+    title: str = ""
+    metavar: str = "SIZE"
+    help: str = ""
+    number: type | None = None
+
+    @property
+    def is_requested(self) -> bool:
+        """Tell whether a request, a skill or a manifest may ask for less of it."""
+        return bool(self.wire)
+
+    def shown(self, limits: Limits) -> int | float | str:
+        """Return its value as the service shows it: a size as text, unless its name says that it is in bytes."""
+        value: int | float = getattr(limits, self.field)
+        is_text = self.field.endswith("_bytes") and not self.wire.endswith("Bytes")
+        return exact_size(int(value)) if is_text else value
+
+
+# Configuration, command line, requests, skills, manifests and page read this table. A new limit is a field of `Limits`,
+# a row here, and a keyword of `config.options.SandboxOptions`.
+LIMITS: tuple[LimitRow, ...] = (
+    LimitRow(
+        field="timeout_s", keyword="timeout", parse=parse_duration, aliases=("Timeout",), wire="timeout",
+        title="Time-out", metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.",
+    ),
+    LimitRow(
+        field="memory_bytes", keyword="memory", parse=parse_memory,
+        aliases=("memory_limit", "memoryLimit", "MemoryLimitBytes"), variable="CLOCHE_MEMORY", wire="memoryLimit",
+        title="Memory", help="Memory: bytes, or 256m, 1g.",
+    ),
+    LimitRow(
+        field="cpus", keyword="cpus", parse=parse_cpus, aliases=("cpu_limit",), variable="CLOCHE_CPUS",
+        wire="cpuLimit", title="CPUs", metavar="N", number=float, help="CPUs, for example 0.5.",
+    ),
+    LimitRow(
+        field="pids", keyword="pids", parse=parse_count, variable="CLOCHE_PIDS", wire="pidsLimit",
+        title="Processes", metavar="N", number=int, help="Processes and threads at once.",
+    ),
+    LimitRow(
+        field="disk_bytes", keyword="disk", parse=parse_size, variable="CLOCHE_DISK", wire="diskLimit",
+        title="Disk", help="Size of the workspace.",
+    ),
+    LimitRow(field="inodes", keyword="inodes", parse=parse_count),
+    LimitRow(field="tmp_bytes", keyword="tmp", parse=parse_size),
+    LimitRow(
+        field="output_bytes", keyword="output_limit", parse=parse_size, aliases=("outputLimit", "maxOutputBytes"),
+        variable="CLOCHE_OUTPUT_LIMIT", wire="maxOutputBytes", title="Output",
+        help="Output kept in the result, per stream.",
+    ),
+    LimitRow(field="flood_bytes", keyword="flood_limit", parse=parse_size),
+)  # fmt: skip
+REQUESTED_LIMITS: tuple[LimitRow, ...] = tuple(row for row in LIMITS if row.is_requested)
+PARSERS: Mapping[str, Callable[..., Any]] = {row.field: row.parse for row in LIMITS}
 
 
 def parse_cpu_percent(value: object, *, name: str) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from .record import dataclass, field
 
-PROVIDERS: tuple[str, ...] = ("e2b", "daytona", "cloche")
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0

@@ -11,10 +11,10 @@ frame of a channel: from the sandbox with `{}`, or `{"error": {"kind", "message"
 no more of it, and ends nothing but the channel, unless the operation says so. Frames on a channel that is closed are
 dropped.
 
-**Windows.** A DATA frame is a byte with the stream's number and content. Each stream, each way, begins with a window of
-`WINDOW_BYTES`; who has sent so much waits for WINDOW frames (`>BI`: stream, bytes), which the receiver sends as it
-passes the content on. So nobody holds more than a window of what another does not read, and who does not read stops its
-own streams alone. To send more than the window ends the connection.
+**Flow control** is per stream and direction. A DATA frame is a byte with the stream's number and content. A sender may
+have `WINDOW_BYTES` unacknowledged; the receiver grants more with a WINDOW frame (`>BI`: stream, bytes) when it has
+consumed data. A slow reader blocks only its own stream. Exceeding the window, and a grant of more than was sent, end
+the connection. `Credit` counts both directions.
 
 **Operations** (arguments; events; what the streams are):
 
@@ -69,13 +69,16 @@ if TYPE_CHECKING:
 VERSION = 1
 HEADER = struct.Struct(">IIB")
 GRANT = struct.Struct(">BI")
-HELLO, OPEN, EVENT, ASK, DATA, END, WINDOW, CLOSE = range(8)
+HELLO, OPEN, EVENT, ASK, DATA, END, WINDOW, CLOSE, PING, PONG = range(10)
 MOST_BODY = 2 << 20  # an argument list of 1 MiB, as JSON
 MOST_DATA = 1 << 16  # content of one DATA frame
 WINDOW_BYTES = 1 << 18
+GRANTED_AT_ONCE = WINDOW_BYTES // 4  # small pieces are not acknowledged one by one
+MOST_AT_ONCE = 512  # frames that are handled in one turn of an event loop
 MOST_CHANNELS = 512  # of one connection
 LONGEST_WAIT_S = 30.0  # for room, of a process without a time-out
 STDIN, STDOUT, STDERR, REPORT, REQUESTS = range(5)
+STREAMS = 5  # of one channel
 
 
 class WireError(ValueError):
@@ -115,27 +118,84 @@ def grant_frame(channel: int, stream: int, count: int) -> bytes:
 class FrameBuffer:
     """Cut what comes, in whatever pieces, into frames: kind, channel, body."""
 
-    def __init__(self, most_body: int = MOST_BODY) -> None:
+    def __init__(self, most_body: int = MOST_BODY, last_kind: int = CLOSE) -> None:
         self._buffer = bytearray()
-        self._most = most_body
+        self._most, self._last_kind = most_body, last_kind
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Return the frames that `data` completes. Raises WireError for one that is too long or of no kind."""
+    def feed(self, data: bytes, most: int = -1) -> list[tuple[int, int, bytes]]:
+        """Return the frames that are complete with `data`, at most `most` of them unless that is -1.
+
+        If `most` frames are returned, `feed(b"", most)` returns the next. Raises WireError for a frame that is too long
+        or of no kind.
+        """
         buffer = self._buffer
         buffer += data
-        at, size, found = 0, len(buffer), []
-        while size - at >= HEADER.size:
-            length, channel, kind = HEADER.unpack_from(buffer, at)
-            if length > self._most or kind > CLOSE:
+        start, size = 0, len(buffer)
+        frames: list[tuple[int, int, bytes]] = []
+        while size - start >= HEADER.size and len(frames) != most:
+            length, channel, kind = HEADER.unpack_from(buffer, start)
+            if length > self._most or kind > self._last_kind:
                 raise WireError(f"a frame of kind {kind} with {length} bytes")
-            end = at + HEADER.size + length
+            end = start + HEADER.size + length
             if end > size:
                 break
-            found.append((kind, channel, bytes(buffer[at + HEADER.size : end])))
-            at = end
-        if at:
-            del buffer[:at]
-        return found
+            frames.append((kind, channel, bytes(buffer[start + HEADER.size : end])))
+            start = end
+        if start:
+            del buffer[:start]
+        return frames
+
+
+class Credit:
+    """Count what may still be sent and what may still arrive on the streams of one channel. Nothing is sent here."""
+
+    def __init__(self) -> None:
+        self._sendable = [WINDOW_BYTES] * STREAMS
+        self._receivable = [WINDOW_BYTES] * STREAMS
+        self._consumed = [0] * STREAMS  # and not granted again yet
+
+    def sendable(self, stream: int) -> int:
+        """Return how many bytes of a stream may be sent now; 0 or less for none."""
+        return self._sendable[stream]
+
+    def note_sent(self, stream: int, count: int) -> None:
+        """Count bytes that were sent."""
+        self._sendable[stream] -= count
+
+    def note_granted(self, stream: int, count: int) -> None:
+        """Take a grant of the receiver. Raises WireError for more than was sent."""
+        if stream >= STREAMS or not count or self._sendable[stream] + count > WINDOW_BYTES:
+            raise WireError(f"stream {stream}: a window for what was not sent")
+        self._sendable[stream] += count
+
+    def receivable(self, stream: int) -> int:
+        """Return how many bytes of a stream may arrive now."""
+        return self._receivable[stream]
+
+    def note_received(self, stream: int, count: int) -> None:
+        """Count bytes that arrived. Raises WireError for more than the window, and for a stream that there is not."""
+        if stream >= STREAMS or count > self._receivable[stream]:
+            raise WireError(f"stream {stream}: more than its window")
+        self._receivable[stream] -= count
+
+    def note_whole(self, stream: int, count: int) -> None:
+        """Count a message that is sent whole while anything is left of the window. Raises WireError if nothing is."""
+        if self._receivable[stream] <= 0:
+            raise WireError(f"stream {stream}: more than its window")
+        self._receivable[stream] -= count
+
+    def note_consumed(self, stream: int, count: int) -> int:
+        """Count bytes that were consumed, and return how many to grant now: 0 until they are worth a frame."""
+        consumed = self._consumed[stream] = self._consumed[stream] + count
+        if consumed < GRANTED_AT_ONCE:
+            return 0
+        self._consumed[stream] = 0
+        self._receivable[stream] += consumed
+        return consumed
+
+    def ungranted(self) -> list[tuple[int, int]]:
+        """Return the streams with bytes that were consumed and not granted, and how many."""
+        return [(stream, count) for stream, count in enumerate(self._consumed) if count]
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Calls that change metadata of files, made by the reaper in the place of a guest that has its user's own uid.
 
 Landlock does not handle them: where guest and caller are one user, the kernel alone would let a guest change mode,
-times, owner and attributes of whatever is its user's, by a path or by a descriptor that was opened to be read. So all
-of them are asked for (`setup/seccomp`), and made here for what lies below the sandbox's own folders; anything else is
-EACCES. Flags of inodes (`FS_IOC_SETFLAGS` and its like) are refused by the filter, and what is younger than its table.
+times and owner of whatever is its user's, by a path or by a descriptor that was opened to be read. So all of them are
+asked for (`setup/seccomp`), and made here for what lies below the sandbox's own folders; anything else is EACCES.
+Extended attributes, flags of inodes (`FS_IOC_SETFLAGS` and its like), and what is younger than its table, the filter
+refuses.
 
 What is changed is the file that one descriptor (O_PATH, so that neither FIFO nor device is opened) stands for:
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import posix
 
-from .answered_calls import AT_CWD, MOST_COPIED
+from .answered_calls import AT_CWD
 from .syscalls import AT_EMPTY_PATH, AT_FDCWD, call
 
 TYPE_CHECKING = False
@@ -41,8 +42,7 @@ S_IFMT, S_IFLNK = 0o170000, 0o120000
 SAME = 0xFFFFFFFF  # in place of an id that is not to be changed
 WORD, MICROSECONDS = 8, 1_000_000
 MOST_LINKS, MOST_NAMES, RETRIES = 40, 256, 8  # of a path that is walked name by name; after a renaming
-MOST_NAME, SET_FLAGS = 256, 3  # of an attribute, with a NUL; XATTR_CREATE, XATTR_REPLACE
-ENOENT, E2BIG, EAGAIN, EACCES, EFAULT, EXDEV, EINVAL, ERANGE, ENAMETOOLONG, ELOOP = 2, 7, 11, 13, 14, 18, 22, 34, 36, 40
+ENOENT, EAGAIN, EACCES, EFAULT, EXDEV, EINVAL, ELOOP = 2, 11, 13, 14, 18, 22, 40
 
 
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
@@ -234,27 +234,6 @@ def _packed(*words: int) -> bytes:
     return b"".join(word.to_bytes(WORD, "little", signed=True) for word in words)
 
 
-def _set_attribute(file: bytes, asked: Asked, at: int) -> None:
-    name, value, size, flags = asked.arguments[at : at + 4]
-    if flags & 0xFFFFFFFF & ~SET_FLAGS:
-        raise OSError(EINVAL, "a flag that nobody knows")
-    if size > MOST_COPIED:
-        raise OSError(E2BIG, "too large a value")
-    data = asked.copy(value, size) if size else b""
-    posix.setxattr(file, _attribute(asked, name), data, flags & SET_FLAGS)
-
-
-def _remove_attribute(file: bytes, asked: Asked, at: int) -> None:
-    posix.removexattr(file, _attribute(asked, asked.arguments[at]))
-
-
-def _attribute(asked: Asked, address: int) -> bytes:
-    try:
-        return asked.text(address, MOST_NAME)
-    except OSError as error:
-        raise OSError(ERANGE if error.errno == ENAMETOOLONG else error.errno, "no name of an attribute") from error
-
-
 class Row:
     """Say which arguments of a call name the file (-1 for none), and what is done by those from `rest` on."""
 
@@ -288,10 +267,4 @@ CALLS: dict[str, Row] = {
     "utimes": Row(1, _in_microseconds, path=0),
     "futimesat": Row(2, _in_microseconds, directory=0, path=1, is_optional=True),
     "utimensat": Row(2, _in_nanoseconds, directory=0, path=1, flags=3, is_optional=True),
-    "setxattr": Row(1, _set_attribute, path=0),
-    "lsetxattr": Row(1, _set_attribute, path=0, follows=False),
-    "fsetxattr": Row(1, _set_attribute, directory=0, is_optional=True),
-    "removexattr": Row(1, _remove_attribute, path=0),
-    "lremovexattr": Row(1, _remove_attribute, path=0, follows=False),
-    "fremovexattr": Row(1, _remove_attribute, directory=0, is_optional=True),
 }

@@ -5,8 +5,9 @@ used, and who starts something elsewhere would keep a guest from forking. So whe
 control group counts, its filter asks before each fork, and what descends from the reaper is counted here.
 
 The tree is walked when the answers that the last walk allowed are used up, not for each: what ends meanwhile only makes
-more room. A process that was let go and has not been made yet is not seen, so the limit may be passed by as many as are
-being made while a walk lasts.
+more room. But where parents end while it is walked, it is walked for each, since some may have been missed: they come
+to where the walk has been. A process that was let go and has not been made yet is not seen, so the limit may be passed
+by as many as are being made while a walk lasts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class TaskCount:
             if self.is_one_of_many:
                 root = posix.getppid()
                 most += len(procfs.children(root))
-            self._left = most - procfs.count_tasks_below(root, most)
+            count, is_whole = procfs.count_tasks_below(root, most)
+            self._left = most - count if is_whole else min(most - count, 1)
         if self._left <= 0:
             raise OSError(EAGAIN, "as many processes and threads as there may be")
         self._left -= 1

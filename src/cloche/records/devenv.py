@@ -18,11 +18,13 @@ from cloche.config.keys import YAML_READERS
 from cloche.config.readers import hint_for, parse_hosts
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
+from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.record import dataclass, field
 
 from .dependency_files import read_json
 from .devenv_detection import Language, detect_languages, detect_setup, sources_of
 from .ids import now
+from .results import camel
 
 FILE = "cloche-devenv.json"
 VERSION = 1
@@ -30,10 +32,7 @@ INDEX = "the operator's index"  # in `network`: whatever the operator lets packa
 MOST_BYTES = 256 << 10
 MOST_ITEMS, MOST_WORDS, MOST_TEXT, MOST_VALUE = 64, 256, 4096, 1024
 # The limits that a manifest may lower: as it spells them, and as a run takes them.
-LIMITS: Mapping[str, str] = {
-    "timeout": "timeout", "memory": "memory", "cpus": "cpus", "pids": "pids", "disk": "disk",
-    "outputLimit": "output_limit",
-}  # fmt: skip
+LIMITS: Mapping[str, str] = {camel(row.keyword): row.keyword for row in REQUESTED_LIMITS}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -150,10 +150,6 @@ def compare_dependencies(before: list[dict[str, Any]], after: list[dict[str, Any
     return found
 
 
-def _only_in(one: _Named, other: _Named) -> list[dict[str, Any]]:
-    return [dependency for version, dependency in one.items() if version not in other]
-
-
 def _versions(dependencies: list[dict[str, Any]]) -> dict[tuple[str, str], _Named]:
     found: dict[tuple[str, str], _Named] = {}
     for one in dependencies:

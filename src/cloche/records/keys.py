@@ -101,12 +101,6 @@ def find_key(session: Session, text: str) -> KeyFacts | None:
     return _facts(row) if row is not None and hmac.compare_digest(row.sha256, digest) else None
 
 
-def key_with_id(session: Session, key_id: str) -> KeyFacts | None:
-    """Return the key of an id, None for none."""
-    row = session.get(ApiKey, key_id)
-    return None if row is None else _facts(row)
-
-
 def list_keys(database: Database, *, project: str = DEFAULT_PROJECT) -> list[KeyFacts]:
     """Return all keys, the oldest first."""
     with database.reading() as session:

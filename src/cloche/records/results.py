@@ -10,13 +10,18 @@ from typing import Any
 
 from cloche.core.result import Result
 
-_AFTER_BAR = re.compile(r"_([a-z])")
+_AFTER_BAR, _CAPITAL = re.compile(r"_([a-z])"), re.compile("[A-Z]")
 
 
 @lru_cache(maxsize=256)
 def camel(name: str) -> str:
     """Return a name of Python's as the wire has it."""
     return _AFTER_BAR.sub(lambda found: found[1].upper(), name)
+
+
+def snake(name: str) -> str:
+    """Return a name of the wire's as Python has it."""
+    return _CAPITAL.sub(lambda found: f"_{found[0].lower()}", name)
 
 
 def result_as_wire(result: Result) -> dict[str, Any]:

@@ -6,7 +6,6 @@ bind in any case.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,24 +16,25 @@ from cloche.config import readers
 from cloche.config.keys import ARGUMENT_READERS, BY_NAME
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
+from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.record import dataclass
 
 from .database import Database
 from .ids import now
+from .results import snake
 from .tables import Setting
 
 # How the wire spells them -> the keyword of `SandboxOptions`.
 NAMES: Mapping[str, str] = {
-    "runtime": "backend", "timeout": "timeout", "memoryLimit": "memory", "cpuLimit": "cpus", "pidsLimit": "pids",
-    "diskLimit": "disk", "maxOutputBytes": "output_limit", "network": "network", "networkAllow": "network_allow",
-    "networkDeny": "network_deny", "languages": "languages", "packages": "packages", "require": "require",
-    "screen": "screen", "users": "users",
+    "runtime": "backend", **{row.wire: row.keyword for row in REQUESTED_LIMITS},
+    "network": "network", "networkAllow": "network_allow", "networkDeny": "network_deny", "languages": "languages",
+    "packages": "packages", "require": "require", "screen": "screen", "users": "users",
 }  # fmt: skip
 
 # Each spelling that files know of these (C1), and the wire's own, also in snake case -> the keyword.
 SPELLINGS: Mapping[str, str] = {
     **{spelling: keyword for keyword in NAMES.values() for spelling in BY_NAME[keyword].readers()},
-    **{re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): keyword for name, keyword in NAMES.items()},
+    **{snake(name): keyword for name, keyword in NAMES.items()},
     **NAMES,
 }
 

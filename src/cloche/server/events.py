@@ -23,6 +23,7 @@ MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
 EVENT_BYTES = 256  # what one takes beside its data
 MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
+HEARTBEAT = ": still here\n\n"  # a comment, which readers pass over
 MOMENT_S = 0.2  # within which most runs end: whether the client is still there is looked at after that
 
 
@@ -176,10 +177,13 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
+def as_sent(name: str, data: str, number: int | None = None) -> str:
+    """Return a server-sent event; its data is JSON, so one line."""
+    identity = "" if number is None else f"id: {number}\n"
+    return f"{identity}event: {name}\ndata: {data}\n\n"
+
+
 async def server_sent(events: EventLog, after: int) -> AsyncGenerator[str]:
     """Yield server-sent events after a number, and a comment from time to time."""
     async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
-        if event is None:
-            yield ": still here\n\n"
-        else:
-            yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n"
+        yield HEARTBEAT if event is None else as_sent(event.name, event.data, event.number)

@@ -28,8 +28,10 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.request import InputFile
+from cloche.records.results import camel, snake
 from cloche.records.settings import SPELLINGS, read_spelling
 
 from .identities import Caller
@@ -42,9 +44,8 @@ _NOT_COMPARED = frozenset({
     "autofix", "on_network",
 })  # fmt: skip
 _REQUEST_NAMES: Mapping[str, str] = {
-    "memory_limit": "memory", "cpu_limit": "cpus", "pids_limit": "pids", "disk_limit": "disk",
-    "max_output_bytes": "output_limit",
-}  # fmt: skip
+    snake(row.wire): row.keyword for row in REQUESTED_LIMITS if row.wire != row.keyword
+}
 _KEYWORDS = (
     "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
     "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
@@ -102,21 +103,15 @@ def _wrong(model: str, name: str, why: str) -> ValidationError:
     return ValidationError.from_exception_data(model, [InitErrorDetails(type=error, loc=(name,), input=None)])
 
 
-def wire_name(name: str) -> str:
-    """Return a field's name as the wire has it."""
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
-
-
 # What the library calls by another name, as the wire does; any other spelling as it was said.
-FIELDS.update({keyword: wire_name(name) for name, keyword in _REQUEST_NAMES.items()})
+FIELDS.update({keyword: camel(name) for name, keyword in _REQUEST_NAMES.items()})
 FIELDS.update({spelling: spelling for spelling in SPELLINGS if spelling not in FIELDS and "_" not in spelling})
 
 
 class WireModel(BaseModel):
     """Be data of the wire: camelCase, no field that nobody knows, and few faults told of what is wrong all over."""
 
-    model_config = ConfigDict(alias_generator=wire_name, populate_by_name=True, extra="forbid")
+    model_config = ConfigDict(alias_generator=camel, populate_by_name=True, extra="forbid")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
@@ -256,7 +251,7 @@ class RunFields(WireModel):
         if len(self.code or "") + sum(map(len, (*self.argv, *packages))) > MOST_KEPT_CHARS:
             left_out |= self.model_fields_set & {"code", "argv", "packages"}
         kept = self.model_dump(by_alias=True, exclude_unset=True, include=set(_KEPT - left_out))
-        return {**kept, "leftOut": sorted(map(wire_name, left_out))} if left_out else kept
+        return {**kept, "leftOut": sorted(map(camel, left_out))} if left_out else kept
 
 
 class ExecRequest(OptionFields, RunFields):
@@ -294,7 +289,7 @@ def check_fields(options: Mapping[str, Any], caller: Caller) -> None:
     """Raise PolicyDenied for a field that takes scope admin."""
     if caller.has("admin"):
         return
-    given = [wire_name(name) for name in ADMIN_FIELDS if name in options]
+    given = [camel(name) for name in ADMIN_FIELDS if name in options]
     if given:
         raise PolicyDenied(f"{given[0]}: this needs a key with scope admin; leave it out, or ask the operator")
 

@@ -43,11 +43,6 @@ class Caller:
     address: str = ""
 
     @property
-    def is_human(self) -> bool:
-        """Tell whether this is a browser that came by the printed link."""
-        return self.session_hash is not None
-
-    @property
     def name(self) -> str:
         """Return what records and the audit log call it."""
         return self.key_id or BROWSER

@@ -18,8 +18,6 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext,
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy.exc import IntegrityError
-
 from cloche.audit.log import act_for
 from cloche.audit.recording import is_traced
 from cloche.core.errors import (
@@ -385,11 +383,6 @@ def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
         idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
         asked=order.asked,
     )  # fmt: skip
-
-
-def is_repeated(error: Exception) -> bool:
-    """Tell whether a row was refused because the idempotency key has been used."""
-    return isinstance(error, IntegrityError)
 
 
 async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple[str, Encoded]:

@@ -15,7 +15,7 @@ from cloche.config.keys import BY_NAME, LIMIT_FIELDS, YAML_READERS
 from cloche.config.readers import hint_for
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
-from cloche.core.limits import KIB
+from cloche.core.limits import KIB, REQUESTED_LIMITS
 from cloche.core.policy import preset_named
 from cloche.core.record import fields
 
@@ -27,7 +27,7 @@ MOST_DEPTH = 8
 MOST_NAME, MOST_DESCRIPTION, MOST_COMPATIBILITY = 64, 1024, 500
 MOST_METADATA, MOST_SCRIPTS, MOST_TEXT = 64, 64, 1024
 # What a skill may ask for of the limits, as a run takes them.
-LIMIT_KEYS = ("timeout", "memory", "cpus", "pids", "disk", "output_limit")
+LIMIT_KEYS = tuple(row.keyword for row in REQUESTED_LIMITS)
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SCRIPT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloche.backends import init_link, live, live_files
-from cloche.backends.init_link import GRANTED_AT_ONCE, MOST_EVENTS, InitLink
+from cloche.backends.init_link import MOST_EVENTS, InitLink
 from cloche.backends.live import LiveProcess, LiveSandbox
 from cloche.backends.live_files import read_rows
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError
@@ -154,7 +154,7 @@ def test_small_pieces_are_not_answered_one_by_one() -> None:
     async def attempt() -> None:
         async with linked() as (sandbox, theirs):
             await say(theirs, HELLO + STARTED)
-            left, arrived = GRANTED_AT_ONCE, asyncio.Event()
+            left, arrived = wire.GRANTED_AT_ONCE, asyncio.Event()
 
             def take(event: object) -> None:
                 nonlocal left
@@ -163,7 +163,7 @@ def test_small_pieces_are_not_answered_one_by_one() -> None:
                     arrived.set()
 
             await sandbox.start_process(ProcessRequest(argv=("x",)), take)
-            await say(theirs, wire.data_frame(1, 1, b"x") * GRANTED_AT_ONCE)
+            await say(theirs, wire.data_frame(1, 1, b"x") * wire.GRANTED_AT_ONCE)
             await arrived.wait()
             received = theirs.recv(1 << 20)
             assert received.count(struct.pack(">IIB", wire.GRANT.size, 1, wire.WINDOW)) == 1
@@ -185,6 +185,63 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
                 await sandbox.start_process(ProcessRequest(argv=("x",)))
 
     run(attempt)
+
+
+@pytest.mark.parametrize("frames", ["strays", "closes", "pieces"])
+def test_small_frames_do_not_hold_the_loop(frames: str) -> None:
+    """Of the smallest frames, however many come at once, only so many are handled before others have their turn."""
+    smallest = {
+        "strays": frame(wire.END, b"\1", channel=9), "closes": frame(wire.CLOSE, b"{}", channel=9),
+        "pieces": wire.data_frame(1, 1, b"x"),
+    }[frames]  # fmt: skip
+    count = 8000
+
+    async def attempt() -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO + STARTED)
+            await sandbox.start_process(ProcessRequest(argv=("x",)), lambda _: None)
+            link, turns, handled, most = sandbox.link, 0, 0, 0
+            assert link is not None
+            take = link._turns._take
+
+            def counted(*arguments: Any) -> None:
+                nonlocal handled
+                handled += 1
+                take(*arguments)
+
+            link._turns._take = counted
+            link.data_received(smallest * count)  # in one piece, as a transport may hand it on
+            while handled < count:
+                turns, before = turns + 1, handled
+                await asyncio.sleep(0)
+                most = max(most, handled - before)
+            assert most <= wire.MOST_AT_ONCE
+            assert turns >= count // wire.MOST_AT_ONCE
+
+    run(attempt)
+
+
+def test_what_came_before_the_end_is_handled_first() -> None:
+    """A connection that closes behind many frames loses none of them, and what comes after a wrong one is dropped."""
+
+    async def attempt(last: bytes, why: str, counted: int) -> None:
+        async with linked() as (sandbox, theirs):
+            await say(theirs, HELLO + STARTED)
+            came = 0
+
+            def count(event: object) -> None:
+                nonlocal came
+                came += isinstance(event, OutputChunk)
+
+            await sandbox.start_process(ProcessRequest(argv=("x",)), count)
+            await say(theirs, wire.data_frame(1, 1, b"x") * 3000 + last)
+            theirs.shutdown(socket.SHUT_RDWR)
+            assert sandbox.link is not None
+            assert why in await sandbox.link.lost
+            assert came >= counted
+
+    run(lambda: attempt(b"", "closed from inside", 3000))
+    run(lambda: attempt(frame(99) + wire.data_frame(1, 1, b"x") * 3000, "broke the protocol", 2560))
 
 
 STRANGE = [None, True, -1, 1e17, 10**300, "x" * 1000, [], {}, [[1]], {"a": {}}]

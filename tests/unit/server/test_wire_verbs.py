@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from cloche.records.keys import SCOPES
-from cloche.server.exec_options import wire_name
+from cloche.records.results import camel
 from cloche.server.wire.verbs import VERBS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "service" / "wire.md"
@@ -19,7 +19,7 @@ def test_the_table_of_verbs_is_the_one_in_the_code() -> None:
     ]
     said = [[re.findall(r"[\w.]+", cell) for cell in row] for row in rows]
     assert said == [
-        [[name], [verb.scope], list(verb.of), [wire_name(one) for one in verb.fields.model_fields]]
+        [[name], [verb.scope], list(verb.of), [camel(one) for one in verb.fields.model_fields]]
         for name, verb in VERBS.items()
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
-from cloche.core.limits import Limits
+from cloche.core.limits import LIMITS, REQUESTED_LIMITS, Limits
 from cloche.core.policy import Policy
 from cloche.core.record import fields
 from cloche.core.request import InputFile, Request
@@ -17,13 +17,9 @@ MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64;
 MOST_FILES = 2_500
 MODE = 0o644  # of files that go with a call
 # What a service settles by itself, and nobody can ask it for: only what holds anyway may stand there.
-_OWN_LIMITS = ("inodes", "tmp_bytes", "flood_bytes")
+_OWN_LIMITS = tuple(row.field for row in LIMITS if not row.is_requested)
 _OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities", "on_network")
 _USUAL: Mapping[type, Policy | Limits] = {Policy: Policy(), Limits: Limits()}
-_LIMITS = {
-    "timeout": "timeout_s", "memoryLimit": "memory_bytes", "cpuLimit": "cpus", "pidsLimit": "pids",
-    "diskLimit": "disk_bytes", "maxOutputBytes": "output_bytes",
-}  # fmt: skip
 
 
 def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
@@ -37,7 +33,7 @@ def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
         raise InvalidRequest(
             "packages: backend 'cloche' cannot show folders of this host; see docs/limitations/cloche.md"
         )
-    fields: dict[str, Any] = {name: getattr(limits, limit) for name, limit in _LIMITS.items()}
+    fields: dict[str, Any] = {row.wire: getattr(limits, row.field) for row in REQUESTED_LIMITS}
     fields["network"] = policy.network
     for name, values in (
         ("networkAllow", policy.network_allow), ("networkDeny", policy.network_deny),

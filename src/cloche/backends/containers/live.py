@@ -60,7 +60,7 @@ class LinkTransport(asyncio.Transport):
         self._turn = threading.Condition()
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = self._unread_bytes = 0
-        self._is_paused = self._is_closing = False
+        self._is_paused = self._is_reading_paused = self._is_closing = False
         self.last_output = b""  # the end of its standard error
 
     def begin(self) -> None:
@@ -80,6 +80,16 @@ class LinkTransport(asyncio.Transport):
         if self._unsent_bytes > MOST_UNSENT and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        """Hand on nothing more, but what is on its way already."""
+        self._is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        """Hand on what comes."""
+        with self._turn:
+            self._is_reading_paused = False
+            self._turn.notify_all()
 
     def is_closing(self) -> bool:
         """Tell whether nothing more is sent."""
@@ -159,7 +169,9 @@ class LinkTransport(asyncio.Transport):
     def _hand_on(self, piece: bytes) -> None:
         """Give the loop a piece, once it has taken most of those before."""
         with self._turn:
-            self._turn.wait_for(lambda: self._unread_bytes < MOST_UNREAD or self._is_closing)
+            self._turn.wait_for(
+                lambda: (self._unread_bytes < MOST_UNREAD and not self._is_reading_paused) or self._is_closing
+            )
             if self._is_closing:
                 return
             self._unread_bytes += len(piece)

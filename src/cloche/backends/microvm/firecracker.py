@@ -270,7 +270,6 @@ class Firecracker:
     program: str
     pace: float = field(default=1.0)
     engine: str = "firecracker"
-    can_emulate: bool = False
 
     def boot_s(self, plan: Plan) -> float:  # noqa: ARG002 - there is KVM alone
         """Return how long a machine may take to get ready, in seconds."""

@@ -260,11 +260,6 @@ class Monitor(Protocol):
         """Name its file."""
         ...
 
-    @property
-    def can_emulate(self) -> bool:
-        """Tell whether it runs machines without KVM, slowly."""
-        ...
-
     def boot_s(self, plan: Plan) -> float:
         """Return how long a machine may take to get ready, in seconds."""
         ...

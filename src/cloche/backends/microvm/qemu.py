@@ -81,7 +81,6 @@ class Qemu:
 
     program: str
     engine: str = "qemu"
-    can_emulate: bool = True
 
     def boot_s(self, plan: Plan) -> float:
         """Return how long a machine may take to get ready, in seconds."""

@@ -33,7 +33,7 @@ from .syscall_table import ALLOWED, LAST_KNOWN, REPORTED
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
-EPERM, ENOTTY, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 25, 38, 93, 97
+EPERM, E2BIG, ENOTTY, ENOSYS, EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT = 1, 7, 25, 38, 93, 95, 97
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NR_OFFSET, ARCH_OFFSET = 0, 4
@@ -68,8 +68,14 @@ FORKS = ("clone", "fork", "vfork")
 # What changes metadata by a path, or by a descriptor that may have been opened to be read: Landlock handles none of it.
 METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
-    "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
+    "utimensat",
 )  # fmt: skip
+# Extended attributes. The kernel keeps an access control list of a tmpfs in memory that no control group and no limit
+# of that tmpfs counts, of 64 KiB for each file and 128 KiB for each folder: so a value has no more bytes than leave
+# both lists of a folder as large as its inode. Where a folder of the host stands in for the tmpfs, nothing bounds how
+# many attributes a file has, nor counts them as stored, and there are none.
+SETS_ATTRIBUTE, SIZE_OF_ATTRIBUTE, MOST_ATTRIBUTE = ("setxattr", "lsetxattr", "fsetxattr"), 3, 512
+ATTRIBUTES = (*SETS_ATTRIBUTE, "removexattr", "lremovexattr", "fremovexattr")
 NETWORK_CALLS = ("socket", "connect", "bind")
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
@@ -288,8 +294,13 @@ def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
         "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
         "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
         "setsockopt": _socket_option_block(),
+        **{
+            name: [_argument(SIZE_OF_ATTRIBUTE), (BPF_JGE, 0, 1, MOST_ATTRIBUTE + 1), _deny(E2BIG), _ALLOWED]
+            for name in SETS_ATTRIBUTE
+        },
     }
     if confined:
+        blocks |= {name: [_deny(EOPNOTSUPP)] for name in ATTRIBUTES}
         blocks |= {name: [_deny(EPERM)] for name in ("socket", *SHARED_WITHOUT_NAMESPACES)}
         blocks |= {
             name: [_argument(index), *_if_any((0,), _ALLOWED), _deny(EPERM)] for name, index in SELF_ONLY.items()
@@ -474,6 +485,7 @@ BESIDES = (
 )  # fmt: skip
 DECIDED_BY_ARGUMENTS = (
     "clone", "clone3", "ioctl", "personality", "setsockopt", "socket", "socketpair", *SELF_ONLY, *SELF_ONLY_OF_KIND,
+    *SETS_ATTRIBUTE,
 )  # fmt: skip
 WORD, ID_BITS = 0xFFFFFFFF, 22  # of a register, what the kernel takes a process id from, and where an id may have bits
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
@@ -526,6 +538,13 @@ def profile() -> dict[str, Any]:
             "args": [_oci_argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), _oci_argument(2, SO_LINGER, "SCMP_CMP_EQ")],
         },
         _allow(["ioctl"], _oci_argument(1, TIOCSTI, "SCMP_CMP_NE"), _oci_argument(1, TIOCLINUX, "SCMP_CMP_NE")),
+        _allow([*SETS_ATTRIBUTE], _oci_argument(SIZE_OF_ATTRIBUTE, MOST_ATTRIBUTE, "SCMP_CMP_LE")),
+        {
+            "names": [*SETS_ATTRIBUTE],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": E2BIG,
+            "args": [_oci_argument(SIZE_OF_ATTRIBUTE, MOST_ATTRIBUTE, "SCMP_CMP_GT")],
+        },
     ]
     return {
         "defaultAction": "SCMP_ACT_ERRNO",

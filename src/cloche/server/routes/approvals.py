@@ -29,6 +29,7 @@ from cloche.records import approvals as records
 from ..approvals import Change, change_of
 from ..auth import Approver, Runner, TheService, needs
 from ..bodies import JsonRoute, validated
+from ..events import HEARTBEAT, as_sent
 from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
@@ -298,18 +299,18 @@ async def _stream(service: Service, project: str, after: int | None) -> AsyncGen
             seen, changes = await service.read(partial(_caught_up, project=project, after=after))
             while changes:
                 for change in changes:
-                    yield _event(change)
+                    yield as_sent(change.name, change.data, change.version)
                 seen, changes = await service.read(partial(_caught_up, project=project, after=seen))
             while not (follower.is_over or follower.is_behind) and time.monotonic() < ends:
                 following = await follower.next(HEARTBEAT_S)
                 if following is None:
-                    yield ": still here\n\n"
+                    yield HEARTBEAT
                 elif following.version is None or following.version > seen:
-                    yield _event(following)
+                    yield as_sent(following.name, following.data, following.version)
             if follower.is_behind:
-                yield "event: dropped\ndata: {}\n\n"
+                yield as_sent("dropped", "{}")
     except (Refused, RecordsFailed) as error:  # the answer has begun
-        yield f"event: error\ndata: {json.dumps({'error': getattr(error, 'detail', None) or str(error)})}\n\n"
+        yield as_sent("error", json.dumps({"error": getattr(error, "detail", None) or str(error)}))
 
 
 def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[Change]]:
@@ -319,11 +320,6 @@ def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[in
     else:
         newest, found = records.changed_after(session, after, limit=MOST_CAUGHT_UP, project=project)
     return newest, [change_of(entry) for entry in found]
-
-
-def _event(change: Change) -> str:
-    number = "" if change.version is None else f"id: {change.version}\n"
-    return f"{number}event: {change.name}\ndata: {change.data}\n\n"
 
 
 async def _answer(entry: Entry, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -19,11 +19,12 @@ from cloche.audit.log import audit_for
 from cloche.audit.query import AuditPage, Filters, newest_events
 from cloche.audit.verify import Reading, read_heads, verify
 from cloche.core.errors import PolicyDenied
+from cloche.records.results import camel
 from cloche.records.tables import DEFAULT_PROJECT
 
 from ..auth import Admin, Reader, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel, wire_name
+from ..exec_options import WireModel
 from ..identities import Caller
 from ..problems import RESPONSES, Refused
 from ..service import Service
@@ -111,7 +112,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
     async with one_of_few():
         report = await asyncio.to_thread(verify, folder, heads=heads)
-    return {wire_name(name): value for name, value in report.as_dict().items()}
+    return {camel(name): value for name, value in report.as_dict().items()}
 
 
 async def _folder(service: Service, caller: Caller) -> str:

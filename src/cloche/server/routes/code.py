@@ -29,7 +29,7 @@ from cloche.records.tables import Run
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
-from ..events import server_sent, wait_or_cancel
+from ..events import as_sent, server_sent, wait_or_cancel
 from ..exec_options import MOST_PATH, ExecRequest, check_fields, check_not_looser
 from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
@@ -275,7 +275,7 @@ async def events(
     live = service.runs.find(run_id, caller.project)
     if live is None:
         text = await _run_text(service, caller, run_id)
-        return Response(f"id: 1\nevent: result\ndata: {text}\n\n", media_type="text/event-stream")
+        return Response(as_sent("result", text, 1), media_type="text/event-stream")
     return HeldStream(server_sent(live.events, last_event_id), media_type="text/event-stream")
 
 

@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from cloche.config.keys import Settings
 from cloche.core.debugging import NAMESPACES
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.limits import REQUESTED_LIMITS
 from cloche.execution.doctor import diagnose
 from cloche.records.debugging import read_switches
 from cloche.records.keys import SCOPES, create_key, list_keys, revoke_key, rotate_key
@@ -29,9 +30,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 DAY_S = 86_400.0
 # Settings that the form has, by the wire's name: what they are called, and the choices where there are few.
 FIELDS: Sequence[tuple[str, str, Sequence[str]]] = (
-    ("runtime", "Backend or runtime", ()), ("timeout", "Time-out", ()), ("memoryLimit", "Memory", ()),
-    ("cpuLimit", "CPUs", ()), ("pidsLimit", "Processes", ()), ("diskLimit", "Disk", ()),
-    ("maxOutputBytes", "Output", ()), ("network", "Network", ("off", "allowlist", "open")),
+    ("runtime", "Backend or runtime", ()), *((row.wire, row.title, ()) for row in REQUESTED_LIMITS),
+    ("network", "Network", ("off", "allowlist", "open")),
     ("networkAllow", "Hosts that may be reached", ()), ("networkDeny", "Hosts that may not be reached", ()),
     ("languages", "Languages", ()), ("packages", "Packages", ()), ("require", "Required level or controls", ()),
     ("screen", "Screen", ("off", "warn", "block")), ("users", "Several users", ("true", "false")),

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body
 from cloche.audit.log import audit_for
 from cloche.config.keys import CEILING_FIELDS, Settings
 from cloche.core.escape import escape_name
-from cloche.core.limits import exact_size
+from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.execution.accounts import accounts_of
 from cloche.execution.selection import BackendCriteria, describe
@@ -92,12 +92,7 @@ def shown_values(settings: Settings) -> dict[str, Any]:
     required = [policy.require_level] if policy.require_level is not None else []
     return {
         "runtime": settings.backend,
-        "timeout": limits.timeout_s,
-        "memoryLimit": exact_size(limits.memory_bytes),
-        "cpuLimit": limits.cpus,
-        "pidsLimit": limits.pids,
-        "diskLimit": exact_size(limits.disk_bytes),
-        "maxOutputBytes": limits.output_bytes,
+        **{row.wire: row.shown(limits) for row in REQUESTED_LIMITS},
         "network": policy.network,
         "networkAllow": list(policy.network_allow),
         "networkDeny": list(policy.network_deny),

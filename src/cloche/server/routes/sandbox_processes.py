@@ -25,7 +25,7 @@ from cloche.execution.processes import SignalTarget
 
 from ..attachments import SharedProcess, encode_result
 from ..bodies import JsonRoute
-from ..events import HEARTBEAT_S
+from ..events import HEARTBEAT, HEARTBEAT_S, as_sent
 from ..exec_options import Amount, WireModel, Word, decoded
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import EVENTS, Reading, Running, Use
@@ -172,7 +172,7 @@ async def _pass_on(name: str, stream: OpenStream, pieces: asyncio.Queue[str | No
 
 
 def _event(name: str, data: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return as_sent(name, json.dumps(data, ensure_ascii=False))
 
 
 async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncGenerator[str]:
@@ -181,7 +181,7 @@ async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> 
         try:
             piece = await asyncio.wait_for(pieces.get(), HEARTBEAT_S)
         except TimeoutError:
-            piece = ": still here\n\n"
+            piece = HEARTBEAT
         if piece is not None:
             yield piece
 
