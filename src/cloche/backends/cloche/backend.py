@@ -16,8 +16,8 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
-from ..remote.accounts import check_account
-from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.accounts import AccountBackend, check_account
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement
 from ..remote.failures import RemoteUnavailable
 from ..remote.labels import is_left
 from ..remote.quota import counter_for
@@ -32,25 +32,10 @@ LANGUAGES = ("python", "javascript", "bash")
 MOST_PAGES = 50
 
 
-class ClocheBackend:
+class ClocheBackend(AccountBackend):
     """Run code at another machine's service, by its wire. What holds there is what it says of itself."""
 
     name = NAME
-
-    def __init__(self, account: RemoteAccount | None = None):
-        self._account = account
-
-    def account(self) -> RemoteAccount | None:
-        """Return the account that code is sent with, None before one is given."""
-        return self._account
-
-    def with_account(self, account: RemoteAccount) -> ClocheBackend:
-        """Return the same backend for an account."""
-        return ClocheBackend(account)
-
-    def check(self) -> None:
-        """Raise BackendUnavailable, saying what is missing; nobody is asked."""
-        self._checked()
 
     def _checked(self) -> RemoteAccount:
         account = check_account(
@@ -64,12 +49,8 @@ class ClocheBackend:
             )
         return account
 
-    def capabilities(self) -> Capabilities:
-        """Return what a service is asked for: level jail or more, unless a level is named."""
-        try:
-            account = self._checked()
-        except BackendUnavailable as error:
-            return unavailable(NAME, error)
+    def _claimed(self, account: RemoteAccount) -> Capabilities:
+        # A service is asked for level jail or more, unless a level is named.
         return claimed_capabilities(NAME, Level.JAIL, claimed_controls(account.host), NETWORKS)
 
     def session_languages(self) -> tuple[str, ...]:

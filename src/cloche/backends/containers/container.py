@@ -253,9 +253,12 @@ class Container(ABC, Generic[G]):
     def kill(self) -> None:
         """Kill the container."""
 
-    @abstractmethod
     def end_by_guest(self) -> Observed | None:
-        """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer."""
+        """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer.
+
+        None where nobody reports what a machine's kernel killed.
+        """
+        return None
 
     @abstractmethod
     def release(self) -> None:

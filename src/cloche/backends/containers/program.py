@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.record import dataclass, field, replace
@@ -18,7 +19,7 @@ from cloche.core.request import InputFile, Request, source_of
 
 from ..layout import STARTUP_FILE, guest_variables, sites_of, startup_text, with_layers, with_startup
 from ..saved_files import time_for_files
-from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
+from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables, session_language
 from ..toolchain import sets_interpreter_variables, version_numbers
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
@@ -238,6 +239,18 @@ def session_of(
         commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),
         generated={path: driver.text()},
     )
+
+
+def session_in(name: str, env: Mapping[str, str], image: Equipment, path: str = IMAGE_PATH) -> SessionProgram:
+    """Return what serves a session of a language where programs are found by `path`; `env` are the session's variables.
+
+    Raises InvalidRequest, or BackendUnavailable where there can be none.
+    """
+    language, driver = session_language(name)
+    if driver is not None and driver.program not in image.programs:
+        engine = image.engine(language)
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {engine.name} cannot hold one")
+    return session_of(language, driver, image, {"PATH": path}, env)
 
 
 def program_with_layers(program: Program, layers: Sequence[str]) -> Program:

@@ -12,10 +12,10 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 from cloche.core.remote import RemoteAccount
 
-from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.accounts import AccountBackend
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement
 from ..remote.labels import LABEL, is_left
 from ..remote.quota import counter_for
-from ..session_languages import DRIVERS
 from .client import Client, checked
 from .sandbox import DaytonaLiveSandbox, DaytonaOpenSandbox, Machine, wait_for_all
 
@@ -45,37 +45,16 @@ def daytona_controls(network: str = "off") -> Mapping[Control, Measure]:
     return claimed_controls("Daytona", changes)
 
 
-class DaytonaBackend:
+class DaytonaBackend(AccountBackend):
     """Give sandboxes at Daytona, for an account."""
 
     name = "daytona"
 
-    def __init__(self, account: RemoteAccount | None = None):
-        self._account = account
+    def _checked(self) -> RemoteAccount:
+        return checked(self._account)
 
-    def account(self) -> RemoteAccount | None:
-        """Return the account that code is sent with, None before one is given."""
-        return self._account
-
-    def with_account(self, account: RemoteAccount) -> DaytonaBackend:
-        """Return the same backend for an account."""
-        return DaytonaBackend(account)
-
-    def capabilities(self) -> Capabilities:
-        """Say what Daytona says of its sandboxes; nobody is asked."""
-        try:
-            self.check()
-        except BackendUnavailable as error:
-            return unavailable(self.name, error)
+    def _claimed(self, account: RemoteAccount) -> Capabilities:  # noqa: ARG002 - the same for all
         return claimed_capabilities(self.name, Level.VM, daytona_controls(), NETWORKS)
-
-    def check(self) -> None:
-        """Raise BackendUnavailable when the package or the key is missing."""
-        checked(self._account)
-
-    def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, where their programs are there."""
-        return tuple(DRIVERS)
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaOpenSandbox]:
@@ -113,7 +92,7 @@ class DaytonaBackend:
 
     def collect_garbage(self) -> list[str]:
         """Delete sandboxes whose label names a dead process of this host; return a line for each."""
-        account = checked(self._account)
+        account = self._checked()
         client, counter, gone = Client(account), counter_for(account), []
         try:
             for found in client.list_with(LABEL):
@@ -128,7 +107,7 @@ class DaytonaBackend:
 
     def _choose(self, policy: Policy) -> tuple[RemoteAccount, Enforcement]:
         """Return the account, and what is enforced. Raises BackendUnavailable."""
-        account = checked(self._account)
+        account = self._checked()
         enforcement = claimed_enforcement(Level.VM, daytona_controls(policy.network))
         check_claims(
             policy, enforcement, backend=self.name, networks=NETWORKS,

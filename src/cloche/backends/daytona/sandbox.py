@@ -15,16 +15,15 @@ from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import ARGUMENTS, LEAST_PYTHON, Container, Link, Wire, boot_message
+from ..containers.container import ARGUMENTS, LEAST_PYTHON, Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
+from ..containers.machines import HostedContainer, HostedSandbox, LookedInto
 from ..containers.program import (
     ENVIRONMENT,
     IMAGE_PATH,
@@ -35,16 +34,12 @@ from ..containers.program import (
     WORKSPACE,
     Program,
     SessionProgram,
-    engine_of,
     program_of,
-    session_of,
+    session_in,
 )
-from ..containers.sandbox import ContainerSandbox
 from ..garbage_collection import Background, owner
 from ..remote.labels import LABEL
 from ..remote.quota import SandboxTicket, counter_for
-from ..session_languages import session_language
-from ..toolchain import find_version
 from .client import Client, Found
 from .relay import MS_NOEXEC
 from .terminal import TerminalWire
@@ -52,35 +47,8 @@ from .terminal import TerminalWire
 log = logging.getLogger("cloche.remote")
 END_S = 40.0
 MINUTE_S = 60.0
-MOST_PROGRAMS = 200
 _background = Background("cloche-daytona-end", 2 * END_S)
 wait_for_all = _background.wait_for_all
-
-
-class Image:
-    """Hold what is known of what a sandbox was made of: the programs in it, with paths and versions."""
-
-    def __init__(self, name: str, looked: str):
-        self.name = self.id = name
-        rows = [line.split("\t") for line in looked.splitlines()[:MOST_PROGRAMS]]
-        found = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
-        self.programs: Mapping[str, str] = {name: path for name, path, _ in found}
-        self.versions: Mapping[str, str] = {name: version for name, _, version in found}
-
-    def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        engine = engine_of(language, self.programs, self.versions)
-        if engine is not None:
-            return engine
-        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(
-            f"snapshot {self.name!r} cannot run {language.name}: it has no {wanted}.",
-            remedy="Name a snapshot that has: daytona.template.",
-        )
-
-    def version(self, engine: Engine) -> str:
-        """Return what the engine's main program prints as its version, else its name."""
-        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
 
 
 class Machine:
@@ -95,7 +63,7 @@ class Machine:
         self._first: TerminalWire | None = None
         self._ticket: SandboxTicket | None = None
 
-    def create(self) -> Image:
+    def create(self) -> LookedInto:
         """Create it, and look what is in it. Raises BackendUnavailable, StartFailed; then nothing of it is left."""
         try:
             return self._create()
@@ -103,7 +71,7 @@ class Machine:
             self.end()
             raise
 
-    def _create(self) -> Image:
+    def _create(self) -> LookedInto:
         account = self.client.account
         counter = counter_for(account)
         ticket = counter.open_sandbox(account.lifetime_s) if counter is not None else None
@@ -124,7 +92,11 @@ class Machine:
             self._first = wire
         mounted = said.get("mounted")
         self.mounted = tuple(map(str, mounted)) if isinstance(mounted, list) else ()
-        return Image(account.template or "default", str(said.get("programs") or ""))
+        name = account.template or "default"
+        return LookedInto.of(
+            name, str(said.get("programs") or ""), shown=f"snapshot {name!r}",
+            remedy="Name a snapshot that has: daytona.template.",
+        )  # fmt: skip
 
     def start(self) -> TerminalWire:
         """Start a first process. Raises OSError, StartFailed, BackendUnavailable."""
@@ -212,10 +184,13 @@ class Machine:
         }
 
 
-class DaytonaContainer(Container[Image]):
+class DaytonaContainer(HostedContainer):
     """Hold one first process in a sandbox at Daytona."""
 
-    def __init__(self, machine: Machine, image: Image):
+    background = _background
+    machine: Machine
+
+    def __init__(self, machine: Machine, image: LookedInto):
         super().__init__()
         self.machine, self.rootfs = machine, image
         self.name = machine.found.id if machine.found is not None else ""
@@ -226,33 +201,22 @@ class DaytonaContainer(Container[Image]):
         """Name what is lost."""
         return "sandbox at Daytona"
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Start it, and wait until it listens. Raises StartFailed; then the sandbox is gone."""
-        try:
-            self._wire = self.machine.start()
-            self._link = Link(self._wire, self._receive, self._lose)
-            self._link.send_raw(boot_message(preload))
-            if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a sandbox at Daytona{self.last_output()}", step="boot")
-        except OSError as error:
-            self.machine.end()
-            raise StartFailed(f"a sandbox at Daytona is gone: {error}{self.last_output()}", step="boot") from error
-        except BaseException:
-            self.machine.end()
-            raise
+    def _started(self) -> TerminalWire:
+        self._wire = self.machine.start()
+        return self._wire
 
     def start_live(self, boot: bytes) -> Wire:
         """Start it as one that serves many, and return its streams. Raises StartFailed; then the sandbox is gone."""
         try:
-            self._wire = self.machine.start()
-            self._wire.send(boot)
+            wire = self._started()
+            wire.send(boot)
         except OSError as error:
             self.machine.end()
             raise StartFailed(f"a sandbox at Daytona is gone: {error}", step="boot") from error
         except BaseException:
             self.machine.end()
             raise
-        return self._wire
+        return wire
 
     def kill(self) -> None:
         """Delete the sandbox: a first process that does not answer cannot be told apart from what it serves."""
@@ -260,22 +224,15 @@ class DaytonaContainer(Container[Image]):
             self._wire.kill()
         self.machine.end()
 
-    def end_by_guest(self) -> Observed | None:
-        """Return None: nobody reports what the provider's kernel killed."""
-        return None
-
-    def release(self) -> None:
-        """Delete the sandbox, in the background."""
-        self.shutdown()
-        _background.begin(self.machine.end)
-
     def argv(self) -> Sequence[str]:
         """Return the program that is started, with the sandbox's name at the provider."""
         return (self.name, "python3")
 
 
-class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
+class DaytonaOpenSandbox(HostedSandbox[DaytonaContainer]):
     """Run requests in a sandbox at Daytona, one at a time; see core.protocols.OpenSandbox."""
+
+    _machine: Machine
 
     _loses_notice_of_start = True
     _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
@@ -283,24 +240,14 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
     def __init__(self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = new_machine()
-        self._image: Image | None = None
+        self._image: LookedInto | None = None
 
-    async def close(self) -> None:
-        """Delete the sandbox, and wait until that is accepted."""
-        try:
-            await super().close()
-        finally:  # also when nobody waits for it any more
-            await finish(asyncio.to_thread(self._machine.end))
-
-    def _find_rootfs(self, request: Request | None) -> Image:  # noqa: ARG002 - one snapshot serves all
+    def _find_rootfs(self, request: Request | None) -> LookedInto:  # noqa: ARG002 - one snapshot serves all
         if self._image is None:
             self._image = self._machine.create()
         return self._image
 
-    def _build_program(self, request: Request, rootfs: Image) -> Program:
-        return program_of(request, rootfs, {"PATH": IMAGE_PATH}, has_interpreter=True)
-
-    def _make(self, rootfs: Image, after: DaytonaContainer | None) -> DaytonaContainer:
+    def _make(self, rootfs: LookedInto, after: DaytonaContainer | None) -> DaytonaContainer:
         if self._machine.is_lost:
             raise StartFailed("the workspace is gone with its sandbox; open another one", step="boot")
         if after is not None:
@@ -309,17 +256,8 @@ class DaytonaOpenSandbox(ContainerSandbox[Image, DaytonaContainer]):
         container.start(self._policy.preload)
         return container
 
-    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+    def _kind(self, rootfs: LookedInto) -> tuple[object, ...]:
         return "daytona", rootfs.id, id(self)
-
-    def _release(self, container: DaytonaContainer, *, with_workspace: bool = False) -> None:
-        if with_workspace:
-            container.release()
-        else:
-            container.shutdown()
-
-    def _prepare_next(self, container: DaytonaContainer, program: Program) -> None:
-        """Make nothing ready: the sandbox is there, and a first process in it is started when a run comes."""
 
     def _notes(self, container: DaytonaContainer) -> dict[str, Any]:
         return {
@@ -344,7 +282,7 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._new_machine = new_machine
         self._machine: Machine | None = None
-        self._image: Image | None = None
+        self._image: LookedInto | None = None
 
     async def close(self) -> None:
         """Delete the sandbox, and wait until that is accepted."""
@@ -368,7 +306,7 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         mounted = self._machine.mounted if self._machine is not None else ()
         return [path for path in (WORKSPACE, *TEMPORARY) if path in mounted]
 
-    def _equipment(self) -> Image:
+    def _equipment(self) -> LookedInto:
         if self._image is None:
             raise StartFailed("the sandbox was not created", step="boot")
         return self._image
@@ -377,12 +315,7 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         return program_of(request, self._equipment(), {"PATH": IMAGE_PATH}, has_interpreter=True, number=number)
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        found, driver = session_language(language)
-        image = self._equipment()
-        if driver is not None and driver.program not in image.programs:
-            engine = image.engine(found)
-            raise BackendUnavailable(f"a {found.name} session needs {driver.program}; {engine.name} cannot hold one")
-        return session_of(found, driver, image, {"PATH": IMAGE_PATH}, env)
+        return session_in(language, env, self._equipment())
 
     def _variables(self) -> Mapping[str, str]:
         return {"PATH": IMAGE_PATH, **ENVIRONMENT}

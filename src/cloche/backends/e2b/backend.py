@@ -18,11 +18,10 @@ from cloche.core.remote import RemoteAccount
 
 from ..containers.live import HOME
 from ..garbage_collection import owner
-from ..remote.accounts import check_account
-from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement, unavailable
+from ..remote.accounts import AccountBackend, check_account
+from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement
 from ..remote.labels import is_left
 from ..remote.quota import counter_for
-from ..session_languages import DRIVERS
 from .live import E2BLiveSandbox
 from .machine import OURS, Machine, kill_sandbox, list_sandboxes, plan_sandbox
 from .sandbox import E2BOpenSandbox
@@ -46,37 +45,13 @@ CONTROLS = claimed_controls(
 )
 
 
-class E2BBackend:
+class E2BBackend(AccountBackend):
     """Give sandboxes at E2B, for one account."""
 
     name = PROVIDER
 
-    def __init__(self, account: RemoteAccount | None = None):
-        self._account = account
-
-    def account(self) -> RemoteAccount | None:
-        """Return the account that code is sent with, None before one is given."""
-        return self._account
-
-    def with_account(self, account: RemoteAccount) -> E2BBackend:
-        """Return the same backend for an account."""
-        return E2BBackend(account)
-
-    def capabilities(self) -> Capabilities:
-        """Say what E2B claims of its sandboxes; nobody is asked."""
-        try:
-            self._checked()
-        except BackendUnavailable as error:
-            return unavailable(self.name, error)
+    def _claimed(self, account: RemoteAccount) -> Capabilities:  # noqa: ARG002 - the same for all
         return claimed_capabilities(self.name, Level.VM, CONTROLS, NETWORKS)
-
-    def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, there as far as the template has their programs."""
-        return tuple(DRIVERS)
-
-    def check(self) -> None:
-        """Raise BackendUnavailable when the package or the key is missing."""
-        self._checked()
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BOpenSandbox]:

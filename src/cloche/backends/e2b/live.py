@@ -12,9 +12,9 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, WORKSPACE, Program, SessionProgram, program_of, session_in
 from .machine import Machine
-from .sandbox import VARIABLES, E2BContainer, build_session_program
+from .sandbox import E2BContainer
 
 
 class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
@@ -46,13 +46,13 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         return (WORKSPACE, *TEMPORARY)
 
     def _build_program(self, request: Request, number: int) -> Program:
-        return program_of(request, self._machine.create(), VARIABLES, has_interpreter=True, number=number)
+        return program_of(request, self._machine.create(), {"PATH": IMAGE_PATH}, has_interpreter=True, number=number)
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return build_session_program(language, env, self._machine.create())
+        return session_in(language, env, self._machine.create())
 
     def _variables(self) -> Mapping[str, str]:
-        return {**VARIABLES, **ENVIRONMENT}
+        return {"PATH": IMAGE_PATH, **ENVIRONMENT}
 
     def _notes(self) -> dict[str, Any]:
         return self._machine.notes()

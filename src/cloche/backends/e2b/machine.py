@@ -23,7 +23,6 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.languages import Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
@@ -32,11 +31,11 @@ from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.seccomp import first_process_filter
 
 from ..containers.container import ARGUMENTS, OUTPUT
-from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS, engine_of
+from ..containers.machines import LookedInto
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPERS, ULIMITS
 from ..garbage_collection import Background
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import SandboxTicket, counter_for
-from ..toolchain import find_version
 from .sdk import CREATE_S, END_S, PROVIDER, Provider, call, result_of
 from .wire import ProcessWire
 
@@ -146,34 +145,6 @@ def _inexpressible(what: str, text: str) -> BackendUnavailable:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """Hold what is known of the template of a sandbox: its name, the programs in it with paths and versions."""
-
-    name: str
-    programs: Mapping[str, str]
-    versions: Mapping[str, str]
-
-    @property
-    def id(self) -> str:
-        return self.name
-
-    def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        engine = engine_of(language, self.programs, self.versions)
-        if engine is not None:
-            return engine
-        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(
-            f"template {self.name!r} of E2B cannot run {language.name}: it has no {wanted}.",
-            remedy="Name one that has: e2b.template.",
-        )
-
-    def version(self, engine: Engine) -> str:
-        """Return what the engine's main program prints as its version, else its name."""
-        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
-
-
 @functools.lru_cache(8)
 def packed(boot: bytes) -> bytes:
     """Return a message to a first process, length and program, that does the same and is shorter."""
@@ -192,7 +163,7 @@ class Machine:
         self.provider, self.plan, self._owner = provider, plan, owner
         self.is_lost = self.has_workspace = False
         self.id = ""
-        self.template: Template | None = None
+        self.template: LookedInto | None = None
         self._ours = uuid.uuid4().hex
         self._making, self._turn = threading.Lock(), threading.Lock()
         self._asked: set[Future[Any]] = set()
@@ -206,7 +177,7 @@ class Machine:
         """Return one like it, which is yet to be made."""
         return Machine(self.provider, self.plan, self._owner)
 
-    def create(self) -> Template:
+    def create(self) -> LookedInto:
         """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed; none is left."""
         with self._making:
             self._check()
@@ -283,15 +254,13 @@ class Machine:
             for name, _ in list_sandboxes(self.provider, {NAME_LABEL: self._ours}):
                 kill_sandbox(self.provider, name)
 
-    def _look(self) -> Template:
+    def _look(self) -> LookedInto:
         output = self._run(["/bin/sh", "-c", LOOK, "look", *PROGRAMS])
-        rows = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
-        rows = [row for row in rows if len(row) == 3]
-        found = Template(
-            name=self.plan.template,
-            programs={name: path for name, path, _ in rows},
-            versions={name: version for name, _, version in rows},
-        )
+        name = self.plan.template
+        found = LookedInto.of(
+            name, output.decode("utf-8", "replace"), shown=f"template {name!r} of E2B",
+            remedy="Name one that has: e2b.template.",
+        )  # fmt: skip
         if "python3" not in found.programs:
             raise BackendUnavailable(
                 f"template {found.name!r} of E2B has no python3, which serves runs there.",

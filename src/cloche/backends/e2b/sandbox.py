@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import Container, Link, Wire, boot_message
-from ..containers.program import IMAGE_PATH, Program, SessionProgram, program_of, session_of
-from ..containers.sandbox import SessionSandbox
+from ..containers.container import Link, Wire, boot_message
+from ..containers.machines import LookedInto, SharedSandbox, SharingContainer
 from ..session_languages import session_language
-from .machine import Machine, Template
+from .machine import Machine
 from .wire import ProcessWire
 
 log = logging.getLogger("cloche.remote")
 MOST_SESSIONS = 16
-LEAVE_S, END_S = 20.0, 8.0
-VARIABLES = {"PATH": IMAGE_PATH}
+END_S = 8.0
 
 
-class E2BContainer(Container[Template]):
+class E2BContainer(SharingContainer[LookedInto]):
     """Hold one container in a machine, which may hold others."""
 
     def __init__(self, machine: Machine):
         super().__init__()
         self.machine, self.rootfs = machine, machine.create()
         self._wire: ProcessWire | None = None
-        self._over = threading.Event()
 
     @property
     def what(self) -> str:
@@ -81,14 +76,6 @@ class E2BContainer(Container[Template]):
         super().note_lost()
         self._over.set()
 
-    def empty(self) -> None:
-        """End what is left in it, and wait until that is done."""
-        if not self.is_lost:
-            with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
-                self.order({"do": "leave"})
-            if not self._over.wait(LEAVE_S):
-                self.kill()
-
     def kill(self) -> None:
         """Have the machine end it, and end the machine when it does not do so."""
         if self.is_lost:
@@ -100,10 +87,6 @@ class E2BContainer(Container[Template]):
                     return
         self.machine.end()
 
-    def end_by_guest(self) -> Observed | None:
-        """Return None: the machine does not report what its kernel killed."""
-        return None
-
     def release(self) -> None:
         """End the machine, in the background."""
         self.machine.end_soon()
@@ -113,16 +96,7 @@ class E2BContainer(Container[Template]):
         return ("e2b", self.machine.id, "python3")
 
 
-def build_session_program(name: str, env: Mapping[str, str], template: Template) -> SessionProgram:
-    """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
-    language, driver = session_language(name)
-    if driver is not None and driver.program not in template.programs:
-        engine = template.engine(language)
-        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {engine.name} cannot hold one")
-    return session_of(language, driver, template, VARIABLES, env)
-
-
-class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
+class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
     """Run requests in a sandbox at E2B, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
     _loses_notice_of_start = True
@@ -139,29 +113,23 @@ class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
         finally:  # also when nobody waits for it any more
             await self._machine.close()
 
-    def _find_rootfs(self, request: Request | None) -> Template:  # noqa: ARG002 - one template serves all
+    def _find_rootfs(self, request: Request | None) -> LookedInto:  # noqa: ARG002 - one template serves all
         return self._machine.create()
 
-    def _build_program(self, request: Request, rootfs: Template) -> Program:
-        return program_of(request, rootfs, VARIABLES, has_interpreter=True)
-
-    def _find_session_rootfs(self, language: str) -> Template:
+    def _find_session_rootfs(self, language: str) -> LookedInto:
         session_language(language)
         if len(self._sessions) >= MOST_SESSIONS:
             raise InvalidRequest(f"a sandbox at E2B holds {MOST_SESSIONS} sessions at once; close one, or open another")
         return self._machine.create()
 
-    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Template) -> SessionProgram:
-        return build_session_program(language, env, rootfs)
-
-    def _make(self, rootfs: Template, after: E2BContainer | None) -> E2BContainer:  # noqa: ARG002 - one serves all
+    def _make(self, rootfs: LookedInto, after: E2BContainer | None) -> E2BContainer:  # noqa: ARG002 - one serves all
         if after is not None and after is self._used:  # that of a session goes on
             after.empty()
         container = E2BContainer(self._machine)
         container.start(self._policy.preload)
         return container
 
-    async def _made(self, rootfs: Template, after: E2BContainer | None) -> E2BContainer:
+    async def _made(self, rootfs: LookedInto, after: E2BContainer | None) -> E2BContainer:
         """Start a container in a thread; one that nobody waits for any more is ended once it is there."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
@@ -174,17 +142,8 @@ class E2BOpenSandbox(SessionSandbox[Template, E2BContainer]):
         if not making.cancelled() and making.exception() is None:
             self._release(making.result())
 
-    def _kind(self, rootfs: Template) -> tuple[object, ...]:
+    def _kind(self, rootfs: LookedInto) -> tuple[object, ...]:
         return "e2b", rootfs.id, id(self)
-
-    def _release(self, container: E2BContainer, *, with_workspace: bool = False) -> None:
-        if with_workspace:
-            container.release()
-        elif not container.is_lost:
-            threading.Thread(target=container.empty, name="cloche-container-end", daemon=True).start()
-
-    def _prepare_next(self, container: E2BContainer, program: Program) -> None:
-        """Make nothing ready: the machine is there, and a container in it is made when a run comes."""
 
     def _notes(self, container: E2BContainer) -> dict[str, Any]:
         return {**container.machine.notes(), "start_s": round(container.start_s, 3)}

@@ -22,15 +22,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import ARGUMENTS, OUTPUT
-from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS, engine_of
-from ..toolchain import find_version
+from ..containers.machines import LookedInto
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
 
 log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
@@ -175,33 +174,6 @@ class Caller:
 call = Caller()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """Hold what is known of an image: its name, the programs in it with paths and versions."""
-
-    name: str
-    programs: Mapping[str, str]
-    versions: Mapping[str, str]
-
-    @property
-    def id(self) -> str:
-        return self.name
-
-    def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        engine = engine_of(language, self.programs, self.versions)
-        if engine is not None:
-            return engine
-        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(
-            f"image {self.name!r} cannot run {language.name}: it has no {wanted}.", remedy="Name one that has: --image."
-        )
-
-    def version(self, engine: Engine) -> str:
-        """Return what the engine's main program prints as its version, else its name."""
-        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
-
-
 class Machine:
     """Hold one machine; it is created at once, and gone when it was ended or its caller is dead."""
 
@@ -212,7 +184,7 @@ class Machine:
         self._turn = threading.Lock()
         self._sandbox: Any = None
 
-    def create(self) -> Image:
+    def create(self) -> LookedInto:
         """Create it, and look what its image holds. Raises StartFailed; then nothing of it is left."""
         try:
             given = self.plan.creation(self.package)
@@ -225,12 +197,9 @@ class Machine:
         except BaseException:
             self.end()
             raise
-        rows = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
-        rows = [row for row in rows if len(row) == 3]
-        return Image(
-            name=self.plan.image,
-            programs={name: path for name, path, _ in rows},
-            versions={name: version for name, _, version in rows},
+        name = self.plan.image
+        return LookedInto.of(
+            name, output.decode("utf-8", "replace"), shown=f"image {name!r}", remedy="Name one that has: --image."
         )
 
     def _run(self, program: str, words: Sequence[str], user: str) -> bytes:

@@ -6,32 +6,31 @@ ended.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.limits import Limits
-from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Observed
 
-from ..containers.container import Container, Link, boot_message
-from ..containers.program import IMAGE_PATH, Program, language_of, program_of
-from ..containers.sandbox import ContainerSandbox
+from ..containers.machines import HostedContainer, HostedSandbox, LookedInto
+from ..containers.program import language_of
 from ..garbage_collection import Background
-from .machine import COMMAND, END_S, Image, Machine
+from .machine import COMMAND, END_S, Machine
 
 _background = Background("cloche-microsandbox-end", 2 * END_S)
 wait_for_all = _background.wait_for_all
 
 
-class MicrosandboxContainer(Container[Image]):
+class MicrosandboxContainer(HostedContainer):
     """Hold one first process in a machine."""
 
-    def __init__(self, machine: Machine, image: Image):
+    background = _background
+    machine: Machine
+
+    def __init__(self, machine: Machine, image: LookedInto):
         super().__init__()
         self.machine, self.rootfs = machine, image
 
@@ -40,40 +39,15 @@ class MicrosandboxContainer(Container[Image]):
         """Name what is lost."""
         return "machine of microsandbox"
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Start it, and wait until it listens. Raises StartFailed; then the machine is gone."""
-        try:
-            self._link = Link(self.machine.start(), self._receive, self._lose)
-            self._link.send_raw(boot_message(preload))
-            if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a machine of microsandbox{self.last_output()}", step="boot")
-        except OSError as error:
-            self.machine.end()
-            raise StartFailed(f"a machine of microsandbox is gone: {error}{self.last_output()}", step="boot") from error
-        except BaseException:
-            self.machine.end()
-            raise
-
-    def kill(self) -> None:
-        """Kill the machine: a first process that does not answer cannot be told apart from what it serves."""
-        self.machine.end()
-
-    def end_by_guest(self) -> Observed | None:
-        """Return None: the machine does not report what its kernel killed."""
-        return None
-
-    def release(self) -> None:
-        """End the machine, in the background."""
-        self.shutdown()
-        _background.begin(self.machine.end)
-
     def argv(self) -> Sequence[str]:
         """Return the program that is started, with the machine's name."""
         return (self.machine.name, COMMAND)
 
 
-class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
+class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
     """Run requests in a machine, one at a time; see core.protocols.OpenSandbox."""
+
+    _machine: Machine | None
 
     _advice = 'See what is known of it: "msb list" and "msb logs"'
 
@@ -83,18 +57,10 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
     ):  # fmt: skip
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._new_machine, self._image_for = new_machine, image_for
-        self._machine: Machine | None = None
-        self._image: Image | None = None
+        self._machine = None
+        self._image: LookedInto | None = None
 
-    async def close(self) -> None:
-        """End the machine, and wait until it is gone."""
-        try:
-            await super().close()
-        finally:  # also when nobody waits for it any more
-            if self._machine is not None:
-                await finish(asyncio.to_thread(self._machine.end))
-
-    def _find_rootfs(self, request: Request | None) -> Image:
+    def _find_rootfs(self, request: Request | None) -> LookedInto:
         """Return the image; its machine is created when there is none yet, for only that shows what is in it."""
         wanted = self._image_for(language_of(request).name if request is not None else "python")
         if self._image is None:
@@ -107,10 +73,7 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
             )
         return self._image
 
-    def _build_program(self, request: Request, rootfs: Image) -> Program:
-        return program_of(request, rootfs, {"PATH": IMAGE_PATH}, has_interpreter=True)
-
-    def _make(self, rootfs: Image, after: MicrosandboxContainer | None) -> MicrosandboxContainer:
+    def _make(self, rootfs: LookedInto, after: MicrosandboxContainer | None) -> MicrosandboxContainer:
         machine = self._machine
         if machine is None or machine.is_lost:
             raise StartFailed("the workspace is gone with its machine; open another sandbox", step="boot")
@@ -125,17 +88,8 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
         container.start(self._policy.preload)
         return container
 
-    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+    def _kind(self, rootfs: LookedInto) -> tuple[object, ...]:
         return "microsandbox", rootfs.id, id(self)
-
-    def _release(self, container: MicrosandboxContainer, *, with_workspace: bool = False) -> None:
-        if with_workspace:
-            container.release()
-        else:
-            container.shutdown()
-
-    def _prepare_next(self, container: MicrosandboxContainer, program: Program) -> None:
-        """Make nothing ready: the machine is there, and a first process in it is started when a run comes."""
 
     def _notes(self, container: MicrosandboxContainer) -> dict[str, Any]:
         package = container.machine.package

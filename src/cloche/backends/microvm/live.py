@@ -14,11 +14,11 @@ from cloche.core.request import Request
 
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of
+from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of, session_in
 from ..layout import SYSTEM_PATH
 from .machine import Machine
 from .plan import Found, Image, Monitor, plan_machine
-from .sandbox import VMContainer, build_session_program
+from .sandbox import VMContainer
 
 # What can be written to, one file system with the workspace.
 HOMES = ("/root", "/var", "/opt", "/srv", "/run")
@@ -72,7 +72,7 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
         return program_of(request, self._image, {"PATH": SYSTEM_PATH}, has_interpreter=True, number=number)
 
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return build_session_program(language, env, self._image)
+        return session_in(language, env, self._image, SYSTEM_PATH)
 
     def _variables(self) -> Mapping[str, str]:
         return {"PATH": SYSTEM_PATH, **ENVIRONMENT}

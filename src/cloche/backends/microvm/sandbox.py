@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
@@ -23,21 +22,19 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import Container, Link, Wire, boot_message
-from ..containers.program import Program, SessionProgram, program_of, session_of
-from ..containers.sandbox import SessionSandbox
+from ..containers.container import Link, Wire, boot_message
+from ..containers.machines import SharedSandbox, SharingContainer
 from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
 from .machine import Machine, PortWire
 from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
-LEAVE_S = 20.0
 END_S = 8.0  # for the machine to end a container
 KILLED = -signal.SIGKILL & 0xFF  # as a machine reports it; only the kernel inside, or we, can kill a first process
 
 
-class VMContainer(Container[Image]):
+class VMContainer(SharingContainer[Image]):
     """Hold one container in a machine, which may hold others."""
 
     def __init__(self, machine: Machine):
@@ -45,7 +42,6 @@ class VMContainer(Container[Image]):
         self.machine, self.rootfs = machine, machine.image
         self._number = 0
         self._left: Mapping[str, Any] = {}
-        self._over = threading.Event()
 
     @property
     def what(self) -> str:
@@ -135,14 +131,6 @@ class VMContainer(Container[Image]):
         """Wait until nothing more will come; tell whether that is so."""
         return self._over.wait(timeout_s)
 
-    def empty(self) -> None:
-        """End what is left in it, and wait until that is done."""
-        if not self.is_lost:
-            with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
-                self.order({"do": "leave"})
-            if not self._over.wait(LEAVE_S):
-                self.kill()
-
     def kill(self) -> None:
         """Have the machine end it, and end the machine when it does not do so."""
         if self._number and not self.is_lost:
@@ -169,18 +157,10 @@ class VMContainer(Container[Image]):
         return self.machine.argv()
 
 
-def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
-    """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
-    language, driver = session_language(name)
-    if driver is not None and driver.program not in image.programs:
-        engine = image.engine(language)
-        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {engine.name} cannot hold one")
-    return session_of(language, driver, image, {"PATH": SYSTEM_PATH}, env)
-
-
-class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
+class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
     """Run requests in a virtual machine, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
+    path = SYSTEM_PATH
     _advice = "Nothing of it is left; a memory limit of the host may have ended its monitor"
 
     def __init__(
@@ -207,9 +187,6 @@ class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
     def _find_rootfs(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
         return self._image
 
-    def _build_program(self, request: Request, rootfs: Image) -> Program:
-        return program_of(request, rootfs, {"PATH": SYSTEM_PATH}, has_interpreter=True)
-
     def _find_session_rootfs(self, language: str) -> Image:
         session_language(language)
         if len(self._sessions) >= MOST_SESSIONS:
@@ -217,9 +194,6 @@ class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
                 f"a virtual machine holds {MOST_SESSIONS} sessions at once; close one, or open another sandbox"
             )
         return self._image
-
-    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
-        return build_session_program(language, env, rootfs)
 
     def _make(self, rootfs: Image, after: VMContainer | None) -> VMContainer:  # noqa: ARG002 - one disk serves all
         if after is not None and after is self._used:  # that of a session goes on
@@ -248,15 +222,6 @@ class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
 
     def _kind(self, rootfs: Image) -> tuple[object, ...]:
         return self._name, rootfs.id, id(self)
-
-    def _release(self, container: VMContainer, *, with_workspace: bool = False) -> None:
-        if with_workspace:
-            container.machine.kill()
-        elif not container.is_lost:
-            threading.Thread(target=container.empty, name="cloche-container-end", daemon=True).start()
-
-    def _prepare_next(self, container: VMContainer, program: Program) -> None:
-        """Make nothing ready: the machine is there, and a container in it is made when a run comes."""
 
     def _notes(self, container: VMContainer) -> dict[str, Any]:
         return {

@@ -1,0 +1,187 @@
+"""What backends share whose containers are in a machine: microVMs, microsandbox, providers of machines elsewhere.
+
+The machine is there before a container and holds the workspace, so no container is made ready ahead. A machine holds
+several containers (`SharingContainer`), or one first process after the other (`HostedContainer`), which ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.languages import Engine, Language
+from cloche.core.loops import finish
+from cloche.core.record import dataclass
+from cloche.core.request import Request
+from cloche.core.suppressed import suppress_logged
+
+from ..garbage_collection import Background
+from ..toolchain import find_version
+from .container import Container, G, Link, Rootfs, Wire, boot_message
+from .program import IMAGE_PATH, PROGRAMS, Equipment, Program, SessionProgram, engine_of, program_of, session_in
+from .sandbox import C, ContainerSandbox, SessionSandbox
+
+log = logging.getLogger("cloche.machines")
+LEAVE_S = 20.0
+MOST_PROGRAMS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedInto:
+    """Hold what a look into a machine found: the programs in it with paths and versions.
+
+    `shown` and `remedy` are for the error about a program that is missing.
+    """
+
+    name: str
+    programs: Mapping[str, str]
+    versions: Mapping[str, str]
+    shown: str
+    remedy: str
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, name: str, output: str, *, shown: str, remedy: str) -> LookedInto:
+        """Return what the script `program.LOOK` has printed; all else is passed over."""
+        rows = [line.split("\t") for line in output.splitlines()[:MOST_PROGRAMS]]
+        found = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
+        programs, versions = {row[0]: row[1] for row in found}, {row[0]: row[2] for row in found}
+        return cls(name=name, programs=programs, versions=versions, shown=shown, remedy=remedy)
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
+        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        raise BackendUnavailable(f"{self.shown} cannot run {language.name}: it has no {wanted}.", remedy=self.remedy)
+
+    def version(self, engine: Engine) -> str:
+        """Return what the engine's main program prints as its version, else its name."""
+        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
+
+
+class SharingContainer(Container[G]):
+    """Hold one container in a machine, which may hold others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = threading.Event()
+
+    def empty(self) -> None:
+        """End what is left in it, and wait until that is done."""
+        if not self.is_lost:
+            with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
+                self.order({"do": "leave"})
+            if not self._over.wait(LEAVE_S):
+                self.kill()
+
+    def empty_soon(self) -> None:
+        """Do so in the background."""
+        if not self.is_lost:
+            threading.Thread(target=self.empty, name="cloche-container-end", daemon=True).start()
+
+
+class Equipped(Rootfs, Equipment, Protocol):
+    """Be an image of which it is known what is in it."""
+
+
+E = TypeVar("E", bound=Equipped)
+S = TypeVar("S", bound=SharingContainer[Any])
+
+
+class Hosting(Protocol):
+    """Be a machine that starts one first process after the other. Its methods block."""
+
+    def start(self) -> Wire:
+        """Start one. Raises OSError, StartFailed, BackendUnavailable."""
+        ...
+
+    def end(self) -> None:
+        """Have nothing of it left."""
+        ...
+
+
+class HostedContainer(Container[LookedInto]):
+    """Hold one first process; where that does not answer, its machine is ended."""
+
+    background: ClassVar[Background]
+    machine: Hosting
+
+    def start(self, preload: Sequence[str]) -> None:
+        """Start it, and wait until it listens. Raises StartFailed; then the machine is gone."""
+        try:
+            self._link = Link(self._started(), self._receive, self._lose)
+            self._link.send_raw(boot_message(preload))
+            if not self._is_ready():
+                raise StartFailed(f"nothing got ready in a {self.what}{self.last_output()}", step="boot")
+        except OSError as error:
+            self.machine.end()
+            raise StartFailed(f"a {self.what} is gone: {error}{self.last_output()}", step="boot") from error
+        except BaseException:
+            self.machine.end()
+            raise
+
+    def _started(self) -> Wire:
+        return self.machine.start()
+
+    def kill(self) -> None:
+        """End the machine: a first process that does not answer cannot be told apart from what it serves."""
+        self.machine.end()
+
+    def release(self) -> None:
+        """End the machine, in the background."""
+        self.shutdown()
+        self.background.begin(self.machine.end)
+
+
+class InMachine:
+    """Be a sandbox whose runs are in a machine; to be inherited before its kind."""
+
+    path = IMAGE_PATH
+
+    def _build_program(self, request: Request, rootfs: Equipment) -> Program:
+        return program_of(request, rootfs, {"PATH": self.path}, has_interpreter=True)
+
+    def _prepare_next(self, container: Container[Any], program: Program) -> None:
+        """Make nothing ready: the machine is there, and a container in it is made when a run comes."""
+
+
+class SharedSandbox(InMachine, SessionSandbox[E, S]):
+    """Run requests in a machine, one at a time, beside sessions, each in a container of its own."""
+
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: E) -> SessionProgram:
+        return session_in(language, env, rootfs, self.path)
+
+    def _release(self, container: S, *, with_workspace: bool = False) -> None:
+        if with_workspace:
+            container.release()
+        else:
+            container.empty_soon()
+
+
+class HostedSandbox(InMachine, ContainerSandbox[LookedInto, C]):
+    """Run requests in a machine, one at a time, each in a first process of its own."""
+
+    _machine: Hosting | None
+
+    async def close(self) -> None:
+        """End the machine, and wait until that is done."""
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            if self._machine is not None:
+                await finish(asyncio.to_thread(self._machine.end))
+
+    def _release(self, container: C, *, with_workspace: bool = False) -> None:
+        if with_workspace:
+            container.release()
+        else:
+            container.shutdown()
