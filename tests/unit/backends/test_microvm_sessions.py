@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.program import ANSWERS, LINK
+from cloche.backends.containers.program import ANSWERS, LINK, session_in
+from cloche.backends.layout import SYSTEM_PATH
 from cloche.backends.microvm.machine import Beyond, PortWire
 from cloche.backends.microvm.plan import Image
-from cloche.backends.microvm.sandbox import build_session_program
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 
@@ -78,10 +78,10 @@ def test_a_port_that_is_dead_ends_nothing_by_itself(port: tuple[PortWire, socket
 def test_python_is_forked_and_others_are_driven() -> None:
     """A container's first process becomes Python's interpreter; an engine of the disk's is started with its driver."""
     disk = image("python3", "bash", "node")
-    python = build_session_program("python", {"A": "b"}, disk)
+    python = session_in("python", {"A": "b"}, disk, SYSTEM_PATH)
     assert (python.commands, python.generated, python.env["A"], python.env["HOME"]) == ((), {}, "b", "/workspace")
     for language, program in (("javascript", "node"), ("bash", "bash")):
-        session = build_session_program(language, {}, disk)
+        session = session_in(language, {}, disk, SYSTEM_PATH)
         (command,), (path,) = session.commands, session.generated
         assert (command[0], command[-3:]) == (f"/usr/bin/{program}", (path, str(LINK), str(ANSWERS)))
         assert session.python is None
@@ -92,8 +92,8 @@ def test_what_the_disk_lacks_has_its_remedy() -> None:
     """So has a language without sessions; and variables that come too late are refused."""
     disk = image("python3", "bash")
     with pytest.raises(BackendUnavailable, match="images build --package nodejs"):
-        build_session_program("javascript", {}, disk)
+        session_in("javascript", {}, disk, SYSTEM_PATH)
     with pytest.raises(BackendUnavailable, match="no sessions of go"):
-        build_session_program("go", {}, disk)
+        session_in("go", {}, disk, SYSTEM_PATH)
     with pytest.raises(InvalidRequest, match="PYTHON"):
-        build_session_program("python", {"PYTHONPATH": "/x"}, disk)
+        session_in("python", {"PYTHONPATH": "/x"}, disk, SYSTEM_PATH)
