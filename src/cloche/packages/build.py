@@ -103,17 +103,17 @@ class Workshop:
         Raises StartFailed where that fails, InvalidRequest where what it is built with cannot be had.
         """
         source = await self._fetch(pin)
-        known: tuple[str, ...] = ()
+        requirements: tuple[str, ...] = ()
         layer: Layer | None = None
         for number in range(MOST_ASKED):
-            product = await self._run(pin, source, known, layer, number)
+            product = await self._run(pin, source, requirements, layer, number)
             if not product.wanted:
                 facts = await self._described(pin, product)
-                made = replace(pin, build=layer.pins if layer is not None else ())
-                self._built[made.identity] = product.path
-                return replace(facts, build=made.build)
-            known = _read_wanted(pin, product.wanted)
-            layer = await self._layer_for(pin, known)
+                built = replace(pin, build=layer.pins if layer is not None else ())
+                self._built[built.identity] = product.path
+                return replace(facts, build=built.build)
+            requirements = _read_wanted(pin, product.wanted)
+            layer = await self._layer_for(pin, requirements)
         raise _refusal(pin, "it goes on asking for more to be built with")
 
     def wheel(self, pin: Pin) -> str:
@@ -121,58 +121,60 @@ class Workshop:
         return self._built[pin.identity]
 
     async def _fetch(self, pin: Pin) -> str:
-        place = os.path.join(self.folder, f"source-{len(os.listdir(self.folder))}")
-        make_shown(place)
-        (path,) = await fetch(self.backend, self.policy, (pin,), self.index, place)
+        folder = os.path.join(self.folder, f"source-{len(os.listdir(self.folder))}")
+        make_shown(folder)
+        (path,) = await fetch(self.backend, self.policy, (pin,), self.index, folder)
         return path
 
-    async def _layer_for(self, pin: Pin, wanted: Sequence[str]) -> Layer:
+    async def _layer_for(self, pin: Pin, requirements: Sequence[str]) -> Layer:
         try:
-            return await self.layer_for(pin, parse_requirements(wanted))
+            return await self.layer_for(pin, parse_requirements(requirements))
         except InvalidRequest as error:
             raise _refusal(pin, f"what it is built with: {error}") from None
 
-    async def _run(self, pin: Pin, source: str, known: Sequence[str], layer: Layer | None, number: int) -> _Product:
+    async def _run(
+        self, pin: Pin, source: str, requirements: Sequence[str], layer: Layer | None, number: int
+    ) -> _Product:
         """Run a build. Raises StartFailed with its last words."""
-        step = build_step(source, known, layer.folder if layer is not None else "")
-        place = os.path.join(os.path.dirname(os.path.dirname(source)), f"built-{number}")  # which no build is shown
-        make_shown(place)
-        product = _Product(path=os.path.join(place, f"{pin.name}.whl"))
+        step = build_step(source, requirements, layer.folder if layer is not None else "")
+        folder = os.path.join(os.path.dirname(os.path.dirname(source)), f"built-{number}")  # which no build is shown
+        make_shown(folder)
+        product = _Product(path=os.path.join(folder, f"{pin.name}.whl"))
         reader = Reader(product.begin, Bounds(files=1, total_bytes=MOST_BUILT_BYTES))
         report_progress(Progress(what=f"building {pin.name}"))
         try:
-            done = await run_step(self.backend, self.policy, step, on_stdout(reader.feed))
+            outcome = await run_step(self.backend, self.policy, step, on_stdout(reader.feed))
         except WrongFrame as error:
             raise _refusal(pin, str(error)) from None
         finally:
             product.close()
             report_progress(Progress(what=f"building {pin.name}", is_over=True))
-        if not done.result.ok:
-            raise _refusal(pin, _why(step, done.result))
+        if not outcome.result.ok:
+            raise _refusal(pin, _why(step, outcome.result))
         if not reader.is_between or not (product.name or product.wanted):
             raise _refusal(pin, "no whole wheel came")
         return product
 
     async def _described(self, pin: Pin, product: _Product) -> Facts:
         """Return what a wheel says that was built. Raises StartFailed where it is not the one that was wanted."""
-        asked, shown = json.dumps({"wheel": product.path}).encode(), (os.path.dirname(product.path),)
-        step = Step(name="read", program="describe", stdin=asked, shown=shown)
+        stdin, shown = json.dumps({"wheel": product.path}).encode(), (os.path.dirname(product.path),)
+        step = Step(name="read", program="describe", stdin=stdin, shown=shown)
         try:
             _check_name(pin, product.name, self.target)
-            done = await run_step(self.backend, self.policy, step)
-            if not done.result.ok:
-                raise ValueError(_why(step, done.result))
-            return _read_facts(pin, done.result.stdout)
+            outcome = await run_step(self.backend, self.policy, step)
+            if not outcome.result.ok:
+                raise ValueError(_why(step, outcome.result))
+            return _read_facts(pin, outcome.result.stdout)
         except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest) as error:
             raise _refusal(pin, f"the wheel that was built: {error}") from None
 
 
 def build_step(source: str, known: Sequence[str], layer: str) -> Step:
     """Return the step that builds a wheel, with what is in a layer."""
-    asked = {"source": source, "known": list(known)}
+    order = {"source": source, "known": list(known)}
     shown = (*filter(None, (layer,)), os.path.dirname(source))
     return Step(
-        name="build", program="build", stdin=json.dumps(asked).encode(), shown=shown, runs_code=True,
+        name="build", program="build", stdin=json.dumps(order).encode(), shown=shown, runs_code=True,
         limits=BUILD_LIMITS,
     )  # fmt: skip
 
@@ -180,15 +182,15 @@ def build_step(source: str, known: Sequence[str], layer: str) -> Step:
 def _read_wanted(pin: Pin, data: bytes | bytearray) -> tuple[str, ...]:
     """Return what a build says that it needs. Raises StartFailed where that is no list of requirements."""
     try:
-        said = json.loads(data)
-        if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+        requirements = json.loads(data)
+        if not isinstance(requirements, list) or not all(isinstance(entry, str) for entry in requirements):
             raise ValueError("no list of requirements came")
-        for one in said:
-            if parse_requirement(one).is_npm:
-                raise ValueError(f"{one[:80]!r} is no package of Python's")
+        for requirement in requirements:
+            if parse_requirement(requirement).is_npm:
+                raise ValueError(f"{requirement[:80]!r} is no package of Python's")
     except (ValueError, RecursionError, InvalidRequest) as error:
         raise _refusal(pin, f"what it is built with: {error}") from None
-    return tuple(said)
+    return tuple(requirements)
 
 
 def _check_name(pin: Pin, file_name: str, target: Target) -> None:
@@ -197,12 +199,12 @@ def _check_name(pin: Pin, file_name: str, target: Target) -> None:
     from packaging.version import Version
 
     try:
-        name, version, _, found = parse_wheel_filename(file_name)
+        name, version, _, wheel_tags = parse_wheel_filename(file_name)
     except InvalidWheelFilename:
         raise ValueError(f"it is called {file_name[:100]!r}, as no wheel is") from None
     if name != pin.name or version != Version(pin.version):
         raise ValueError(f"it is {file_name[:100]!r}, of another package or version")
-    if not {str(tag) for tag in found} & set(tags(target)):
+    if not {str(tag) for tag in wheel_tags} & set(tags(target)):
         raise ValueError(f"it is {file_name[:100]!r}, for another interpreter")
 
 
@@ -211,20 +213,20 @@ def _read_facts(pin: Pin, text: str) -> Facts:
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    said = json.loads(text)
-    name, version = normalize_package(str(said["name"])), Version(str(said["version"]))
+    metadata = json.loads(text)
+    name, version = normalize_package(str(metadata["name"])), Version(str(metadata["version"]))
     if name != pin.name or version != Version(pin.version):
         raise ValueError(f"by its metadata it is {name[:100]} {version}")
-    requires = [parse_requirement(str(one)) for one in said["requires"]]
-    if any(one.is_npm for one in requires):
+    requires = [parse_requirement(str(text)) for text in metadata["requires"]]
+    if any(requirement.is_npm for requirement in requires):
         raise ValueError("it needs what is no package of Python's")
     python, extras = (
-        str(SpecifierSet(str(said["python"]))),
-        sorted({normalize_package(str(one)) for one in said["extras"]}),
+        str(SpecifierSet(str(metadata["python"]))),
+        sorted({normalize_package(str(extra)) for extra in metadata["extras"]}),
     )
-    if not all(one.replace("-", "").isalnum() and one.isascii() for one in extras):
+    if not all(extra.replace("-", "").isalnum() and extra.isascii() for extra in extras):
         raise ValueError("an extra has a name that is none")
-    return Facts(requires=tuple(one.text for one in requires), python=python, extras=tuple(extras))
+    return Facts(requires=tuple(requirement.text for requirement in requires), python=python, extras=tuple(extras))
 
 
 def _why(step: Step, result: Result) -> str:

@@ -40,29 +40,29 @@ _listed: dict[str, tuple[str, ...]] = {}  # by index: it is asked once by each p
 @functools.cache
 def default_index() -> str:
     """Return the address of uv's default index. Raises BackendUnavailable where there is no uv, or it says none."""
-    found = _INDEX.search(_said((find_uv(), "pip", "compile", "--help")))
-    if found is None:
+    match = _INDEX.search(_output_of((find_uv(), "pip", "compile", "--help")))
+    if match is None:
         raise BackendUnavailable(
             "packages: this uv does not say which index is its default.",
             remedy="Name one: UV_DEFAULT_INDEX, or index-url in your pip.conf",
         )
-    return found[1].rstrip("/")
+    return match[1].rstrip("/")
 
 
 @functools.cache
 def default_registry(npm: Npm) -> str:
     """Return the address of npm's default registry. Raises BackendUnavailable where it says none."""
     without = (f"--userconfig={_NOWHERE}/user", f"--globalconfig={_NOWHERE}/all", "--logs-max=0")
-    found = _REGISTRY.fullmatch(_said((*npm.argv, "config", "get", "registry", *without)).strip())
-    if found is None:
+    match = _REGISTRY.fullmatch(_output_of((*npm.argv, "config", "get", "registry", *without)).strip())
+    if match is None:
         raise BackendUnavailable(
             "packages: this npm does not say which registry is its default.",
             remedy="Name one: registry=... in your ~/.npmrc",
         )
-    return found[0].rstrip("/")
+    return match[0].rstrip("/")
 
 
-def _said(argv: Sequence[str]) -> str:
+def _output_of(argv: Sequence[str]) -> str:
     """Return what a client of the operator's says, without their configuration. Raises BackendUnavailable."""
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _NOWHERE, "NO_COLOR": "1"}
     try:
@@ -115,19 +115,19 @@ async def with_default_index(backend: Backend, policy: Policy, index: Index, nam
 async def _hosts_listed(backend: Backend, policy: Policy, index: Index, default: str, name: str) -> tuple[str, ...]:
     """Ask an index, in a sandbox, which hosts a package's files are on."""
     bundle = index.ca_bundle()
-    asked = {"page": f"{default}/{name}/", "ca": CA_FILE if bundle else "", "most": MOST_PAGE_BYTES}
+    order = {"page": f"{default}/{name}/", "ca": CA_FILE if bundle else "", "most": MOST_PAGE_BYTES}
     step = Step(
-        name="look up", program="download", stdin=json.dumps(asked).encode(), env=credentials_variable(index),
+        name="look up", program="download", stdin=json.dumps(order).encode(), env=credentials_variable(index),
         files=ca_files(bundle), network_allow=index.network_allow,
     )  # fmt: skip
-    done = await run_step(backend, policy, step)
-    if not done.result.ok:
-        raise failed(step, done.result, index.credentials.hide)
+    outcome = await run_step(backend, policy, step)
+    if not outcome.result.ok:
+        raise failed(step, outcome.result, index.credentials.hide)
     try:
-        found = json.loads(done.result.stdout)
-        if not isinstance(found, list) or len(found) > MOST_HOSTS:
+        hosts = json.loads(outcome.result.stdout)
+        if not isinstance(hosts, list) or len(hosts) > MOST_HOSTS:
             raise ValueError("it is no list of hosts, or too long a one")
-        return tuple(_listed_host(one) for one in found)
+        return tuple(_listed_host(host) for host in hosts)
     except (ValueError, RecursionError) as error:
         host = urlsplit(default).hostname
         raise StartFailed(f"packages: where {host} has its files cannot be used: {error}", step="look up") from None

@@ -65,7 +65,7 @@ class _Wheel:
     def __init__(self, wheels: _Wheels, pin: Pin, file: BinaryIO) -> None:
         self._wheels, self._pin, self._file = wheels, pin, file
         self._hash = hashlib.sha512() if pin.sha512 else hashlib.sha256()
-        self._total = sum(one.size for one in wheels.pins)
+        self._total = sum(pin.size for pin in wheels.pins)
 
     def write(self, data: bytes) -> None:
         self._hash.update(data)
@@ -76,10 +76,10 @@ class _Wheel:
     def close(self) -> None:
         """Raise WrongFrame where it is not what the list says."""
         self._file.close()
-        found, listed = self._hash.hexdigest(), self._pin.sha512 or self._pin.sha256
-        if found != listed:
+        digest, listed = self._hash.hexdigest(), self._pin.sha512 or self._pin.sha256
+        if digest != listed:
             raise WrongFrame(
-                f"{self._pin.name} {self._pin.version} has the hash {found}, and by the pinned list "
+                f"{self._pin.name} {self._pin.version} has the hash {digest}, and by the pinned list "
                 f"{listed}: what the index sends is not what it lists"
             )
 
@@ -87,11 +87,11 @@ class _Wheel:
 def fetch_step(pins: Sequence[Pin], index: Index) -> Step:
     """Return the step that downloads wheels."""
     bundle = index.ca_bundle()
-    asked = {
+    order = {
         "files": [(pin.url, pin.size) for pin in pins], "ca": CA_FILE if bundle else "", "most": MOST_WHEEL_BYTES,
     }  # fmt: skip
     return Step(
-        name="download", program="download", stdin=json.dumps(asked).encode(), env=credentials_variable(index),
+        name="download", program="download", stdin=json.dumps(order).encode(), env=credentials_variable(index),
         files=ca_files(bundle), network_allow=index.network_allow,
     )  # fmt: skip
 
@@ -106,14 +106,14 @@ async def fetch(backend: Backend, policy: Policy, pins: Sequence[Pin], index: In
     wheels, step = _Wheels(pins, folder), fetch_step(pins, index)
     reader = Reader(wheels.begin, Bounds(files=len(pins), total_bytes=MOST_TOTAL_BYTES))
     try:
-        done = await run_step(backend, policy, step, on_stdout(reader.feed))
+        outcome = await run_step(backend, policy, step, on_stdout(reader.feed))
     except WrongFrame as error:
         raise StartFailed(f"packages: cannot download: {error}", step="download") from None
     finally:
         wheels.close()
         report_progress(Progress(what="downloading", is_over=True))
-    if not done.result.ok:
-        raise failed(step, done.result, index.credentials.hide)
+    if not outcome.result.ok:
+        raise failed(step, outcome.result, index.credentials.hide)
     if len(wheels.paths) < len(pins) or not reader.is_between:
         raise StartFailed("packages: cannot download: not all files came", step="download")
     return wheels.paths

@@ -21,12 +21,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def default_folder() -> str:
     """Return the folder of the store in this user's data. Raises BackendUnavailable where there is none."""
-    found = own_folder("XDG_DATA_HOME", ".local/share")
-    if found is None:
+    data_folder = own_folder("XDG_DATA_HOME", ".local/share")
+    if data_folder is None:
         from platformdirs import user_data_dir
 
-        found = user_data_dir("cloche", appauthor=False)
-    return os.path.join(found, "packages")
+        data_folder = user_data_dir("cloche", appauthor=False)
+    return os.path.join(data_folder, "packages")
 
 
 def made_folder(store: str, name: str) -> str:
@@ -128,9 +128,9 @@ def remove_unheld(folder: str) -> bool:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder of ours whose folders are read-only; what is gone already is no error."""
-    for here, _, _ in os.walk(folder):
+    for path, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
-            os.chmod(here, 0o700)
+            os.chmod(path, 0o700)
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -85,10 +85,10 @@ class Reader:
 
     def _start(self, view: memoryview) -> memoryview:
         """Take what is missing of a head; begin the frame once it is whole."""
-        wanted = FRAME.size
+        header_bytes = FRAME.size
         if len(self._waiting) >= FRAME.size:
-            wanted += FRAME.unpack_from(self._waiting)[1]
-        missing = wanted - len(self._waiting)
+            header_bytes += FRAME.unpack_from(self._waiting)[1]
+        missing = header_bytes - len(self._waiting)
         self._waiting += view[:missing]
         view = view[missing:]
         if len(self._waiting) < FRAME.size:
@@ -118,12 +118,12 @@ class Reader:
 
 def check_path(path: str) -> tuple[str, ...]:
     """Return the parts of a relative path that leads nowhere else. Raises WrongFrame."""
-    parts = tuple(path.split("/"))
-    if len(parts) > MOST_DEPTH:
-        raise WrongFrame(f"a path has {len(parts)} parts")
-    for part in parts:
-        if part in ("", ".", "..") or "\0" in part:
+    names = tuple(path.split("/"))
+    if len(names) > MOST_DEPTH:
+        raise WrongFrame(f"a path has {len(names)} parts")
+    for name in names:
+        if name in ("", ".", "..") or "\0" in name:
             raise WrongFrame(f"the path {path[:200]!r} leads out of its folder")
-        if len(part.encode()) > MOST_PART_BYTES:
+        if len(name.encode()) > MOST_PART_BYTES:
             raise WrongFrame(f"a name of the path {path[:200]!r} is too long")
-    return parts
+    return names

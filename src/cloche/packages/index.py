@@ -116,12 +116,12 @@ class Index:
 
     def with_credentials(self, url: str) -> str:
         """Return an address as uv takes it in its environment, with the credentials for its host."""
-        parts = urlsplit(url)
-        known = self.credentials.get(host_of(parts))
-        if known is None:
+        address = urlsplit(url)
+        credentials = self.credentials.get(host_of(address))
+        if credentials is None:
             return url
-        name, password = (quote(part, safe="") for part in known)
-        return urlunsplit(parts._replace(netloc=f"{name}:{password}@{parts.netloc}"))
+        name, password = (quote(text, safe="") for text in credentials)
+        return urlunsplit(address._replace(netloc=f"{name}:{password}@{address.netloc}"))
 
     def ca_bundle(self) -> bytes:
         """Return the certificates that this host trusts. Raises InvalidRequest where the operator's cannot be read."""
@@ -139,22 +139,22 @@ class Index:
         return data
 
 
-def host_of(parts: SplitResult) -> str:
+def host_of(address: SplitResult) -> str:
     """Return "host:port" of a split address."""
-    name = (parts.hostname or "").lower()
-    return f"{f'[{name}]' if ':' in name else name}:{parts.port or PORTS[parts.scheme]}"
+    name = (address.hostname or "").lower()
+    return f"{f'[{name}]' if ':' in name else name}:{address.port or PORTS[address.scheme]}"
 
 
-def split_address(url: str, what: str) -> SplitResult:
+def split_address(url: str, origin: str) -> SplitResult:
     """Return the parts of an operator's address. Raises InvalidRequest, without any of it: it may have a password."""
     try:
-        parts = urlsplit(url.strip())
-        if parts.hostname and host_of(parts):
-            return parts
+        address = urlsplit(url.strip())
+        if address.hostname and host_of(address):
+            return address
     except (KeyError, ValueError):  # whose words are parts of the address
         pass
     raise InvalidRequest(
-        f"packages: {what} is no address that begins with https:// or http://; what is odd in a password has to be "
+        f"packages: {origin} is no address that begins with https:// or http://; what is odd in a password has to be "
         "written as %XX"
     )
 
@@ -177,19 +177,19 @@ class _Found:
         if url and not self.url:
             self.url, self.origin = self._clean(url, origin), origin
         if not self.extra:
-            self.extra = [self._clean(one, origin) for one in extra if not one.startswith("file:")]
+            self.extra = [self._clean(address, origin) for address in extra if not address.startswith("file:")]
 
-    def note_strategy(self, said: object) -> None:
-        if isinstance(said, str) and said and not self.strategy:
-            self.strategy = said
+    def note_strategy(self, strategy: object) -> None:
+        if isinstance(strategy, str) and strategy and not self.strategy:
+            self.strategy = strategy
 
     def _clean(self, url: str, origin: str) -> str:
         """Return an address without credentials, which are kept."""
-        parts = split_address(url, f"the index of {origin}")
-        host = host_of(parts)
-        if parts.username is not None:
-            self.credentials.setdefault(host, (unquote(parts.username), unquote(parts.password or "")))
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")).rstrip("/")
+        address = split_address(url, f"the index of {origin}")
+        host = host_of(address)
+        if address.username is not None:
+            self.credentials.setdefault(host, (unquote(address.username), unquote(address.password or "")))
+        return urlunsplit(address._replace(netloc=address.netloc.rpartition("@")[2], fragment="")).rstrip("/")
 
 
 def find_index(
@@ -202,34 +202,34 @@ def find_index(
     """
     environ = os.environ if environ is None else environ
     home = os.path.expanduser("~") if home is None else home
-    found = _Found()
-    _take_uv(found, environ, home, system)
-    found.is_settled = bool(found.url or found.extra)
-    _take_pip(found, environ, home, system)
+    sources = _Found()
+    _take_uv(sources, environ, home, system)
+    sources.is_settled = bool(sources.url or sources.extra)
+    _take_pip(sources, environ, home, system)
     for variable in CA_VARIABLES:
-        found.ca_file = found.ca_file or environ.get(variable, "")
+        sources.ca_file = sources.ca_file or environ.get(variable, "")
     index = Index(
-        url=found.url or default, extra=tuple(dict.fromkeys(found.extra)), origin=found.origin or "default",
-        ca_file=found.ca_file, strategy=found.strategy if found.strategy in UNSAFE else "",
+        url=sources.url or default, extra=tuple(dict.fromkeys(sources.extra)), origin=sources.origin or "default",
+        ca_file=sources.ca_file, strategy=sources.strategy if sources.strategy in UNSAFE else "",
     )  # fmt: skip
-    credentials = {**_from_netrc(index, environ, home), **found.credentials}
-    mine = {host: known for host, known in credentials.items() if host in index.hosts}
+    credentials = {**_from_netrc(index, environ, home), **sources.credentials}
+    mine = {host: pair for host, pair in credentials.items() if host in index.hosts}
     return replace(index, credentials=Credentials(mine))
 
 
-def _take_uv(found: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
-    found.note_strategy(environ.get("UV_INDEX_STRATEGY"))
+def _take_uv(sources: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
+    sources.note_strategy(environ.get("UV_INDEX_STRATEGY"))
     url = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or ""
     extra = (environ.get("UV_INDEX") or environ.get("UV_EXTRA_INDEX_URL") or "").split()
-    named = {name: value for one in extra for name, _, value in [one.rpartition("=")] if "://" in value and name}
-    found.take(
+    named = {name: value for entry in extra for name, _, value in [entry.rpartition("=")] if "://" in value and name}
+    sources.take(
         url.partition("=")[2] if _has_name(url) else url,
-        [one.partition("=")[2] if _has_name(one) else one for one in extra], "the environment (uv)",
+        [entry.partition("=")[2] if _has_name(entry) else entry for entry in extra], "the environment (uv)",
     )  # fmt: skip
     for name, value in named.items():
-        _note_named(found, name, value, environ)
+        _note_named(sources, name, value, environ)
     for path in _uv_files(environ, home, system):
-        _take_uv_file(found, path, environ)
+        _take_uv_file(sources, path, environ)
 
 
 def _has_name(index: str) -> bool:
@@ -247,40 +247,42 @@ def _uv_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[st
     yield from (f"{system}/xdg/uv/uv.toml", f"{system}/uv/uv.toml")
 
 
-def _take_uv_file(found: _Found, path: str, environ: Mapping[str, str]) -> None:
+def _take_uv_file(sources: _Found, path: str, environ: Mapping[str, str]) -> None:
     text = read_own_file(path)
     if text is None:
         return
     try:
-        said = tomllib.loads(text)
+        settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"packages: {path} is not TOML: {error}") from None
-    pip = said.get("pip") if isinstance(said.get("pip"), dict) else {}
-    listed = [one for one in said.get("index", ()) if isinstance(one, dict) and isinstance(one.get("url"), str)]
-    default = next((one["url"] for one in listed if one.get("default") is True), "")
-    extra = [one["url"] for one in listed if one.get("default") is not True and one.get("explicit") is not True]
-    found.note_strategy(said.get("index-strategy", (pip or {}).get("index-strategy")))
-    older = said.get("extra-index-url", (pip or {}).get("extra-index-url", ()))
-    found.take(
-        default or _text(said.get("index-url", (pip or {}).get("index-url"))),
-        [*extra, *(one for one in older if isinstance(one, str))], path,
+    pip = settings.get("pip") if isinstance(settings.get("pip"), dict) else {}
+    listed = [
+        entry for entry in settings.get("index", ()) if isinstance(entry, dict) and isinstance(entry.get("url"), str)
+    ]
+    default = next((entry["url"] for entry in listed if entry.get("default") is True), "")
+    extra = [entry["url"] for entry in listed if entry.get("default") is not True and entry.get("explicit") is not True]
+    sources.note_strategy(settings.get("index-strategy", (pip or {}).get("index-strategy")))
+    older = settings.get("extra-index-url", (pip or {}).get("extra-index-url", ()))
+    sources.take(
+        default or _text(settings.get("index-url", (pip or {}).get("index-url"))),
+        [*extra, *(entry for entry in older if isinstance(entry, str))], path,
     )  # fmt: skip
-    for one in listed:
-        _note_named(found, str(one.get("name", "")), one["url"], environ)
+    for entry in listed:
+        _note_named(sources, str(entry.get("name", "")), entry["url"], environ)
 
 
-def _note_named(found: _Found, name: str, url: str, environ: Mapping[str, str]) -> None:
+def _note_named(sources: _Found, name: str, url: str, environ: Mapping[str, str]) -> None:
     """Take the credentials that uv's variables give for an index with a name."""
     stem = "UV_INDEX_" + "".join(char if char.isalnum() else "_" for char in name.upper())
     user, password = environ.get(f"{stem}_USERNAME", ""), environ.get(f"{stem}_PASSWORD", "")
     if name and (user or password):
-        parts = split_address(url, f"the index {name!r} of uv's configuration")
-        found.credentials.setdefault(host_of(parts), (user, password))
+        address = split_address(url, f"the index {name!r} of uv's configuration")
+        sources.credentials.setdefault(host_of(address), (user, password))
 
 
-def _take_pip(found: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
+def _take_pip(sources: _Found, environ: Mapping[str, str], home: str, system: str) -> None:
     url, extra = environ.get("PIP_INDEX_URL", ""), environ.get("PIP_EXTRA_INDEX_URL", "").split()
-    found.take(url, extra, "the environment (pip)")
+    sources.take(url, extra, "the environment (pip)")
     for path in _pip_files(environ, home, system):
         text = read_own_file(path)
         if text is None:
@@ -290,14 +292,14 @@ def _take_pip(found: _Found, environ: Mapping[str, str], home: str, system: str)
             parser.read_string(text)
         except configparser.Error as error:
             raise InvalidRequest(f"packages: {path} is not what pip reads: {type(error).__name__}") from None
-        said = {
+        settings = {
             key.replace("_", "-"): value
             for section in reversed(_PIP_SECTIONS) if parser.has_section(section)
             for key, value in parser.items(section)
         }  # fmt: skip
-        found.take(said.get("index-url", ""), said.get("extra-index-url", "").split(), path)
-        if os.path.isabs(said.get("cert", "")) and not any(environ.get(name) for name in CA_VARIABLES):
-            found.ca_file = found.ca_file or said["cert"]
+        sources.take(settings.get("index-url", ""), settings.get("extra-index-url", "").split(), path)
+        if os.path.isabs(settings.get("cert", "")) and not any(environ.get(name) for name in CA_VARIABLES):
+            sources.ca_file = sources.ca_file or settings["cert"]
 
 
 def _pip_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[str]:
@@ -320,15 +322,15 @@ def _from_netrc(index: Index, environ: Mapping[str, str], home: str) -> dict[str
     if not os.path.isabs(path) or not os.path.exists(path):
         return {}
     try:
-        known = netrc.netrc(path)
+        entries = netrc.netrc(path)
     except (OSError, netrc.NetrcParseError) as error:
         raise InvalidRequest(f"packages: {path} cannot be read: {type(error).__name__}") from None
-    found = {}
+    pairs = {}
     for host in index.hosts:
-        entry = known.hosts.get(host.partition(":")[0])  # never the default entry: that is for any host
+        entry = entries.hosts.get(host.partition(":")[0])  # never the default entry: that is for any host
         if entry is not None:
-            found[host] = (entry[0] or "", entry[2] or "")
-    return found
+            pairs[host] = (entry[0] or "", entry[2] or "")
+    return pairs
 
 
 def read_own_file(path: str) -> str | None:

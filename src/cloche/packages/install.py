@@ -70,13 +70,13 @@ class Terms:
         registry = replace(find_registry(), file_hosts=self.index.file_hosts)
         return replace(self, locked=locked, index=registry, target=npm_target(), fixed=())
 
-    def key(self, asked: Sequence[Requirement]) -> str:
+    def key(self, requirements: Sequence[Requirement]) -> str:
         """Return the key of a list of requirements on these terms."""
         locked = self.locked.digest if self.locked is not None else ""
         index = (self.index.url, self.index.extra, self.index.strategy)
         terms = (*index, self.rules.min_age_s, locked, sorted(self.fixed))
         built = (sorted(self.rules.build),) if self.rules.build else ()
-        return set_key(asked, self.target, (*terms, *built))
+        return set_key(requirements, self.target, (*terms, *built))
 
     @property
     def without_builds(self) -> Terms:
@@ -109,7 +109,7 @@ class Installed:
     def as_dict(self) -> dict[str, Any]:
         """Return what the log and results say of it."""
         return {
-            "asked": [one.text for one in self.asked],
+            "asked": [requirement.text for requirement in self.asked],
             "layer": ", ".join(os.path.basename(layer.folder) for layer in self.layers),
             "installed": list(dict.fromkeys(pin.text for pin in self.pins)), "is_new": self.is_new,
             **({"built": list(self.built)} if self.built else {}),
@@ -122,7 +122,7 @@ class Installed:
 
 
 async def install(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms | None = None
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms | None = None
 ) -> Installed:
     """Return the layers that serve requirements, made now where the store has none.
 
@@ -131,60 +131,66 @@ async def install(
     missing; then nothing was installed.
     """
     terms = Terms() if terms is None else terms
-    await _check(asked, terms)
+    await _check(requirements, terms)
     if terms.locked is not None:
-        terms.locked.check(asked, terms.target)
-    found = []
+        terms.locked.check(requirements, terms.target)
+    installed = []
     for is_npm in (False, True):
-        some = tuple(one for one in asked if one.is_npm == is_npm)
-        if some or (not is_npm and not asked):
-            found.append(await _install_some(backend, policy, some, terms.part(is_npm=is_npm)))
-    beside = tuple(layer for one in found[1:] for layer in one.layers)
-    return replace(found[0], asked=tuple(asked), beside=beside, is_new=any(one.is_new for one in found))
+        some = tuple(requirement for requirement in requirements if requirement.is_npm == is_npm)
+        if some or (not is_npm and not requirements):
+            installed.append(await _install_some(backend, policy, some, terms.part(is_npm=is_npm)))
+    beside = tuple(layer for addition in installed[1:] for layer in addition.layers)
+    return replace(
+        installed[0], asked=tuple(requirements), beside=beside, is_new=any(addition.is_new for addition in installed)
+    )
 
 
-async def _install_some(backend: Backend, policy: Policy, asked: tuple[Requirement, ...], terms: Terms) -> Installed:
+async def _install_some(
+    backend: Backend, policy: Policy, requirements: tuple[Requirement, ...], terms: Terms
+) -> Installed:
     """Return the layer for packages of one kind."""
-    key = terms.key(asked)
-    layer = None if terms.resolves_again else _found(key, terms)
+    key = terms.key(requirements)
+    layer = None if terms.resolves_again else _find(key, terms)
     if layer is not None:
-        return Installed(layer=layer, asked=tuple(asked))
+        return Installed(layer=layer, asked=tuple(requirements))
     async with terms.store.turn(key):
-        layer = None if terms.resolves_again else _found(key, terms)
+        layer = None if terms.resolves_again else _find(key, terms)
         if layer is not None:
-            return Installed(layer=layer, asked=tuple(asked))
-        layer, is_new = await _make(backend, policy, asked, terms)
-        terms.store.note_set(key, layer, asked)
+            return Installed(layer=layer, asked=tuple(requirements))
+        layer, is_new = await _make(backend, policy, requirements, terms)
+        terms.store.note_set(key, layer, requirements)
         if is_new and (terms.most_bytes is not None or terms.most_layers is not None):
             prune = partial(terms.store.prune, most_bytes=terms.most_bytes, most_layers=terms.most_layers)
             await asyncio.to_thread(prune)
-        return Installed(layer=layer, asked=tuple(asked), is_new=is_new)
+        return Installed(layer=layer, asked=tuple(requirements), is_new=is_new)
 
 
-async def _check(asked: Sequence[Requirement], terms: Terms) -> None:
+async def _check(requirements: Sequence[Requirement], terms: Terms) -> None:
     """Raise PolicyDenied for what may not be installed, before anything is looked up."""
     rules = terms.rules
-    rules.check_denied(one.name for one in asked)
-    unlisted = rules.unlisted(asked)
+    rules.check_denied(requirement.name for requirement in requirements)
+    unlisted = rules.unlisted(requirements)
     if unlisted and (terms.approve is None or not await terms.approve(unlisted)):
         raise refuse_unlisted(unlisted)
 
 
-def _found(key: str, terms: Terms) -> Layer | None:
+def _find(key: str, terms: Terms) -> Layer | None:
     layer = terms.store.find(key)
     return _usable(layer, terms) if layer is not None else None
 
 
 def _usable(layer: Layer, terms: Terms) -> Layer | None:
     """Return a layer that is kept from being removed; None where it is gone. Raises PolicyDenied."""
-    terms.rules.check_denied(pin.name for one in layer.pins for pin in (one, *one.build))
+    terms.rules.check_denied(pin.name for pinned in layer.pins for pin in (pinned, *pinned.build))
     return layer if terms.store.use(layer) else None
 
 
-async def _make(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> tuple[Layer, bool]:
-    terms = await _with_default(backend, policy, asked, terms)
+async def _make(
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms
+) -> tuple[Layer, bool]:
+    terms = await _with_default(backend, policy, requirements, terms)
     async with _workshop(backend, policy, terms) as workshop:
-        pins = await _pinned(backend, policy, asked, terms, workshop)
+        pins = await _pinned(backend, policy, requirements, terms, workshop)
         return await _layer_of(backend, policy, pins, terms, workshop)
 
 
@@ -196,9 +202,9 @@ async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIter
         return
     wheels = terms.without_builds
 
-    async def layer_for(pin: Pin, asked: Sequence[Requirement]) -> Layer:
+    async def layer_for(pin: Pin, requirements: Sequence[Requirement]) -> Layer:
         locked = terms.locked.of_build(pin) if terms.locked is not None else None
-        return (await _install_some(backend, policy, tuple(asked), replace(wheels, locked=locked))).layer
+        return (await _install_some(backend, policy, tuple(requirements), replace(wheels, locked=locked))).layer
 
     async with terms.store.making() as folder:
         yield Workshop(
@@ -223,12 +229,12 @@ async def _layer_of(
             return layer, True
 
 
-async def _with_default(backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms) -> Terms:
+async def _with_default(backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms) -> Terms:
     """Return the terms with what the client itself knows of its default index or registry."""
     if not isinstance(terms.index, Registry):
-        if not asked:
+        if not requirements:
             return terms
-        return replace(terms, index=await with_default_index(backend, policy, terms.index, asked[0].name))
+        return replace(terms, index=await with_default_index(backend, policy, terms.index, requirements[0].name))
     return replace(terms, index=await with_default_registry(terms.index, _npm(terms)))
 
 
@@ -239,27 +245,29 @@ def _npm(terms: Terms) -> Npm:
 
 
 async def _pinned(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms, workshop: Workshop | None
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms, workshop: Workshop | None
 ) -> tuple[Pin, ...]:
     if isinstance(terms.index, Registry):
-        return await _pinned_npm(backend, policy, asked, terms, terms.index)
+        return await _pinned_npm(backend, policy, requirements, terms, terms.index)
     locked = terms.locked
-    wanted = locked.pins if locked is not None else ()
-    if refused := sorted(pin.name for pin in wanted if pin.is_source and not terms.rules.may_build(pin.name)):
+    pinned = locked.pins if locked is not None else ()
+    if refused := sorted(pin.name for pin in pinned if pin.is_source and not terms.rules.may_build(pin.name)):
         raise PolicyDenied(f"packages: the lock file has {', '.join(refused)} as a source; {NOT_BUILT}")
     build = workshop.build if workshop is not None else None
-    pins = await resolve(backend, policy, asked, terms.target, terms.index, terms.rules, terms.fixed, build, wanted)
+    pins = await resolve(
+        backend, policy, requirements, terms.target, terms.index, terms.rules, terms.fixed, build, pinned
+    )
     if locked is not None:
         locked.check_resolved(pins)
     return pins
 
 
 async def _pinned_npm(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], terms: Terms, registry: Registry
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms, registry: Registry
 ) -> tuple[Pin, ...]:
     if terms.locked is not None:
-        return await resolve_locked(backend, policy, asked, terms.locked, _npm(terms), registry, terms.rules)
-    return await resolve_npm(backend, policy, asked, _npm(terms), registry, terms.rules)
+        return await resolve_locked(backend, policy, requirements, terms.locked, _npm(terms), registry, terms.rules)
+    return await resolve_npm(backend, policy, requirements, _npm(terms), registry, terms.rules)
 
 
 async def _make_layer(
@@ -267,36 +275,36 @@ async def _make_layer(
 ) -> Layer:
     store = terms.store
     async with store.making() as folder:
-        wheels_folder, made, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
+        wheels_folder, layer_folder, final = f"{folder}/wheels", f"{folder}/layer", store.place_for(key)
         shown = f"{terms.target.folder}/{key}" if terms.target.folder else final
         make_shown(wheels_folder)
-        make_shown(made)
+        make_shown(layer_folder)
         built = [await _built(pin, workshop, wheels_folder) for pin in pins if pin.is_source]
         pinned = [pin for pin in pins if not pin.is_source]
-        unpacked = await _unpacked(backend, policy, pinned, built, terms, wheels_folder, made, shown)
+        unpacked = await _unpacked(backend, policy, pinned, built, terms, wheels_folder, layer_folder, shown)
         facts = {"modules": sorted(unpacked.modules), "files": unpacked.files, "bytes": unpacked.total_bytes}
-        return await store.publish(made, final, key=key, pins=pins, target=terms.target, facts=facts)
+        return await store.publish(layer_folder, final, key=key, pins=pins, target=terms.target, facts=facts)
 
 
 async def _built(pin: Pin, workshop: Workshop | None, folder: str) -> str:
     """Return the path of a wheel that was built, below a folder."""
     if workshop is None:
         raise PolicyDenied(f"packages: {pin.text} is a source; {NOT_BUILT}")
-    place = os.path.join(folder, f"built-{pin.name}")
-    make_shown(place)
-    return shutil.copy(workshop.wheel(pin), place)
+    wheel_folder = os.path.join(folder, f"built-{pin.name}")
+    make_shown(wheel_folder)
+    return shutil.copy(workshop.wheel(pin), wheel_folder)
 
 
 async def _unpacked(
     backend: Backend, policy: Policy, pins: Sequence[Pin], built: Sequence[str], terms: Terms, folder: str,
-    made: str, shown: str,
+    layer_folder: str, shown: str,
 ) -> Unpacked:  # fmt: skip
     """Download into a folder, and unpack for programs that will find it as `shown`."""
     if not isinstance(terms.index, Registry):
         wheels = await fetch(backend, policy, pins, terms.index, folder)
-        return await unpack(backend, policy, (*wheels, *built), folder, made, shown, terms.target)
+        return await unpack(backend, policy, (*wheels, *built), folder, layer_folder, shown, terms.target)
     different = {(pin.url, pin.sha512): pin for pin in pins}  # one may be in several places
     files = await fetch(backend, policy, tuple(different.values()), terms.index, folder)
     paths = dict(zip(different, files, strict=True))
     placed = [(paths[pin.url, pin.sha512], pin.at) for pin in sorted(pins, key=lambda pin: (pin.at.count("/"), pin.at))]
-    return await unpack_tarballs(backend, policy, placed, folder, made)
+    return await unpack_tarballs(backend, policy, placed, folder, layer_folder)

@@ -56,19 +56,19 @@ class Locked:
 
     def part(self, *, is_npm: bool) -> Locked:
         """Return what it says of npm's packages, or of Python's."""
-        asked = tuple(one for one in self.asked if one.is_npm == is_npm)
-        return replace(self, asked=asked, pins=tuple(pin for pin in self.pins if bool(pin.at) == is_npm))
+        requirements = tuple(requirement for requirement in self.asked if requirement.is_npm == is_npm)
+        return replace(self, asked=requirements, pins=tuple(pin for pin in self.pins if bool(pin.at) == is_npm))
 
     def of_build(self, pin: Pin) -> Locked:
         """Return what it says of the build of a source. Its backend may ask for all of that in turns."""
-        found = next((one for one in self.pins if one.text == pin.text), pin)
-        return replace(self, pins=found.build, is_build=True)
+        locked = next((candidate for candidate in self.pins if candidate.text == pin.text), pin)
+        return replace(self, pins=locked.build, is_build=True)
 
     def check_resolved(self, pins: Iterable[Pin]) -> None:
         """Raise InvalidRequest where what was resolved with its versions is not what it pins, no more and no less."""
-        mine, found = {pin.identity: pin for pin in self.pins}, {pin.identity: pin for pin in pins}
-        lacking = sorted(found[one].text for one in found.keys() - mine.keys())
-        idle = sorted(mine[one].text for one in mine.keys() - found.keys())
+        mine, resolved = {pin.identity: pin for pin in self.pins}, {pin.identity: pin for pin in pins}
+        lacking = sorted(resolved[identity].text for identity in resolved.keys() - mine.keys())
+        idle = sorted(mine[identity].text for identity in mine.keys() - resolved.keys())
         if lacking:
             raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, which is needed; {_AGAIN}")
         if idle and not self.is_build:
@@ -76,16 +76,16 @@ class Locked:
                 f"packages: {self.file} pins {', '.join(idle)}, which nothing that is asked for needs; {_AGAIN}"
             )
 
-    def check(self, asked: Sequence[Requirement], target: Target) -> None:
+    def check(self, requirements: Sequence[Requirement], target: Target) -> None:
         """Raise InvalidRequest where it is for other requirements, or for another interpreter."""
-        if set(asked) != set(self.asked):
-            more = ", ".join(sorted({str(one) for one in set(asked) - set(self.asked)}))
-            fewer = ", ".join(sorted({str(one) for one in set(self.asked) - set(asked)}))
-            what = "; ".join(filter(None, (more and f"not in it: {more}", fewer and f"only in it: {fewer}")))
-            raise InvalidRequest(f"packages: {self.file} is for other requirements ({what}); {_AGAIN}")
-        if all(one.is_npm for one in self.asked):  # which no version of Python matters to
+        if set(requirements) != set(self.asked):
+            more = ", ".join(sorted({str(requirement) for requirement in set(requirements) - set(self.asked)}))
+            fewer = ", ".join(sorted({str(requirement) for requirement in set(self.asked) - set(requirements)}))
+            difference = "; ".join(filter(None, (more and f"not in it: {more}", fewer and f"only in it: {fewer}")))
+            raise InvalidRequest(f"packages: {self.file} is for other requirements ({difference}); {_AGAIN}")
+        if all(requirement.is_npm for requirement in self.asked):  # which no version of Python matters to
             target = replace(target, tag=str(self.target.get("tag")))
-        if lacking := [one.text for one in asked if not _is_met(one, self.pins)]:
+        if lacking := [requirement.text for requirement in requirements if not _is_met(requirement, self.pins)]:
             raise InvalidRequest(f"packages: {self.file} pins nothing for {', '.join(lacking)}; {_AGAIN}")
         if not target.fits(dict(self.target)):
             raise InvalidRequest(
@@ -94,49 +94,55 @@ class Locked:
             )
 
 
-def _is_met(asked: Requirement, pins: Iterable[Pin]) -> bool:
+def _is_met(requirement: Requirement, pins: Iterable[Pin]) -> bool:
     """Tell whether a pin is what a requirement asks for; what holds on some hosts alone need have none."""
-    pinned = [pin.version for pin in pins if pin.name == asked.name]
-    if asked.is_npm:
+    pinned = [pin.version for pin in pins if pin.name == requirement.name]
+    if requirement.is_npm:
         return bool(pinned)
     from packaging.requirements import Requirement as Parsed
     from packaging.version import InvalidVersion
 
-    parsed = Parsed(asked.text)
+    parsed = Parsed(requirement.text)
     try:
-        return any(parsed.specifier.contains(one, prereleases=True) for one in pinned) or (
+        return any(parsed.specifier.contains(version, prereleases=True) for version in pinned) or (
             parsed.marker is not None and not pinned
         )
     except InvalidVersion:
         return False
 
 
-def format_lock(asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> str:
+def format_lock(requirements: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> str:
     """Return the text of a lock file."""
-    lines = [_HEAD, f"version = {VERSION}", f"requirements = {json.dumps([one.text for one in asked])}", "", "[target]"]
+    lines = [
+        _HEAD,
+        f"version = {VERSION}",
+        f"requirements = {json.dumps([requirement.text for requirement in requirements])}",
+        "",
+        "[target]",
+    ]
     lines += [f"{name} = {json.dumps(value)}" for name, value in target.as_dict().items() if name != "python"]
     for pin in pins:
         lines += ["", "[[packages]]", *_rows(pin), *(["source = true"] if pin.is_source else [])]
-        for one in pin.build:
-            lines += ["", "[[packages.build]]", *_rows(one)]
+        for built_with in pin.build:
+            lines += ["", "[[packages.build]]", *_rows(built_with)]
     return "\n".join(lines) + "\n"
 
 
 def _rows(pin: Pin) -> list[str]:
-    said = {"file" if name == "url" else name: value for name, value in pin.as_dict().items() if name != "build"}
-    said |= {"file": "" if pin.at else pin.file_name}
-    return [f"{name} = {json.dumps(value)}" for name, value in said.items() if value or name != "file"]
+    fields = {"file" if name == "url" else name: value for name, value in pin.as_dict().items() if name != "build"}
+    fields |= {"file": "" if pin.at else pin.file_name}
+    return [f"{name} = {json.dumps(value)}" for name, value in fields.items() if value or name != "file"]
 
 
-def write_lock(path: str, asked: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> None:
+def write_lock(path: str, requirements: Iterable[Requirement], pins: Iterable[Pin], target: Target) -> None:
     """Write a lock file, whole or not at all. Raises InvalidRequest where it cannot be written."""
     folder, name = os.path.split(os.path.abspath(path))
     try:
-        at = open_folder(folder, follows_link=True)
+        folder_fd = open_folder(folder, follows_link=True)
         try:
-            replace_file(at, name, format_lock(asked, pins, target).encode())
+            replace_file(folder_fd, name, format_lock(requirements, pins, target).encode())
         finally:
-            os.close(at)
+            os.close(folder_fd)
     except OSError as error:
         raise InvalidRequest(f"packages: cannot write {path}: {error.strerror}") from error
 
@@ -152,12 +158,15 @@ def read_lock(path: str) -> Locked:
         hint = 'write it first: "cloche packages lock"' if isinstance(error, FileNotFoundError) else "correct that"
         raise InvalidRequest(f"packages: cannot read {path}: {error.strerror}; {hint}") from None
     try:
-        said = read_toml(data.decode()) if len(data) <= MOST_BYTES else {}
-        if said.get("version") != VERSION:
+        document = read_toml(data.decode()) if len(data) <= MOST_BYTES else {}
+        if document.get("version") != VERSION:
             raise ValueError(f"it is of another version; {_AGAIN}")
-        pins = _pins(said.get("packages", []))
+        pins = _pins(document.get("packages", []))
         return Locked(
-            file=path, asked=parse_requirements(said["requirements"]), pins=pins, target=dict(said.get("target", {}))
+            file=path,
+            asked=parse_requirements(document["requirements"]),
+            pins=pins,
+            target=dict(document.get("target", {})),
         )
     except InvalidRequest:
         raise
@@ -165,26 +174,26 @@ def read_lock(path: str) -> Locked:
         raise InvalidRequest(f"packages: {path} is no lock file of Cloche's: {error}") from None
 
 
-def _pins(said: object) -> tuple[Pin, ...]:
-    if not isinstance(said, list):
+def _pins(rows: object) -> tuple[Pin, ...]:
+    if not isinstance(rows, list):
         raise TypeError("a list of packages is none")
-    return tuple(sorted(map(_pin, said)))
+    return tuple(sorted(map(_pin, rows)))
 
 
-def _pin(said: Mapping[str, object]) -> Pin:
-    size, at = said.get("size", 0), str(said.get("at", ""))
+def _pin(row: Mapping[str, object]) -> Pin:
+    size, location = row.get("size", 0), str(row.get("at", ""))
     if not isinstance(size, int):
         raise TypeError("a size is no number")
-    name, version = str(said["name"]), str(said["version"])
-    if not at and not (NAME.fullmatch(name) and is_version(version)):
+    name, version = str(row["name"]), str(row["version"])
+    if not location and not (NAME.fullmatch(name) and is_version(version)):
         raise ValueError(f"{name[:80]!r} {version[:40]!r} is no package with its version")
     return Pin(
         name=name,
         version=version,
-        url="" if at else quote(str(said["file"])),
-        sha256=str(said.get("sha256", "")),
+        url="" if location else quote(str(row["file"])),
+        sha256=str(row.get("sha256", "")),
         size=size,
-        sha512=str(said.get("sha512", "")),
-        at=at,
-        build=_pins(said.get("build", [])),
+        sha512=str(row.get("sha512", "")),
+        at=location,
+        build=_pins(row.get("build", [])),
     )

@@ -81,37 +81,37 @@ def resolve_step(
     env = {"NPM_CONFIG_USERCONFIG": SETTINGS, "NPM_CONFIG_GLOBALCONFIG": NOTHING}
     if bundle:
         env["NODE_EXTRA_CA_CERTS"] = CA_FILE
-    given = (*_project(dependencies, lock), InputFile(path=SETTINGS, data=registry.settings()))
+    files = (*_project(dependencies, lock), InputFile(path=SETTINGS, data=registry.settings()))
     return Step(
-        name="resolve", argv=argv, env=env, files=(*given, *ca_files(bundle)), network_allow=registry.network_allow,
+        name="resolve", argv=argv, env=env, files=(*files, *ca_files(bundle)), network_allow=registry.network_allow,
         shown=npm.shown, returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
     )  # fmt: skip
 
 
 def _project(dependencies: Mapping[str, str], lock: bytes) -> tuple[InputFile, ...]:
-    said = json.dumps({"private": True, "dependencies": dict(dependencies)}).encode()
-    return InputFile(path=ASKED, data=said), *((InputFile(path=ANSWER, data=lock),) if lock else ())
+    manifest = json.dumps({"private": True, "dependencies": dict(dependencies)}).encode()
+    return InputFile(path=ASKED, data=manifest), *((InputFile(path=ANSWER, data=lock),) if lock else ())
 
 
-def _dependencies(asked: Sequence[Requirement]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in asked:
-        name, wanted = parse_npm(one.text)
-        if name in found:
-            raise InvalidRequest(f"packages: {one.name} is asked for twice; name one range: 'npm:a@>=1 <3'")
-        found[name] = wanted or "*"
-    return found
+def _dependencies(requirements: Sequence[Requirement]) -> dict[str, str]:
+    ranges: dict[str, str] = {}
+    for requirement in requirements:
+        name, version_range = parse_npm(requirement.text)
+        if name in ranges:
+            raise InvalidRequest(f"packages: {requirement.name} is asked for twice; name one range: 'npm:a@>=1 <3'")
+        ranges[name] = version_range or "*"
+    return ranges
 
 
 async def resolve(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], npm: Npm, registry: Registry, rules: Rules
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
     Raises InvalidRequest with npm's reason where they cannot be met, StartFailed where npm or the network failed,
     PolicyDenied for what the rules deny.
     """
-    answer = await _answer(backend, policy, resolve_step(_dependencies(asked), npm, registry, rules), registry)
+    answer = await _answer(backend, policy, resolve_step(_dependencies(requirements), npm, registry, rules), registry)
     pins = await asyncio.to_thread(read_pins, answer.decode("utf-8", "replace"), registry)  # it may be long
     rules.check_denied(pin.name for pin in pins)
     return pins
@@ -119,17 +119,17 @@ async def resolve(
 
 async def _answer(backend: Backend, policy: Policy, step: Step, registry: Registry) -> bytes:
     """Return the lock file that npm wrote. Raises InvalidRequest with its reason, StartFailed."""
-    done = await run_step(backend, policy, step)
-    words = registry.credentials.hide(last_words(done.result))
-    if not done.result.ok and _UNMET.search(words):
-        raise InvalidRequest(f"packages: cannot be resolved: {words}")
-    if not done.result.ok:
-        raise failed(step, done.result, registry.credentials.hide)
-    return done.file
+    outcome = await run_step(backend, policy, step)
+    message = registry.credentials.hide(last_words(outcome.result))
+    if not outcome.result.ok and _UNMET.search(message):
+        raise InvalidRequest(f"packages: cannot be resolved: {message}")
+    if not outcome.result.ok:
+        raise failed(step, outcome.result, registry.credentials.hide)
+    return outcome.file
 
 
 async def resolve_locked(
-    backend: Backend, policy: Policy, asked: Sequence[Requirement], locked: Locked, npm: Npm, registry: Registry,
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], locked: Locked, npm: Npm, registry: Registry,
     rules: Rules,
 ) -> tuple[Pin, ...]:  # fmt: skip
     """Return what of a lock file these requirements need, with the registry's addresses and hashes, sorted.
@@ -139,19 +139,21 @@ async def resolve_locked(
     Raises what `resolve` raises, and InvalidRequest where it does not hold.
     """
     check_pins([replace(pin, url=f"{registry.url}/") for pin in locked.pins], registry)  # names, places and versions
-    wanted, aliases = _dependencies(asked), _aliases(locked.pins)
-    lock = await _answer(backend, policy, resolve_step(wanted, npm, registry, rules, _first_lock(locked)), registry)
+    dependencies, aliases = _dependencies(requirements), _aliases(locked.pins)
+    lock = await _answer(
+        backend, policy, resolve_step(dependencies, npm, registry, rules, _first_lock(locked)), registry
+    )
     pins = await asyncio.to_thread(_read_places, lock, locked)
     locked.check_resolved(pins)
     argv = (*npm.argv, "ls", "--all", "--package-lock-only", "--loglevel=error", "--logs-max=0")
     env = {"NPM_CONFIG_USERCONFIG": SETTINGS, "NPM_CONFIG_GLOBALCONFIG": NOTHING}  # neither is there
-    step = Step(name="check", argv=argv, env=env, files=_project(wanted, lock), shown=npm.shown)
-    done = await run_step(backend, policy, step)
-    if not done.result.ok:
-        raise InvalidRequest(f"packages: {locked.file} does not hold: {last_words(done.result)}")
+    step = Step(name="check", argv=argv, env=env, files=_project(dependencies, lock), shown=npm.shown)
+    outcome = await run_step(backend, policy, step)
+    if not outcome.result.ok:
+        raise InvalidRequest(f"packages: {locked.file} does not hold: {last_words(outcome.result)}")
     step = resolve_step(aliases, npm, registry, rules, b"", "--legacy-peer-deps")
-    known = await _answer(backend, policy, step, registry)
-    pins = await asyncio.to_thread(_with_addresses, pins, known, aliases, registry)
+    answer = await _answer(backend, policy, step, registry)
+    pins = await asyncio.to_thread(_with_addresses, pins, answer, aliases, registry)
     check_pins(pins, registry)
     rules.check_denied(pin.name for pin in pins)
     return pins
@@ -163,10 +165,10 @@ def _first_lock(locked: Locked) -> bytes:
     for pin in sorted(locked.pins, key=lambda pin: pin.at.count("/node_modules/")):
         *parents, folder = pin.at.split("/node_modules/")
         node = root
-        for one in parents:
-            if one not in node.get("dependencies", {}):
+        for parent in parents:
+            if parent not in node.get("dependencies", {}):
                 raise InvalidRequest(f"packages: {locked.file} pins {pin.text} at {pin.at}, below what it does not pin")
-            node = node["dependencies"][one]
+            node = node["dependencies"][parent]
         name = pin.name.removeprefix(PREFIX)
         version = pin.version if folder == name else f"{PREFIX}{name}@{pin.version}"
         node.setdefault("dependencies", {})[folder] = {"version": version}
@@ -185,24 +187,33 @@ def _read_places(lock: bytes, locked: Locked) -> tuple[Pin, ...]:
     """
     mine = {(pin.name, pin.version, pin.at): pin for pin in locked.pins}
     try:
-        places = {_place_of(at): one for at, one in json.loads(lock)["packages"].items() if at}
-        wanted = sorted((*_name_of(at, one), at) for at, one in places.items() if _is_wanted(at, one))
+        packages = {
+            _place_of(location): package for location, package in json.loads(lock)["packages"].items() if location
+        }
+        needed = sorted(
+            (*_name_of(location, package), location)
+            for location, package in packages.items()
+            if _is_wanted(location, package)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _unusable(error) from None
-    return tuple(mine.get(one) or Pin(name=one[0], version=one[1], url="", at=one[2]) for one in wanted)
+    return tuple(mine.get(key) or Pin(name=key[0], version=key[1], url="", at=key[2]) for key in needed)
 
 
 def _with_addresses(
-    pins: Sequence[Pin], known: bytes, aliases: Mapping[str, str], registry: Registry
+    pins: Sequence[Pin], answer: bytes, aliases: Mapping[str, str], registry: Registry
 ) -> tuple[Pin, ...]:
     """Return pins with the registry's addresses. Raises StartFailed where its hashes are others."""
     try:
-        rows = json.loads(known)["packages"]
-        found = {text: _read_package(at, rows[f"node_modules/{at}"], registry) for at, text in aliases.items()}
+        rows = json.loads(answer)["packages"]
+        aliased = {
+            text: _read_package(location, rows[f"node_modules/{location}"], registry)
+            for location, text in aliases.items()
+        }
         for pin in pins:
-            if found[pin.text].sha512 != pin.sha512:
+            if aliased[pin.text].sha512 != pin.sha512:
                 raise ValueError(f"of {pin.text} the registry lists no file with the hash of the lock file")
-        return tuple(replace(pin, url=found[pin.text].url) for pin in pins)
+        return tuple(replace(pin, url=aliased[pin.text].url) for pin in pins)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _unusable(error) from None
 
@@ -212,8 +223,8 @@ def _unusable(error: Exception) -> StartFailed:
     return StartFailed(f"packages: the pinned list cannot be used: {why}", step="resolve")
 
 
-def _name_of(at: str, package: Mapping[str, Any]) -> tuple[str, str]:
-    name = str(package.get("name") or at.rpartition("node_modules/")[2])
+def _name_of(location: str, package: Mapping[str, Any]) -> tuple[str, str]:
+    name = str(package.get("name") or location.rpartition("node_modules/")[2])
     return f"{PREFIX}{name}", str(package.get("version", ""))
 
 
@@ -223,9 +234,15 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
     Raises StartFailed where it is not what npm writes, InvalidRequest for a package that is for other hosts alone.
     """
     try:
-        said = json.loads(text)
-        rows = {_place_of(at): one for at, one in said["packages"].items() if at}
-        pins = tuple(sorted(_read_package(at, one, registry) for at, one in rows.items() if _is_wanted(at, one)))
+        document = json.loads(text)
+        rows = {_place_of(location): package for location, package in document["packages"].items() if location}
+        pins = tuple(
+            sorted(
+                _read_package(location, package, registry)
+                for location, package in rows.items()
+                if _is_wanted(location, package)
+            )
+        )
     except InvalidRequest:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -234,11 +251,11 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
     return pins
 
 
-def _place_of(at: str) -> str:
+def _place_of(location: str) -> str:
     """Return a place below node_modules; the root's own entry is none of these."""
-    if not at.startswith("node_modules/"):
-        raise ValueError(f"{at[:80]!r} is no place below node_modules")
-    return at.removeprefix("node_modules/")
+    if not location.startswith("node_modules/"):
+        raise ValueError(f"{location[:80]!r} is no place below node_modules")
+    return location.removeprefix("node_modules/")
 
 
 def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
@@ -280,7 +297,7 @@ def _what_is_wrong(pin: Pin, registry: Registry) -> str:
     return ""
 
 
-def _is_wanted(at: str, package: Mapping[str, Any]) -> bool:
+def _is_wanted(location: str, package: Mapping[str, Any]) -> bool:
     """Tell whether a package is to be downloaded. Raises InvalidRequest for one that is needed and not for this host.
 
     What is in its parent's tarball comes with that.
@@ -292,7 +309,9 @@ def _is_wanted(at: str, package: Mapping[str, Any]) -> bool:
         for key, mine in _host().items() if not _has(listed := _list(package.get(key)), mine)
     ]  # fmt: skip
     if lacks and package.get("optional") is not True and package.get("devOptional") is not True:
-        raise InvalidRequest(f"packages: {PREFIX}{at[:80]} is only for {'; '.join(lacks)}, which this host is not")
+        raise InvalidRequest(
+            f"packages: {PREFIX}{location[:80]} is only for {'; '.join(lacks)}, which this host is not"
+        )
     return not lacks
 
 
@@ -301,31 +320,33 @@ def _host() -> dict[str, str]:
     return {"os": "linux", "cpu": _CPUS.get(machine, machine), "libc": own_target().libc.partition(" ")[0]}
 
 
-def _list(said: object) -> list[str]:
-    return [said] if isinstance(said, str) else [str(one) for one in said] if isinstance(said, list) else []
+def _list(value: object) -> list[str]:
+    return [value] if isinstance(value, str) else [str(entry) for entry in value] if isinstance(value, list) else []
 
 
 def _has(listed: Sequence[str], mine: str) -> bool:
     """Tell whether a list of what a package is for has this host; `!NAME` is all but that, and an empty list all."""
     if f"!{mine}" in listed:
         return False
-    named = [one for one in listed if not one.startswith("!")]
+    named = [entry for entry in listed if not entry.startswith("!")]
     return not named or mine in named or "any" in named
 
 
-def _read_package(at: str, package: Mapping[str, Any], registry: Registry) -> Pin:
+def _read_package(location: str, package: Mapping[str, Any], registry: Registry) -> Pin:
     if package.get("link"):
-        raise ValueError(f"{at[:80]!r} is a link")
-    name, version = _name_of(at, package)
-    url, words = package.get("resolved"), str(package.get("integrity") or "").split()
+        raise ValueError(f"{location[:80]!r} is a link")
+    name, version = _name_of(location, package)
+    url, digests = package.get("resolved"), str(package.get("integrity") or "").split()
     if not isinstance(url, str):
         raise ValueError(f"{name[:80]} has no address")
     try:
-        hashed = next((word.removeprefix("sha512-").partition("?")[0] for word in words if word[:7] == "sha512-"), "")
+        hashed = next(
+            (digest.removeprefix("sha512-").partition("?")[0] for digest in digests if digest[:7] == "sha512-"), ""
+        )
         sha512 = base64.b64decode(hashed, validate=True).hex()
     except binascii.Error:
         sha512 = ""
-    pin = Pin(name=name, version=version, url=url, sha512=sha512, at=at)
+    pin = Pin(name=name, version=version, url=url, sha512=sha512, at=location)
     if urlsplit(url).scheme not in ("https", "http"):
         return pin  # which will be refused
     return replace(pin, url=urlsplit(registry.own_address(url))._replace(fragment="").geturl())

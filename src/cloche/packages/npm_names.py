@@ -34,27 +34,29 @@ def parse_npm(text: str) -> tuple[str, str]:
 
     Raises ValueError with what is wrong, and what would do.
     """
-    name, at, wanted = text.removeprefix(PREFIX).partition("@") if not text.startswith(f"{PREFIX}@") else _scoped(text)
-    name, wanted = name.strip(), " ".join(wanted.split())
+    name, separator, version_range = (
+        text.removeprefix(PREFIX).partition("@") if not text.startswith(f"{PREFIX}@") else _scoped(text)
+    )
+    name, version_range = name.strip(), " ".join(version_range.split())
     if not _NAME.fullmatch(name) or len(name) > MOST_NAME_CHARS or "node_modules" in name.split("/"):
         why = "names a place to take it from" if _PLACE.match(name) or "/" in name else "has no name of a package"
         raise ValueError(f"{why}; {_ONLY}")
-    if at and wanted != LATEST and not _RANGE.fullmatch(wanted):
-        raise ValueError(f"{_what_else(wanted)}; {_ONLY}")
-    return name, wanted
+    if separator and version_range != LATEST and not _RANGE.fullmatch(version_range):
+        raise ValueError(f"{_what_else(version_range)}; {_ONLY}")
+    return name, version_range
 
 
 def _scoped(text: str) -> tuple[str, str, str]:
     """Split what begins with a scope, which has an @ of its own."""
-    name, at, wanted = text.removeprefix(f"{PREFIX}@").partition("@")
-    return f"@{name}", at, wanted
+    name, separator, version_range = text.removeprefix(f"{PREFIX}@").partition("@")
+    return f"@{name}", separator, version_range
 
 
-def _what_else(wanted: str) -> str:
+def _what_else(version_range: str) -> str:
     """Say what stands where a range should."""
-    if _PLACE.match(wanted) or "/" in wanted:
-        is_alias = wanted.lower().startswith(PREFIX)
+    if _PLACE.match(version_range) or "/" in version_range:
+        is_alias = version_range.lower().startswith(PREFIX)
         return "is another package under this name" if is_alias else "names a place to take it from"
-    if re.fullmatch(_PART, wanted):
-        return f"has a tag, {wanted[:40]!r}, which may mean another version tomorrow"
+    if re.fullmatch(_PART, version_range):
+        return f"has a tag, {version_range[:40]!r}, which may mean another version tomorrow"
     return "has no range of versions"

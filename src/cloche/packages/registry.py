@@ -40,22 +40,22 @@ class Registry(Index):
         """Return an `npmrc` for a step that resolves, credentials and all."""
         lines = [("registry", f"{self.url}/"), *((f"{scope}:registry", f"{url}/") for scope, url in self.scopes)]
         for url in (self.url, *self.extra):
-            parts = urlsplit(url)
-            name, word = self.credentials.get(host_of(parts), (BEARER, ""))
-            place = f"//{parts.netloc}{parts.path}/"
+            address = urlsplit(url)
+            name, password = self.credentials.get(host_of(address), (BEARER, ""))
+            prefix = f"//{address.netloc}{address.path}/"
             if name != BEARER:
-                lines.append((f"{place}:_auth", base64.b64encode(f"{name}:{word}".encode()).decode()))
-            elif word:
-                lines.append((f"{place}:_authToken", word))
+                lines.append((f"{prefix}:_auth", base64.b64encode(f"{name}:{password}".encode()).decode()))
+            elif password:
+                lines.append((f"{prefix}:_authToken", password))
         return "".join(f"{key}={json.dumps(value)}\n" for key, value in dict(lines).items()).encode()
 
     def own_address(self, url: str) -> str:
         """Return the address of a file as npm takes it: a mirror has what is listed to be at npm's default."""
-        parts, mine, default = urlsplit(url), urlsplit(self.url), urlsplit(self.default).hostname
-        if not default or parts.hostname != default or mine.hostname == default:
+        address, mine, default = urlsplit(url), urlsplit(self.url), urlsplit(self.default).hostname
+        if not default or address.hostname != default or mine.hostname == default:
             return url
-        path = parts.path if parts.path.startswith(f"{mine.path}/") else f"{mine.path}{parts.path}"
-        return urlunsplit(parts._replace(scheme=mine.scheme, netloc=mine.netloc, path=path))
+        path = address.path if address.path.startswith(f"{mine.path}/") else f"{mine.path}{address.path}"
+        return urlunsplit(address._replace(scheme=mine.scheme, netloc=mine.netloc, path=path))
 
 
 def find_registry(
@@ -72,22 +72,22 @@ def find_registry(
     """
     environ = os.environ if environ is None else environ
     home = os.path.expanduser("~") if home is None else home
-    said: dict[str, str] = {}
+    npmrc: dict[str, str] = {}
     origins: dict[str, str] = {}
     for origin, settings in _sources(environ, home, systems):
         for key, value in settings.items():
-            if value and key not in said:
-                said[key], origins[key] = value, origin
+            if value and key not in npmrc:
+                npmrc[key], origins[key] = value, origin
     held: dict[str, tuple[str, str]] = {}
-    named = [key for key in said if _SCOPE.fullmatch(key)]
-    scopes = {key.removesuffix(":registry"): _clean(said[key], origins[key], held) for key in named}
-    url = _clean(said["registry"], origins["registry"], held) if "registry" in said else default
-    extra = tuple(dict.fromkeys(one for one in scopes.values() if one != url))
-    for one in filter(None, (url, *extra)):
-        known = _credentials_of(one, said)
-        if known is not None:
-            held[host_of(urlsplit(one))] = known
-    authorities = (said.get("cafile", ""), *(environ.get(name, "") for name in ("NODE_EXTRA_CA_CERTS", *CA_VARIABLES)))
+    named = [key for key in npmrc if _SCOPE.fullmatch(key)]
+    scopes = {key.removesuffix(":registry"): _clean(npmrc[key], origins[key], held) for key in named}
+    url = _clean(npmrc["registry"], origins["registry"], held) if "registry" in npmrc else default
+    extra = tuple(dict.fromkeys(address for address in scopes.values() if address != url))
+    for address in filter(None, (url, *extra)):
+        credentials = _credentials_of(address, npmrc)
+        if credentials is not None:
+            held[host_of(urlsplit(address))] = credentials
+    authorities = (npmrc.get("cafile", ""), *(environ.get(name, "") for name in ("NODE_EXTRA_CA_CERTS", *CA_VARIABLES)))
     return Registry(
         url=url, default=default, extra=extra, scopes=tuple(sorted(scopes.items())), credentials=Credentials(held),
         ca_file=next((path for path in authorities if os.path.isabs(path)), ""),
@@ -117,15 +117,15 @@ def _key_of(name: str) -> str:
 
 
 def _read_npmrc(text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    settings = {}
     for line in text.splitlines():
-        key, equals, value = (part.strip() for part in line.partition("="))
+        key, equals, value = (text.strip() for text in line.partition("="))
         if not equals or key.startswith((";", "#", "[")):
             continue
         quoted = value[:1] == value[-1:] and value[:1] in ("'", '"') and len(value) > 1
         value = value[1:-1] if quoted else re.split(r"\s[;#]", value)[0].rstrip()
-        found[_replaced(key, environ)] = _replaced(value, environ)
-    return found
+        settings[_replaced(key, environ)] = _replaced(value, environ)
+    return settings
 
 
 def _replaced(text: str, environ: Mapping[str, str]) -> str:
@@ -135,36 +135,36 @@ def _replaced(text: str, environ: Mapping[str, str]) -> str:
 
 def _clean(url: str, origin: str, held: dict[str, tuple[str, str]]) -> str:
     """Return an address without credentials, which are kept. Raises InvalidRequest."""
-    parts = split_address(url, f"the registry of {origin}")
-    if parts.username is not None:
-        held[host_of(parts)] = (unquote(parts.username), unquote(parts.password or ""))
-    clean = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+    address = split_address(url, f"the registry of {origin}")
+    if address.username is not None:
+        held[host_of(address)] = (unquote(address.username), unquote(address.password or ""))
+    clean = address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="")
     return urlunsplit(clean).rstrip("/")
 
 
-def _credentials_of(url: str, said: Mapping[str, str]) -> tuple[str, str] | None:
+def _credentials_of(url: str, settings: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the credentials for an address, those of the longest path that it is below."""
-    parts = urlsplit(url)
-    names = {parts.netloc, f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}"}
-    folders = parts.path.strip("/").split("/") if parts.path.strip("/") else []
+    address = urlsplit(url)
+    names = {address.netloc, f"{address.hostname}:{address.port or PORTS[address.scheme]}"}
+    folders = address.path.strip("/").split("/") if address.path.strip("/") else []
     for depth in range(len(folders), -1, -1):
         for name in sorted(names):
-            place = "/".join(["/", name, *folders[:depth], ""])
-            known = _at_place(place, said) or _at_place(place.rstrip("/"), said)
-            if known is not None:
-                return known
+            prefix = "/".join(["/", name, *folders[:depth], ""])
+            credentials = _at_place(prefix, settings) or _at_place(prefix.rstrip("/"), settings)
+            if credentials is not None:
+                return credentials
     return None
 
 
-def _at_place(place: str, said: Mapping[str, str]) -> tuple[str, str] | None:
-    if token := said.get(f"{place}:_authToken"):
+def _at_place(prefix: str, settings: Mapping[str, str]) -> tuple[str, str] | None:
+    if token := settings.get(f"{prefix}:_authToken"):
         return BEARER, token
     try:
-        if whole := said.get(f"{place}:_auth"):
-            name, _, word = base64.b64decode(whole, validate=True).decode().partition(":")
-            return name, word
-        if name := said.get(f"{place}:username", ""):
-            return name, base64.b64decode(said.get(f"{place}:_password", ""), validate=True).decode()
+        if encoded := settings.get(f"{prefix}:_auth"):
+            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+            return name, password
+        if name := settings.get(f"{prefix}:username", ""):
+            return name, base64.b64decode(settings.get(f"{prefix}:_password", ""), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise InvalidRequest(f"packages: the credentials for {place} in npm's configuration are not base64") from None
+        raise InvalidRequest(f"packages: the credentials for {prefix} in npm's configuration are not base64") from None
     return None

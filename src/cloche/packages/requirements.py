@@ -73,10 +73,10 @@ class Imports:
 
 def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
     """Return requirements, sorted, each once. Raises InvalidRequest that names the line and what is wrong with it."""
-    found = {parse_requirement(line) for line in lines}
-    if len(found) > MOST_REQUIREMENTS:
-        raise InvalidRequest(f"packages: {len(found)} are asked for; at most {MOST_REQUIREMENTS} make sense")
-    return tuple(sorted(found))
+    requirements = {parse_requirement(line) for line in lines}
+    if len(requirements) > MOST_REQUIREMENTS:
+        raise InvalidRequest(f"packages: {len(requirements)} are asked for; at most {MOST_REQUIREMENTS} make sense")
+    return tuple(sorted(requirements))
 
 
 def parse_requirement(line: str) -> Requirement:
@@ -97,10 +97,10 @@ def parse_requirement(line: str) -> Requirement:
 
 def _parse_npm(text: str) -> Requirement:
     try:
-        name, wanted = parse_npm(text)
+        name, version_range = parse_npm(text)
     except ValueError as error:
         raise InvalidRequest(f"packages: {text[:80]!r} {error}") from None
-    return Requirement(name=f"{PREFIX}{name}", text=f"{PREFIX}{name}{f'@{wanted}' if wanted else ''}")
+    return Requirement(name=f"{PREFIX}{name}", text=f"{PREFIX}{name}{f'@{version_range}' if version_range else ''}")
 
 
 def _what_is_wrong(text: str) -> str:
@@ -115,10 +115,10 @@ def _what_is_wrong(text: str) -> str:
         return "has characters that no requirement has"
     if is_npm(text):
         return ""
-    place = text.partition(";")[0]
-    if _URL.search(place) or " @ " in place:
+    location = text.partition(";")[0]
+    if _URL.search(location) or " @ " in location:
         return "names a place to take it from"
-    if "/" in place or "\\" in place or place.startswith(".") or place.rstrip().endswith(_ARCHIVES):
+    if "/" in location or "\\" in location or location.startswith(".") or location.rstrip().endswith(_ARCHIVES):
         return "is a path"
     return ""
 
@@ -140,7 +140,7 @@ def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
     """Return the lines of a `requirements.txt` that are requirements. Raises InvalidRequest with the line's number."""
     if len(text) > MOST_FILE_BYTES:
         raise InvalidRequest(f"{file}: is larger than {MOST_FILE_BYTES} bytes, which no list of requirements is")
-    found = []
+    lines = []
     for number, line in enumerate(text.splitlines(), 1):
         stripped = _COMMENT.sub("", line).strip()
         if not stripped:
@@ -154,8 +154,8 @@ def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
             parse_requirement(stripped)
         except InvalidRequest as error:
             raise InvalidRequest(f"{file}, line {number}: {str(error).removeprefix('packages: ')}") from None
-        found.append(stripped)
-    return tuple(found)
+        lines.append(stripped)
+    return tuple(lines)
 
 
 def read_header(code: str) -> Header | None:
@@ -169,11 +169,11 @@ def read_header(code: str) -> Header | None:
     from cloche.core.toml import read_toml
 
     try:
-        found = read_toml(text)
+        document = read_toml(text)
     except ValueError as error:
         raise InvalidRequest(f'packages: the header "# /// script" is not TOML: {error}') from None
-    dependencies, python = found.get("dependencies", []), found.get("requires-python", "")
-    if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
+    dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
+    if not isinstance(dependencies, list) or not all(isinstance(entry, str) for entry in dependencies):
         raise InvalidRequest('packages: "dependencies" of the header "# /// script" is not a list of texts')
     if not isinstance(python, str):
         raise InvalidRequest('packages: "requires-python" of the header "# /// script" is not text')
@@ -207,15 +207,15 @@ def check_python(header: Header, version: str) -> None:
         return
     from packaging.specifiers import SpecifierSet
 
-    wanted = header.requires_python
+    specifier = header.requires_python
     try:
-        if len(wanted) > MOST_LINE_CHARS:
+        if len(specifier) > MOST_LINE_CHARS:
             raise ValueError("it is too long")
-        is_met = SpecifierSet(wanted).contains(version, prereleases=True)
+        is_met = SpecifierSet(specifier).contains(version, prereleases=True)
     except ValueError:
-        raise InvalidRequest(f"packages: requires-python {wanted[:80]!r} is no range") from None
+        raise InvalidRequest(f"packages: requires-python {specifier[:80]!r} is no range") from None
     if not is_met:
-        raise InvalidRequest(f"packages: the program needs Python {wanted}, and here is {version}")
+        raise InvalidRequest(f"packages: the program needs Python {specifier}, and here is {version}")
 
 
 def read_imports(code: str) -> Imports:
@@ -235,7 +235,7 @@ def read_imports(code: str) -> Imports:
     while stack:
         node, is_optional = stack.pop()
         (optional if is_optional else needed).update(_imported(node))
-        stack += [(child, is_optional or here) for child, here in _children(node)]
+        stack += [(child, is_optional or is_in_try) for child, is_in_try in _children(node)]
     return Imports(needed=frozenset(needed), optional=frozenset(optional - needed))
 
 
@@ -270,8 +270,8 @@ def _catches_import_errors(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     names = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    wanted = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-    return any(isinstance(name, ast.Name) and name.id in wanted for name in names)
+    caught = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+    return any(isinstance(name, ast.Name) and name.id in caught for name in names)
 
 
 def resolve_auto(
@@ -297,37 +297,37 @@ def resolve_auto(
             "the packages"
         )
     needed = _by_top(imports.needed)
-    found = list(parse_requirements(header.dependencies)) if header is not None else []
-    listed = {one.name for one in found}
+    requirements = list(parse_requirements(header.dependencies)) if header is not None else []
+    listed = {requirement.name for requirement in requirements}
     unsure = []
-    same = {normalize_package(one) for one in allowed}
+    same = {normalize_package(name) for name in allowed}
     for module in sorted(names):
         if module in sys.stdlib_module_names or module in given or provides(module):
             continue
         distributions = [sure for name in sorted(names[module]) if (sure := _sure_distribution(name, same))]
-        for first, *others in distributions:
-            if not listed & {one.partition("[")[0] for one in (first, *others)}:
-                found.append(parse_requirement(first))
+        for first, *further in distributions:
+            if not listed & {name.partition("[")[0] for name in (first, *further)}:
+                requirements.append(parse_requirement(first))
         if not distributions and header is None and module in needed:
             unsure.append(module)
     if unsure:
         raise PolicyDenied(_say_unsure(unsure))
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(requirements)))
 
 
 def _by_top(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    distributions: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(name.partition(".")[0], []).append(name)
-    return found
+        distributions.setdefault(name.partition(".")[0], []).append(name)
+    return distributions
 
 
 def _sure_distribution(name: str, allowed: Collection[str]) -> tuple[str, ...]:
     """Return the package that brings a module, and others that do; nothing where that is not sure."""
     while name:
-        found = DISTRIBUTIONS.get(name)
-        if found is not None:
-            return found
+        distribution = DISTRIBUTIONS.get(name)
+        if distribution is not None:
+            return distribution
         if "." not in name and (same := normalize_package(name)) in allowed:
             return (same,)
         name = name.rpartition(".")[0]

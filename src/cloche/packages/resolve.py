@@ -72,9 +72,9 @@ class Pin:
     build: tuple[Pin, ...] = ()
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Pin:
+    def from_dict(cls, document: Mapping[str, Any]) -> Pin:
         """Return what `as_dict` wrote. Raises TypeError."""
-        return cls(**{**said, "build": tuple(map(cls.from_dict, said.get("build", ())))})
+        return cls(**{**document, "build": tuple(map(cls.from_dict, document.get("build", ())))})
 
     @property
     def is_source(self) -> bool:
@@ -99,8 +99,8 @@ class Pin:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
-        said = {**asdict(self), "build": [pin.as_dict() for pin in self.build]}
-        return {key: value for key, value in said.items() if value or key not in _OPTIONAL}
+        document = {**asdict(self), "build": [pin.as_dict() for pin in self.build]}
+        return {key: value for key, value in document.items() if value or key not in _OPTIONAL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def find_uv() -> str:
 
 
 def resolve_step(
-    asked: Sequence[Requirement],
+    requirements: Sequence[Requirement],
     target: Target,
     index: Index,
     rules: Rules,
@@ -164,8 +164,8 @@ def resolve_step(
     return Step(
         name="resolve", argv=(*argv, *(("--exclude-newer", newest) if newest else ())), env=env,
         files=(
-            _lines(ASKED, asked), *((_lines(FIXED, fixed),) if fixed else ()),
-            *((_lines(SOURCES, _told(sources)),) if sources else ()), *ca_files(bundle),
+            _lines(ASKED, requirements), *((_lines(FIXED, fixed),) if fixed else ()),
+            *((_lines(SOURCES, _described(sources)),) if sources else ()), *ca_files(bundle),
         ),
         network_allow=index.network_allow, shown=(uv,), returns=ANSWER, most_bytes=MOST_ANSWER_BYTES,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def _lines(path: str, lines: Iterable[object]) -> InputFile:
     return InputFile(path=path, data="".join(f"{line}\n" for line in lines).encode())
 
 
-def _told(sources: Sources) -> Iterable[str]:
+def _described(sources: Sources) -> Iterable[str]:
     """Yield the lines by which uv is told what sources need, so that it never builds one to find out.
 
     The first table of a name is for all versions of which nothing is known yet.
@@ -199,7 +199,7 @@ def _quoted(text: str) -> str:
 async def resolve(
     backend: Backend,
     policy: Policy,
-    asked: Sequence[Requirement],
+    requirements: Sequence[Requirement],
     target: Target,
     index: Index,
     rules: Rules,
@@ -217,19 +217,19 @@ async def resolve(
     sources: dict[str, dict[str, Facts]] = {pin.name: {} for pin in locked if pin.is_source}
     fixed, hashes = (*fixed, *(pin.text for pin in locked)), {pin.name: pin.sha256 for pin in locked}
     for _ in range(MOST_ROUNDS):
-        step = resolve_step(asked, target, index, rules, fixed, sources)
-        done = await run_step(backend, policy, step)
-        if done.result.exit_code == NO_SOLUTION:
-            lacking = {normalize_package(name) for name in _LACKING.findall(done.result.stderr)}
+        step = resolve_step(requirements, target, index, rules, fixed, sources)
+        outcome = await run_step(backend, policy, step)
+        if outcome.result.exit_code == NO_SOLUTION:
+            lacking = {normalize_package(name) for name in _LACKING.findall(outcome.result.stderr)}
             more = {name for name in lacking if build is not None and rules.may_build(name)} - sources.keys()
             if not more:
-                why = index.credentials.hide(last_words(done.result))
+                why = index.credentials.hide(last_words(outcome.result))
                 raise InvalidRequest(f"packages: cannot be resolved: {why}{f' ({NOT_BUILT})' if lacking else ''}")
             sources.update((name, {}) for name in sorted(more))
             continue
-        if not done.result.ok:
-            raise failed(step, done.result, index.credentials.hide)
-        text = done.file.decode("utf-8", "replace")
+        if not outcome.result.ok:
+            raise failed(step, outcome.result, index.credentials.hide)
+        text = outcome.file.decode("utf-8", "replace")
         pins = await asyncio.to_thread(read_pins, text, index, target, sources, hashes)  # it may be long
         rules.check_denied(pin.name for pin in pins)
         new = [pin for pin in pins if pin.is_source and pin.version not in sources[pin.name]]
@@ -255,7 +255,7 @@ def read_pins(
     """
     try:
         packages = read_toml(text).get("packages", [])
-        pins = tuple(sorted(_read_package(one, target, sources, hashes) for one in packages))
+        pins = tuple(sorted(_read_package(package, target, sources, hashes) for package in packages))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"packages: the pinned list cannot be used: {error}", step="resolve") from None
     check_pins(pins, index, sources)
@@ -279,7 +279,7 @@ def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ())
         wrong = "it has a package twice"
     for pin in pins:
         wrong = wrong or _what_is_wrong(pin, index, sources)
-        wrong = wrong or next(filter(None, (_what_is_wrong(one, index, ()) for one in pin.build)), "")
+        wrong = wrong or next(filter(None, (_what_is_wrong(built_with, index, ()) for built_with in pin.build)), "")
     if wrong:
         raise StartFailed(f"packages: the pinned list cannot be used: {wrong}", step="resolve")
 
@@ -319,9 +319,9 @@ def _without_ending(name: str) -> str:
 def host_of_pin(pin: Pin) -> str:
     """Return "host:port" of a pin's address; empty for one that is none, or that has credentials in it."""
     try:
-        parts = urlsplit(pin.url)
-        is_one = parts.scheme in ("https", "http") and parts.username is None and bool(parts.hostname)
-        return host_of(parts) if is_one else ""
+        address = urlsplit(pin.url)
+        is_one = address.scheme in ("https", "http") and address.username is None and bool(address.hostname)
+        return host_of(address) if is_one else ""
     except ValueError:
         return ""
 
@@ -331,11 +331,11 @@ def is_version(text: str) -> bool:
     return _is_same_version(text, text) and text == text.strip()
 
 
-def _is_same_version(one: str, other: str) -> bool:
+def _is_same_version(version: str, expected: str) -> bool:
     from packaging.version import Version
 
     try:
-        return Version(one) == Version(other)
+        return Version(version) == Version(expected)
     except ValueError:  # also of a number with more digits than are read
         return False
 
@@ -348,15 +348,15 @@ def _read_package(
     if not wheels:
         raise ValueError(f"{name} has no wheel for this interpreter; {NOT_BUILT}")
     if name in hashes:
-        wheels = [one for one in wheels if one["hashes"].get("sha256") == hashes[name]]
+        wheels = [wheel for wheel in wheels if wheel["hashes"].get("sha256") == hashes[name]]
         if not wheels:
             raise ValueError(f"of {name} {version[:40]} the index lists no file with the hash of the lock file")
     wheel = wheels[0] if len(wheels) == 1 and is_own(target) else _best(wheels, target)
     url = str(wheel.get("url", ""))
     if not url:
         raise ValueError(f"{name} has no address")
-    parts = urlsplit(url)
-    clean = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+    address = urlsplit(url)
+    clean = address._replace(netloc=address.netloc.rpartition("@")[2], fragment="").geturl()
     return Pin(
         name=name, version=version, url=clean, sha256=str(wheel["hashes"]["sha256"]), size=int(wheel.get("size", 0))
     )
@@ -371,11 +371,11 @@ def _best(wheels: Sequence[Mapping[str, Any]], target: Target) -> Mapping[str, A
     for wheel in wheels:
         name = str(wheel.get("name") or unquote(urlsplit(str(wheel.get("url", ""))).path.rpartition("/")[2]))
         try:
-            found = [ranks[str(tag)] for tag in parse_wheel_filename(name)[3] if str(tag) in ranks]
+            wheel_ranks = [ranks[str(tag)] for tag in parse_wheel_filename(name)[3] if str(tag) in ranks]
         except InvalidWheelFilename:
             continue
-        if found and (best is None or min(found) < best[0]):
-            best = (min(found), wheel)
+        if wheel_ranks and (best is None or min(wheel_ranks) < best[0]):
+            best = (min(wheel_ranks), wheel)
     if best is None:
         raise ValueError(f"a package has no wheel for this interpreter; {NOT_BUILT}")
     return best[1]

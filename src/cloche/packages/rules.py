@@ -38,11 +38,15 @@ class Rules:
                 "runs this"
             )
 
-    def unlisted(self, asked: Iterable[Requirement]) -> tuple[str, ...]:
+    def unlisted(self, requirements: Iterable[Requirement]) -> tuple[str, ...]:
         """Return the names that are asked for and in no list of what is allowed; none where there is no list."""
         if not self.allow and not self.is_list_needed:
             return ()
-        return tuple(sorted({one.name for one in asked if not matches_package(one.name, self.allow)}))
+        return tuple(
+            sorted(
+                {requirement.name for requirement in requirements if not matches_package(requirement.name, self.allow)}
+            )
+        )
 
     def may_build(self, name: str) -> bool:
         """Tell whether a package may be built from source."""

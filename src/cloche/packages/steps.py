@@ -70,8 +70,10 @@ def step_policy(policy: Policy, step: Step) -> Policy:
     isolates = policy.level is None or policy.level >= Level.CONFINED
     hosts = step.network_allow if isolates else ()
     if step.runs_code:
-        kept = tuple(control for control in policy.best_effort if control not in NEVER_ABSENT)
-        policy = replace(policy, level=Level.JAIL, best_effort=kept, seccomp=True, drop_capabilities=True, user=None)
+        best_effort = tuple(control for control in policy.best_effort if control not in NEVER_ABSENT)
+        policy = replace(
+            policy, level=Level.JAIL, best_effort=best_effort, seccomp=True, drop_capabilities=True, user=None
+        )
         hosts = ()
     return policy.with_changes(
         network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",

@@ -85,9 +85,9 @@ def layer_key(pins: Iterable[Pin], target: Target) -> str:
     return _digest([VERSION, rows, target.as_dict()])
 
 
-def set_key(asked: Iterable[Requirement], target: Target, terms: Iterable[object]) -> str:
+def set_key(requirements: Iterable[Requirement], target: Target, terms: Iterable[object]) -> str:
     """Return the key of what is asked for: requirements, interpreter, and the terms on which they are resolved."""
-    return _digest([VERSION, sorted(one.text for one in asked), target.as_dict(), list(terms)])
+    return _digest([VERSION, sorted(requirement.text for requirement in requirements), target.as_dict(), list(terms)])
 
 
 def _digest(value: object) -> str:
@@ -108,8 +108,8 @@ class Store:
         """Return the layer that serves a list of requirements; None where there is none, it is gone, or not ours."""
         if not is_own(self.folder):
             return None  # and who makes one says why
-        said = _read_json(os.path.join(self.folder, "sets", f"{key}.json"))
-        name = said.get("layer") if said else None
+        document = _read_json(os.path.join(self.folder, "sets", f"{key}.json"))
+        name = document.get("layer") if document else None
         return self._load(name) if isinstance(name, str) and "/" not in name else None
 
     def find_content(self, key: str) -> Layer | None:
@@ -122,19 +122,19 @@ class Store:
             names = os.listdir(self._below("layers"))
         except FileNotFoundError:
             return []
-        found = [layer for name in names if (layer := self._load(name)) is not None]
-        return sorted(found, key=lambda layer: layer.last_used, reverse=True)
+        layers = [layer for name in names if (layer := self._load(name)) is not None]
+        return sorted(layers, key=lambda layer: layer.last_used, reverse=True)
 
     def _load(self, name: str) -> Layer | None:
         folder = os.path.join(self._below("layers"), name)
-        said = _read_json(os.path.join(folder, MANIFEST))
-        if said is None or said.get("version") != VERSION:
+        manifest = _read_json(os.path.join(folder, MANIFEST))
+        if manifest is None or manifest.get("version") != VERSION:
             return None
         try:
             return Layer(
-                folder=folder, key=said["key"], pins=tuple(map(Pin.from_dict, said["pins"])),
-                modules=tuple(said["modules"]), files=said["files"], total_bytes=said["bytes"],
-                created=said["created"], target=said["target"],
+                folder=folder, key=manifest["key"], pins=tuple(map(Pin.from_dict, manifest["pins"])),
+                modules=tuple(manifest["modules"]), files=manifest["files"], total_bytes=manifest["bytes"],
+                created=manifest["created"], target=manifest["target"],
             )  # fmt: skip
         except (KeyError, TypeError):
             return None
@@ -210,7 +210,7 @@ class Store:
         return os.path.join(self.made("layers"), f"{key}.{new_name()}")
 
     async def publish(
-        self, made: str, final: str, *, key: str, pins: Iterable[Pin], target: Target, facts: Mapping[str, Any]
+        self, source: str, final: str, *, key: str, pins: Iterable[Pin], target: Target, facts: Mapping[str, Any]
     ) -> Layer:
         """Make a folder a layer: its files read-only, its manifest last, and then its name.
 
@@ -223,29 +223,30 @@ class Store:
         if len(manifest) > MOST_MANIFEST_BYTES:
             raise StartFailed("packages: they bring more modules than can be listed", step="store")
         # Whoever is cancelled removes the folder afterwards, and not meanwhile.
-        return await finish(asyncio.to_thread(self._publish, made, final, manifest))
+        return await finish(asyncio.to_thread(self._publish, source, final, manifest))
 
-    def _publish(self, made: str, final: str, manifest: str) -> Layer:
-        _freeze(made)
-        path = os.path.join(made, MANIFEST)
+    def _publish(self, source: str, final: str, manifest: str) -> Layer:
+        _freeze(source)
+        path = os.path.join(source, MANIFEST)
         with open(path, "x", encoding="utf-8") as file:
             file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(path, _READ_ONLY_FILE)
-        os.rename(made, final)
+        os.rename(source, final)
         os.chmod(final, _READ_ONLY_FOLDER)
         layer = self._load(os.path.basename(final))
         if layer is None:
             raise StartFailed(f"packages: the layer {final} cannot be read again", step="store")
         return layer
 
-    def note_set(self, key: str, layer: Layer, asked: Iterable[Requirement]) -> None:
+    def note_set(self, key: str, layer: Layer, requirements: Iterable[Requirement]) -> None:
         """Write down that a layer serves a list of requirements."""
-        said = {
-            "layer": os.path.basename(layer.folder), "asked": [one.text for one in asked], "resolved": time.time(),
+        document = {
+            "layer": os.path.basename(layer.folder), "asked": [requirement.text for requirement in requirements],
+            "resolved": time.time(),
         }  # fmt: skip
-        _write_json(self.made("sets"), f"{key}.json", said)
+        _write_json(self.made("sets"), f"{key}.json", document)
 
     # Growing: a folder of one sandbox that lives, to which layers are added; see `folders.Growing`.
 
@@ -259,8 +260,8 @@ class Store:
         Each package comes in whole, under its name at once: programs may be looking for it meanwhile.
         """
         aside = os.path.join(folder, f".{new_name()}")
-        for part in PARTS:
-            _graft(os.path.join(layer.folder, part), os.path.join(folder, part), aside)
+        for name in PARTS:
+            _graft(os.path.join(layer.folder, name), os.path.join(folder, name), aside)
         pins = {pin.name: pin.as_dict() for pin in (*pins_in(folder), *layer.pins)}
         _write_json(folder, MANIFEST, {"version": VERSION, "pins": list(pins.values())})
 
@@ -278,18 +279,18 @@ class Store:
         for name in names_in(self._below("layers")):
             if self._load(name) is None:
                 self._remove(os.path.join(self._below("layers"), name))
-        kept_bytes = kept = 0
+        kept_bytes = kept_layers = 0
         removed = []
         for layer in self.layers():
             is_over = (
                 (most_bytes is not None and kept_bytes + layer.total_bytes > most_bytes)
-                or (most_layers is not None and kept >= most_layers)
+                or (most_layers is not None and kept_layers >= most_layers)
                 or (unused_s is not None and time.time() - layer.last_used >= unused_s)
             )
             if is_over and self._remove(layer.folder):
                 removed.append(layer)
             else:
-                kept_bytes, kept = kept_bytes + layer.total_bytes, kept + 1
+                kept_bytes, kept_layers = kept_bytes + layer.total_bytes, kept_layers + 1
         self._forget_sets()
         return removed
 
@@ -334,9 +335,9 @@ class Store:
 
 def pins_in(folder: str) -> tuple[Pin, ...]:
     """Return what is installed in a layer, or in a folder that layers were added to; nothing in one that has none."""
-    said = _read_json(os.path.join(folder, MANIFEST)) or {}
+    manifest = _read_json(os.path.join(folder, MANIFEST)) or {}
     try:
-        return tuple(map(Pin.from_dict, said.get("pins", ())))
+        return tuple(map(Pin.from_dict, manifest.get("pins", ())))
     except TypeError:
         return ()
 
@@ -344,16 +345,16 @@ def pins_in(folder: str) -> tuple[Pin, ...]:
 def _graft(source: str, target: str, aside: str) -> None:
     """Give the files of a folder names in another one, where there is none yet; folders that are new come whole."""
     for name in os.listdir(source):
-        here, there = os.path.join(source, name), os.path.join(target, name)
-        if not os.path.isdir(here):
+        source_path, target_path = os.path.join(source, name), os.path.join(target, name)
+        if not os.path.isdir(source_path):
             with contextlib.suppress(FileExistsError):
-                _link(here, there)
-        elif os.path.isdir(there):
-            _graft(here, there, aside)
-        elif not os.path.exists(there):
+                _link(source_path, target_path)
+        elif os.path.isdir(target_path):
+            _graft(source_path, target_path, aside)
+        elif not os.path.exists(target_path):
             make_shown(aside)
-            _graft(here, aside, f"{aside}.")
-            os.rename(aside, there)
+            _graft(source_path, aside, f"{aside}.")
+            os.rename(aside, target_path)
 
 
 def _link(source: str, target: str) -> None:
@@ -368,21 +369,21 @@ def _link(source: str, target: str) -> None:
 
 def _freeze(folder: str) -> None:
     """Make all that is in a folder read-only; the folder itself has to take its last file, and be renamed."""
-    for here, _, names in os.walk(folder):
+    for walked, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(here, name)
+            path = os.path.join(walked, name)
             os.chmod(path, _READ_ONLY_FILE | (os.stat(path).st_mode & _EXECUTABLE))
-        if here != folder:
-            os.chmod(here, _READ_ONLY_FOLDER)
+        if walked != folder:
+            os.chmod(walked, _READ_ONLY_FOLDER)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as file:
-            said = json.loads(file.read(MOST_MANIFEST_BYTES))
+            document = json.loads(file.read(MOST_MANIFEST_BYTES))
     except (OSError, ValueError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _write_json(folder: str, name: str, value: object) -> None:

@@ -43,14 +43,14 @@ def uv_arguments(target: Target) -> list[str]:
     if is_own(target):
         return ["--python", target.python]
     machine, libc, minor = _parts(target)
-    known = next((one for one in UV_GLIBC if one <= minor), None) if libc == "glibc" else None
-    if machine not in MACHINES or (libc == "glibc" and known is None):
+    baseline = next((release for release in UV_GLIBC if release <= minor), None) if libc == "glibc" else None
+    if machine not in MACHINES or (libc == "glibc" and baseline is None):
         raise BackendUnavailable(
             f"packages: there is no way to choose them for Python {target.version} on {target.platform} with "
             f"{target.libc}.",
             remedy=f"Use an image for {' or '.join(MACHINES)} with GNU's C library 2.{UV_GLIBC[-1]} or later, or musl.",
         )
-    name = f"{machine}-unknown-linux-musl" if libc == "musl" else f"{machine}-manylinux_2_{known}"
+    name = f"{machine}-unknown-linux-musl" if libc == "musl" else f"{machine}-manylinux_2_{baseline}"
     python = own_target().python  # which uv asks for what no option says
     return ["--python", python, "--python-version", target.version, "--python-platform", name]
 
@@ -63,9 +63,9 @@ def tags(target: Target) -> list[str]:
         return [str(tag) for tag in sys_tags()]
     major, minor = map(int, target.version.split(".")[:2])
     platforms = list(_platforms(target))
-    found = [*cpython_tags((major, minor), platforms=platforms)]
-    found += compatible_tags((major, minor), f"cp{major}{minor}", platforms)
-    return [str(tag) for tag in found]
+    target_tags = [*cpython_tags((major, minor), platforms=platforms)]
+    target_tags += compatible_tags((major, minor), f"cp{major}{minor}", platforms)
+    return [str(tag) for tag in target_tags]
 
 
 def _platforms(target: Target) -> Iterator[str]:

@@ -49,18 +49,18 @@ class Unpacked:
         if kind == FILES_END:
             self.has_all = True
             return _Nothing()
-        parts, is_executable = check_path(name), bool(kind & EXECUTABLE)
+        names, is_executable = check_path(name), bool(kind & EXECUTABLE)
         kind &= ~EXECUTABLE
-        if kind not in self.folders or (kind == SCRIPT and len(parts) > 1):
+        if kind not in self.folders or (kind == SCRIPT and len(names) > 1):
             raise WrongFrame(f"the file {name[:200]!r} is of no kind that is installed")
-        above = list(parts)
+        above = list(names)
         last = above.pop()
         folder = os.path.join(self.folder, self.folders[kind], *above)
         os.makedirs(folder, 0o755, exist_ok=True)
         self.files += 1
         self.total_bytes += size
         if kind == SITE:
-            self._note_module(parts)
+            self._note_module(names)
         path = os.path.join(folder, last)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # the last of two wins, as for pip
         fd = os.open(path, flags, 0o755 if kind == SCRIPT or is_executable else 0o644)
@@ -73,8 +73,8 @@ class Unpacked:
             self.file.close()
             os.unlink(self.path)
 
-    def _note_module(self, parts: Sequence[str]) -> None:
-        top = parts[0] if len(parts) > 1 else parts[0].partition(".")[0]
+    def _note_module(self, names: Sequence[str]) -> None:
+        top = names[0] if len(names) > 1 else names[0].partition(".")[0]
         if top.isidentifier() and top != "__pycache__":
             self.modules.add(top)
 
@@ -95,46 +95,50 @@ def unpack_step(wheels: Sequence[str], shown: str, site: str, target: Target) ->
 
     Bytecode is that of the caller's own interpreter, so there is none for an image's of another version.
     """
-    asked = {
+    order = {
         "wheels": list(wheels), "site": site, "python": target.python, "most_files": MOST_FILES,
         "most_bytes": MOST_BYTES, "compiles": target.tag == own_target().tag,
     }  # fmt: skip
-    return Step(name="unpack", program="unpack", stdin=json.dumps(asked).encode(), shown=(shown,) if wheels else ())
+    return Step(name="unpack", program="unpack", stdin=json.dumps(order).encode(), shown=(shown,) if wheels else ())
 
 
 async def unpack(
-    backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, made: str, final: str, target: Target
+    backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, target_folder: str, final: str, target: Target
 ) -> Unpacked:
     """Write the files of wheels below `made`, which programs will find as `final`. Raises StartFailed."""
-    return await _write_files(backend, policy, unpack_step(wheels, shown, f"{final}/site", target), made, FOLDERS)
+    return await _write_files(
+        backend, policy, unpack_step(wheels, shown, f"{final}/site", target), target_folder, FOLDERS
+    )
 
 
 async def unpack_tarballs(
-    backend: Backend, policy: Policy, tarballs: Sequence[tuple[str, str]], shown: str, made: str
+    backend: Backend, policy: Policy, tarballs: Sequence[tuple[str, str]], shown: str, target_folder: str
 ) -> Unpacked:
     """Write the files of npm's tarballs, each at its place below node_modules, below `made`. Raises StartFailed."""
-    asked = {"tarballs": list(tarballs), "most_files": MOST_FILES, "most_bytes": MOST_BYTES}
-    stdin, paths = json.dumps(asked).encode(), (shown,) if tarballs else ()
+    order = {"tarballs": list(tarballs), "most_files": MOST_FILES, "most_bytes": MOST_BYTES}
+    stdin, paths = json.dumps(order).encode(), (shown,) if tarballs else ()
     step = Step(name="unpack", program="unpack_tarballs", stdin=stdin, shown=paths)
-    return await _write_files(backend, policy, step, made, NPM_FOLDERS)
+    return await _write_files(backend, policy, step, target_folder, NPM_FOLDERS)
 
 
-async def _write_files(backend: Backend, policy: Policy, step: Step, made: str, folders: Mapping[int, str]) -> Unpacked:
-    found = Unpacked(folder=made, folders=folders)
+async def _write_files(
+    backend: Backend, policy: Policy, step: Step, target_folder: str, folders: Mapping[int, str]
+) -> Unpacked:
+    unpacked = Unpacked(folder=target_folder, folders=folders)
     for name in folders.values():
-        os.mkdir(os.path.join(made, name), 0o755)
-    reader = Reader(found.begin, Bounds(files=MOST_FILES, total_bytes=MOST_BYTES))
+        os.mkdir(os.path.join(target_folder, name), 0o755)
+    reader = Reader(unpacked.begin, Bounds(files=MOST_FILES, total_bytes=MOST_BYTES))
     report_progress(Progress(what="unpacking"))
     try:
-        done = await run_step(backend, policy, step, on_stdout(reader.feed))
+        outcome = await run_step(backend, policy, step, on_stdout(reader.feed))
     except WrongFrame as error:
         raise StartFailed(f"packages: cannot unpack: {error}", step="unpack") from None
     except OSError as error:
         raise StartFailed(f"packages: cannot write a file of a package: {error.strerror}", step="unpack") from error
     finally:
-        found.drop_half_made()
+        unpacked.drop_half_made()
         report_progress(Progress(what="unpacking", is_over=True))
     # A compiler that crashed on what a package wrote leaves all of its files, and some of the bytecode.
-    if not found.has_all:
-        raise failed(step, done.result)
-    return found
+    if not unpacked.has_all:
+        raise failed(step, outcome.result)
+    return unpacked

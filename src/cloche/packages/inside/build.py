@@ -30,16 +30,16 @@ OLDEST_TIME = "315532800"  # 1980, before which a zip file has no time: of one s
 
 def unpack(path: str) -> str:
     """Unpack a source distribution; return its one folder."""
-    whole = tempfile.mkdtemp()
+    folder = tempfile.mkdtemp()
     if path.endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(whole)  # noqa: S202 - in a jail that ends with it
+            archive.extractall(folder)  # noqa: S202 - in a jail that ends with it
     else:
         with tarfile.open(path) as tarball:
             if hasattr(tarfile, "data_filter"):  # else it is an early 3.11, and the jail is all that bounds it
                 tarball.extraction_filter = tarfile.data_filter
-            tarball.extractall(whole)  # noqa: S202
-    folders = [entry.path for entry in os.scandir(whole) if entry.is_dir()]
+            tarball.extractall(folder)  # noqa: S202
+    folders = [entry.path for entry in os.scandir(folder) if entry.is_dir()]
     if len(folders) != 1:
         sys.exit("it is not one folder, as a source distribution is")
     return folders[0]
@@ -47,40 +47,40 @@ def unpack(path: str) -> str:
 
 def build_system(folder: str) -> dict[str, Any]:
     """Return what a source says of its build. Exits where that cannot be read."""
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     try:
         with open(f"{folder}/pyproject.toml", "rb") as file:
-            said = tomllib.load(file).get("build-system") or {}
+            settings = tomllib.load(file).get("build-system") or {}
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         sys.exit(f"its pyproject.toml cannot be read: {error}")
-    listed = [said.get("requires", []), said.get("backend-path", [])]
-    if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in listed):
+    listed = [settings.get("requires", []), settings.get("backend-path", [])]
+    if not all(isinstance(entry, list) and all(isinstance(text, str) for text in entry) for entry in listed):
         sys.exit("its pyproject.toml names what is needed for the build in no list of text")
     return {
-        "requires": said.get("requires", DEFAULT_REQUIRES if not said else []),
-        "backend": str(said.get("build-backend", DEFAULT_BACKEND)), "path": said.get("backend-path", []),
+        "requires": settings.get("requires", DEFAULT_REQUIRES if not settings else []),
+        "backend": str(settings.get("build-backend", DEFAULT_BACKEND)), "path": settings.get("backend-path", []),
     }  # fmt: skip
 
 
 def load(system: dict[str, Any]) -> Any:  # noqa: ANN401 - a module, or whatever it has
     """Return the backend, which finds what it needs, and nothing of the caller's own packages."""
-    others = [path for path in sys.path if os.path.basename(path) not in ("", "site-packages", "dist-packages")]
-    sys.path[:] = [*map(os.path.abspath, system["path"]), *others]
+    paths = [path for path in sys.path if os.path.basename(path) not in ("", "site-packages", "dist-packages")]
+    sys.path[:] = [*map(os.path.abspath, system["path"]), *paths]
     module, _, inner = system["backend"].partition(":")
-    found: Any = importlib.import_module(module)
+    backend: Any = importlib.import_module(module)
     for name in filter(None, inner.split(".")):
-        found = getattr(found, name)
-    return found
+        backend = getattr(backend, name)
+    return backend
 
 
 def send(out: int, kind: int, name: str, data: bytes) -> None:
     """Write the frame."""
     with os.fdopen(out, "wb") as file:
         file.write(FRAME.pack(kind, len(name.encode()), len(data)) + name.encode())
-        for at in range(0, len(data), PIECE):
-            file.write(data[at : at + PIECE])
+        for offset in range(0, len(data), PIECE):
+            file.write(data[offset : offset + PIECE])
 
 
 def main() -> None:
@@ -88,22 +88,22 @@ def main() -> None:
     asked = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # what a backend prints is no frame
-    folder, known = unpack(asked["source"]), asked["known"]
+    folder, installed = unpack(asked["source"]), asked["known"]
     system = build_system(folder)
-    if missing := [one for one in system["requires"] if one not in known]:
-        send(out, WANTED, "", json.dumps([*known, *missing]).encode())
+    if missing := [requirement for requirement in system["requires"] if requirement not in installed]:
+        send(out, WANTED, "", json.dumps([*installed, *missing]).encode())
         return
     os.chdir(folder)
     os.environ["SOURCE_DATE_EPOCH"] = OLDEST_TIME
     backend = load(system)
     if hasattr(backend, "get_requires_for_build_wheel"):
-        more = [str(one) for one in backend.get_requires_for_build_wheel(None)]
-        if missing := [one for one in more if one not in known]:
-            send(out, WANTED, "", json.dumps([*known, *missing]).encode())
+        more = [str(requirement) for requirement in backend.get_requires_for_build_wheel(None)]
+        if missing := [requirement for requirement in more if requirement not in installed]:
+            send(out, WANTED, "", json.dumps([*installed, *missing]).encode())
             return
-    made = tempfile.mkdtemp()
-    name = backend.build_wheel(made, None)
-    with open(os.path.join(made, name), "rb") as file:
+    target = tempfile.mkdtemp()
+    name = backend.build_wheel(target, None)
+    with open(os.path.join(target, name), "rb") as file:
         send(out, WHEEL, name, file.read())
 
 

@@ -16,28 +16,28 @@ MOST_METADATA = 16 << 20
 def metadata(path: str) -> bytes:
     """Return the metadata of a wheel. Exits where it has none, or several."""
     with zipfile.ZipFile(path) as wheel:
-        found = [
+        members = [
             entry
             for entry in wheel.infolist()
             if entry.filename.count("/") == 1 and entry.filename.endswith(".dist-info/METADATA")
         ]
-        if len(found) != 1:
+        if len(members) != 1:
             sys.exit("it has no metadata, or several")
-        with wheel.open(found[0]) as file:
+        with wheel.open(members[0]) as file:
             return file.read(MOST_METADATA)
 
 
 def main() -> None:
     """Write it."""
     try:
-        said = BytesParser().parsebytes(metadata(json.load(sys.stdin)["wheel"]), headersonly=True)
+        headers = BytesParser().parsebytes(metadata(json.load(sys.stdin)["wheel"]), headersonly=True)
     except Exception as error:  # of zlib's, of a zip file that is none, or of text that is none
         sys.exit(f"it cannot be read: {type(error).__name__}: {error}")
     facts = {
-        "name": str(said.get("Name", "")), "version": str(said.get("Version", "")),
-        "requires": [str(one) for one in said.get_all("Requires-Dist", [])],
-        "python": str(said.get("Requires-Python", "")),
-        "extras": [str(one) for one in said.get_all("Provides-Extra", [])],
+        "name": str(headers.get("Name", "")), "version": str(headers.get("Version", "")),
+        "requires": [str(requirement) for requirement in headers.get_all("Requires-Dist", [])],
+        "python": str(headers.get("Requires-Python", "")),
+        "extras": [str(extra) for extra in headers.get_all("Provides-Extra", [])],
     }  # fmt: skip
     json.dump(facts, sys.stdout)
 

@@ -47,25 +47,25 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the request to the new address, with its own host's credentials or none."""
         if not newurl.startswith("https://") and not (newurl.startswith("http://") and req.type == "http"):
             return None  # never to what can be read on the way
-        found = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if found is not None:
-            found.remove_header("Authorization")
-            identify(found)
-        return found
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None:
+            redirected.remove_header("Authorization")
+            identify(redirected)
+        return redirected
 
 
 def identify(request: urllib.request.Request) -> None:
     """Give a request the credentials of its host, if there are some."""
-    parts = urllib.parse.urlsplit(request.full_url)
-    known = CREDENTIALS.get(f"{parts.hostname}:{parts.port or PORTS[parts.scheme]}")
-    if known and not known[0]:  # a token, which says by itself whose it is
-        request.add_unredirected_header("Authorization", f"Bearer {known[1]}")
-    elif known:
-        token = base64.b64encode(":".join(known).encode()).decode()
+    address = urllib.parse.urlsplit(request.full_url)
+    credentials = CREDENTIALS.get(f"{address.hostname}:{address.port or PORTS[address.scheme]}")
+    if credentials and not credentials[0]:  # a token, which says by itself whose it is
+        request.add_unredirected_header("Authorization", f"Bearer {credentials[1]}")
+    elif credentials:
+        token = base64.b64encode(":".join(credentials).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
 
 
-def fetch(opener: urllib.request.OpenerDirector, url: str, most: int, accept: str) -> bytes:
+def fetch(opener: urllib.request.OpenerDirector, url: str, max_bytes: int, accept: str) -> bytes:
     """Return a file. Raises OSError, also for one that is too large."""
     headers = {"User-Agent": "cloche", "Accept-Encoding": "identity", "Accept": accept}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the other end has checked its scheme
@@ -74,36 +74,36 @@ def fetch(opener: urllib.request.OpenerDirector, url: str, most: int, accept: st
     with opener.open(request, timeout=TIMEOUT_S) as answer:
         while piece := answer.read(PIECE):
             total += len(piece)
-            if total > most:
-                raise OSError(f"it has more than {most} bytes")
+            if total > max_bytes:
+                raise OSError(f"it has more than {max_bytes} bytes")
             pieces.append(piece)
     return b"".join(pieces)
 
 
-def fetch_retrying(opener: urllib.request.OpenerDirector, url: str, most: int, accept: str = "*/*") -> bytes:
+def fetch_retrying(opener: urllib.request.OpenerDirector, url: str, max_bytes: int, accept: str = "*/*") -> bytes:
     """Return a file, after a pause where the network or the server failed."""
     for pause in (PAUSE_S, 2 * PAUSE_S):
         try:
-            return fetch(opener, url, most, accept)
+            return fetch(opener, url, max_bytes, accept)
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 429:
                 raise
         except OSError:
             pass
         time.sleep(pause)
-    return fetch(opener, url, most, accept)
+    return fetch(opener, url, max_bytes, accept)
 
 
-def hosts_listed(opener: urllib.request.OpenerDirector, url: str, most: int) -> list[str]:
+def hosts_listed(opener: urllib.request.OpenerDirector, url: str, max_bytes: int) -> list[str]:
     """Return the hosts of a package's files, none for a package that is not there. Raises OSError, ValueError."""
     try:
-        page = json.loads(fetch_retrying(opener, url, most, LIST))
+        page = json.loads(fetch_retrying(opener, url, max_bytes, LIST))
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
         return []
-    places = (urllib.parse.urlsplit(urllib.parse.urljoin(url, file["url"])) for file in page["files"])
-    return sorted({str(place.hostname) for place in places if place.scheme == "https" and not place.port})
+    addresses = (urllib.parse.urlsplit(urllib.parse.urljoin(url, file["url"])) for file in page["files"])
+    return sorted({str(address.hostname) for address in addresses if address.scheme == "https" and not address.port})
 
 
 def main() -> None:

@@ -77,13 +77,13 @@ class Output:
 
 def place_of(name: str) -> tuple[int, str] | None:
     """Return kind and path of a wheel's file; None for what is not installed. Exits for a name that leads out."""
-    parts = name.split("/")
-    if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+    names = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or any(segment in ("", ".", "..") for segment in names):
         sys.exit(f"a wheel holds a file with the name {name[:200]!r}, which leads out of it")
-    if not parts[0].endswith(".data") or len(parts) < 3:
+    if not names[0].endswith(".data") or len(names) < 3:
         return SITE, name
-    kind = SCHEMES.get(parts[1])
-    return None if kind is None else (kind, "/".join(parts[2:]))
+    kind = SCHEMES.get(names[1])
+    return None if kind is None else (kind, "/".join(names[2:]))
 
 
 def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
@@ -96,10 +96,10 @@ def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
                 continue
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
                 sys.exit(f"{os.path.basename(path)} holds {entry.filename[:200]!r}, which is no regular file")
-            place = place_of(entry.filename)
-            if place is None:
+            destination = place_of(entry.filename)
+            if destination is None:
                 continue
-            kind, name = place
+            kind, name = destination
             if kind == SCRIPT:
                 out.put(SCRIPT, name, with_interpreter(read(wheel, entry), python))
             elif name.endswith(".py") and entry.file_size <= MOST_SOURCE:
@@ -125,13 +125,13 @@ def read(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 def copy(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: int, name: str, out: Output) -> None:
     """Write a file piece by piece."""
-    left = entry.file_size
-    out.begin(kind, name, left)
+    left_bytes = entry.file_size
+    out.begin(kind, name, left_bytes)
     with wheel.open(entry) as file:
-        while left and (piece := file.read(min(PIECE, left))):
-            left -= len(piece)
+        while left_bytes and (piece := file.read(min(PIECE, left_bytes))):
+            left_bytes -= len(piece)
             out.write(piece)
-        if left or file.read(1):
+        if left_bytes or file.read(1):
             sys.exit(f"{entry.filename[:200]!r} is not as large as it says")
 
 
@@ -144,8 +144,8 @@ def first_line(python: str) -> bytes:
 
 def with_interpreter(data: bytes, python: str) -> bytes:
     """Let a wheel's script begin with the interpreter, where it asks for one."""
-    head, newline, rest = data.partition(b"\n")
-    return first_line(python) + rest if newline and head.startswith(b"#!python") else data
+    head, newline, body = data.partition(b"\n")
+    return first_line(python) + body if newline and head.startswith(b"#!python") else data
 
 
 def write_scripts(text: str, python: str, out: Output) -> None:

@@ -71,11 +71,11 @@ def files_in(path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]
                 continue
             if entry.type not in REGULAR or entry.issparse():
                 sys.exit(f"{said(path)} holds {entry.name[:200]!r}, which is no regular file")
-            parts = [part for part in entry.name.split("/") if part != "."]
-            if "\\" in entry.name or "\0" in entry.name or any(part in ("", "..") for part in parts):
+            names = [name for name in entry.name.split("/") if name != "."]
+            if "\\" in entry.name or "\0" in entry.name or any(name in ("", "..") for name in names):
                 sys.exit(f"{said(path)} holds a file with the name {entry.name[:200]!r}, which leads out of it")
-            if len(parts) > 1:  # what lies beside the folder is nobody's, as for npm
-                yield tarball, entry, "/".join(parts[1:])
+            if len(names) > 1:  # what lies beside the folder is nobody's, as for npm
+                yield tarball, entry, "/".join(names[1:])
 
 
 def said(path: str) -> str:
@@ -119,44 +119,44 @@ def read(tarball: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     return data
 
 
-def unpack(path: str, place: str, out: Output) -> None:
+def unpack(path: str, folder: str, out: Output) -> None:
     """Write the files of a tarball, and the scripts for its commands where it lies at the top."""
-    commands = commands_of(path) if "/node_modules/" not in f"/{place}" else {}
-    there = set()
+    commands = commands_of(path) if "/node_modules/" not in f"/{folder}" else {}
+    names = set()
     for tarball, entry, name in files_in(path):
-        there.add(name)
+        names.add(name)
         is_command = name in commands.values()
         kind = MODULE | (EXECUTABLE if is_command or entry.mode & 0o111 else 0)
         if is_command and entry.size <= MOST_COMMAND:
-            head, newline, rest = read(tarball, entry).partition(b"\n")
+            head, newline, body = read(tarball, entry).partition(b"\n")
             # Written on Windows: the kernel would look for an interpreter whose name ends so.
             head = head.removesuffix(b"\r") if head.startswith(b"#!") else head
-            out.put(kind, f"{place}/{name}", head + newline + rest)
+            out.put(kind, f"{folder}/{name}", head + newline + body)
         else:
-            copy(tarball, entry, kind, f"{place}/{name}", out)
+            copy(tarball, entry, kind, f"{folder}/{name}", out)
     for command, file in commands.items():
-        if file in there:
-            out.put(SCRIPT | EXECUTABLE, command, COMMAND.format(path=shlex.quote(f"{place}/{file}")).encode())
+        if file in names:
+            out.put(SCRIPT | EXECUTABLE, command, COMMAND.format(path=shlex.quote(f"{folder}/{file}")).encode())
 
 
 def copy(tarball: tarfile.TarFile, entry: tarfile.TarInfo, kind: int, name: str, out: Output) -> None:
     """Write a file piece by piece."""
-    left = entry.size
-    out.begin(kind, name, left)
+    left_bytes = entry.size
+    out.begin(kind, name, left_bytes)
     file = tarball.extractfile(entry)
-    while file is not None and left and (piece := file.read(min(PIECE, left))):
-        left -= len(piece)
+    while file is not None and left_bytes and (piece := file.read(min(PIECE, left_bytes))):
+        left_bytes -= len(piece)
         out.write(piece)
-    if left:
+    if left_bytes:
         sys.exit(f"{entry.name[:200]!r} is not as large as it says")
 
 
 def main() -> None:
     """Write everything."""
     out = Output(1, ASKED["most_files"], ASKED["most_bytes"])
-    for path, place in ASKED["tarballs"]:
+    for path, folder in ASKED["tarballs"]:
         try:
-            unpack(path, place, out)
+            unpack(path, folder, out)
         except Exception as error:  # of a tarball, its compression, or a name that is no UTF-8
             sys.exit(f"{said(path)} cannot be unpacked: {type(error).__name__}: {error}")
     out.put(FILES_END, "", b"")
