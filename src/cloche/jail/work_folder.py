@@ -183,7 +183,7 @@ def _remove(path: str, deadline: float | None = None) -> None:
 
     Where a folder holds folders, these are moved up beside it first: however deep a guest built, nothing here recurses.
     """
-    here = os.open(path, _DIRECTORY)
+    here = _open_unlocked(path)
     try:
         for _ in range(MOST_ROUNDS):
             names = os.listdir(here)
@@ -215,7 +215,15 @@ def _remove_one(name: str, here: int) -> None:
     os.rmdir(name, dir_fd=here)
 
 
-def _open_unlocked(name: str, here: int) -> int:
+def open_as_owner(path: str) -> int:
+    """Open a folder that its guest may have closed to its owner, who we may be, too."""
+    try:
+        return os.open(path, _DIRECTORY)
+    except PermissionError:
+        return _open_unlocked(path)
+
+
+def _open_unlocked(name: str, here: int | None = None) -> int:
     """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
     folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
     try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.local.workspace import Workspace
+from cloche.core.limits import Limits
 from cloche.jail.work_folder import WorkFolder
 
 
@@ -39,5 +41,21 @@ def test_paths_are_not_kept(folder: WorkFolder) -> None:
         tracemalloc.stop()
     assert folder.is_over(1 << 30, 1013, is_fresh=True)
     assert most < 2 << 20
+    folder.remove()
+    assert not os.path.exists(folder.folder)
+
+
+@pytest.mark.both_users
+def test_a_guest_that_closes_its_folders_keeps_nobody_out(folder: WorkFolder) -> None:
+    """Where it has its user's id: not who opens the workspace just then, nor who empties /tmp before the next run."""
+    for path in (folder.workspace, folder.tmp):
+        os.chmod(path, 0)
+    workspace = Workspace(Limits(), folder.workspace)
+    workspace.take(())
+    assert os.listdir(workspace.fd) == []
+    workspace.drop()
+    folder.renew_tmp()
+    assert os.listdir(folder.tmp) == []
+    os.chmod(folder.tmp, 0)
     folder.remove()
     assert not os.path.exists(folder.folder)

@@ -30,6 +30,7 @@ from cloche.core.record import dataclass
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 from cloche.jail.messages import Run
+from cloche.jail.work_folder import open_as_owner
 
 from ..saved_files import (
     CHUNK_BYTES,
@@ -471,10 +472,9 @@ class Workspace:
     def __init__(self, limits: Limits, folder: str, show: Show | None = None):
         """Take `show` where the guest's id is one that we cannot be: what makes its files ours in a second mount."""
         self._max_bytes, self._folder, self._show = limits.disk_bytes, folder, show
-        self._shown, self._is_shown = -1, False
+        self._shown, self._is_shown, self.fd = -1, False, -1
         self._known: dict[bytes, Known] = {}
         self._program = ""  # the file of the last one, which lies there until the next run
-        self.fd = -1
         self.has_owner = False  # a sandbox that drops it at its own end, or when it moves to another one
         self.has_node = False  # an interpreter that may go on in it
 
@@ -483,8 +483,8 @@ class Workspace:
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
         found._program, found._show = self._program, self._show
-        found._shown, found._is_shown = -1, False
-        found.fd, found.has_owner, found.has_node = -1, False, False
+        found._shown = found.fd = -1
+        found._is_shown = found.has_owner = found.has_node = False
         return found
 
     def take(self, fds: Sequence[int]) -> None:
@@ -498,7 +498,7 @@ class Workspace:
             self.drop()
             return
         if fresh < 0 and self.fd < 0 and self._folder:
-            fresh = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fresh = open_as_owner(self._folder)
         if fresh >= 0:
             self._drop_mount()
             self.fd = fresh
