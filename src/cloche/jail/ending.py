@@ -34,7 +34,7 @@ REFER, PATH_BENEATH = 1 << 13, 1
 SCOPES = 1 | 2  # abstract Unix sockets, and signals
 LOGGED_SINCE = 7  # the version of Landlock from which on each signal that is refused goes to the audit log
 LOG_SAME_EXEC_OFF = 1
-PATIENCE_S = 5.0  # for a reaper that was asked to end everybody; it may still be building
+PATIENCE_S = 2.0  # for a reaper to be gone; it may still be building
 PAUSE_S = 0.001
 SIGSTOP, SIGKILL, ENOTSUP = 19, 9, 95
 
@@ -80,11 +80,17 @@ def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: 
     """End a reaper and all that is below it, as its parent and subreaper; return what they used, as far as is known.
 
     Only the reaper is left where it `is_alone`. One that `is_scoped` ends everybody when it receives `end` by `link`.
-    `kill_by_id` is the second way, and tells whether it could be gone.
+    `kill_by_id` is the second way, and tells whether it could be gone. A reaper that makes a call in a guest's place may
+    wait there for what other guests hold (they write to a file without end), killed or not: then these are killed first.
     """
-    if is_scoped and not is_alone:
-        _ask(reaper, link)
-    posix.kill(reaper, SIGKILL)  # it has not been waited for, so this is still its number
+    if is_alone or not is_scoped or not _is_asked(link):
+        posix.kill(reaper, SIGKILL)  # it has not been waited for, so this is still its number
+    ended = posix.pidfd_open(reaper)
+    while not ppoll((ended,), PATIENCE_S):
+        _signal(reaper, SIGKILL)
+        if not kill_by_id():
+            _kill_below()
+    posix.close(ended)
     usage = wait4(reaper, 0)[2]
     if not _is_nobody_left():
         if kill_by_id():
@@ -116,15 +122,13 @@ def _kill_reachable() -> None:
         pass  # there is nobody but ourselves
 
 
-def _ask(reaper: int, link: int) -> None:
-    """Ask a reaper to end everybody and itself, and wait until it has."""
+def _is_asked(link: int) -> bool:
+    """Ask a reaper to end everybody and itself; False where it is gone, or takes nothing more."""
     try:
         messages.send(link, "end")
     except OSError:
-        return  # it is gone
-    ended = posix.pidfd_open(reaper)
-    ppoll((ended,), PATIENCE_S)
-    posix.close(ended)
+        return False
+    return True
 
 
 def _is_nobody_left() -> bool:
@@ -148,11 +152,15 @@ def _end_children() -> None:
 def end_by_walk() -> None:
     """Kill everything below us and wait until nothing is left. Stopped first, so that a fork bomb stands still."""
     while not _is_nobody_left():
-        pids = procfs.descendants(posix.getpid())
-        for signal in (SIGSTOP, SIGKILL):
-            for pid in pids:
-                _signal(pid, signal)
+        _kill_below()
         wait4(-1, 0)
+
+
+def _kill_below() -> None:
+    pids = procfs.descendants(posix.getpid())
+    for signal in (SIGSTOP, SIGKILL):
+        for pid in pids:
+            _signal(pid, signal)
 
 
 def _signal(pid: int, number: int) -> None:

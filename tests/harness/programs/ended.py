@@ -8,11 +8,14 @@ many are `left` after ours, and the `seconds` that ours took. Each ends by itsel
 
 import contextlib
 import json
+import mmap
 import os
 import resource
 import signal
 import socket
 import sys
+import tempfile
+import threading
 import time
 
 from cloche.jail import ending, messages, procfs
@@ -21,6 +24,7 @@ from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
 CLONE_PARENT, CLONE_VFORK, SIGCHLD = 0x8000, 0x4000, 17
 SETTLED_S = 0.1
 BOMB = 400
+WRITERS, HELD_BYTES = 40, 64 << 20
 ENDS_AT = time.monotonic() + 30  # inherited by all: none of them may outlast that, whoever is killed
 
 
@@ -100,6 +104,27 @@ def kill_others() -> None:
         be_killed()
 
 
+def write_without_end() -> None:
+    """Hold the lock of a file whose mode the reaper is changing, in turns."""
+    if os.fork():
+        return
+    os.setsid()
+    file = os.open(held_file(), os.O_RDWR)
+    zeros = mmap.mmap(-1, HELD_BYTES, prot=mmap.PROT_READ)
+
+    def write() -> None:
+        while time.monotonic() < ENDS_AT:
+            os.pwrite(file, zeros, 0)
+
+    for _ in range(WRITERS):
+        threading.Thread(target=write, daemon=True).start()
+    be_killed()
+
+
+def held_file() -> str:
+    return os.path.join(tempfile.gettempdir(), f"held-{os.environ['ENDER']}")
+
+
 GUESTS = {
     "double fork": double_fork,
     "own subreaper": own_subreaper,
@@ -109,6 +134,7 @@ GUESTS = {
     "20 runners": lambda: run_away(20),
     "bomb": bomb,
     "kills others": kill_others,
+    "writes without end": write_without_end,
 }
 
 
@@ -121,6 +147,8 @@ def be_reaper(link: int, way: str, name: str, uid: int) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    with open(held_file(), "wb"):
+        pass
     guest = os.fork()
     if guest == 0:
         os.close(link)
@@ -131,6 +159,8 @@ def be_reaper(link: int, way: str, name: str, uid: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     os.waitpid(guest, os.WUNTRACED)  # by when it has done what it can
     messages.send(link, "ready", {"guest": guest})
+    while name == "writes without end":
+        os.chmod(held_file(), 0o600)
     messages.receive(link)
     ending.end_scope(lambda _: None)
     os._exit(0)
@@ -163,6 +193,7 @@ def main(way: str, name: str, uid: int) -> None:
 
     ending.end(reaper, ours.fileno(), is_alone=False, is_scoped=way == "scope", kill_by_id=kill_by_id)
     seconds = time.monotonic() - begun
+    os.unlink(held_file())
     left = procfs.descendants(os.getpid())
     print(json.dumps({"outlived": len(outlived), "left": len(left), "seconds": seconds}))
 

@@ -13,6 +13,7 @@ from cloche.jail.setup.privileges import SCOPED_SINCE, abi
 
 PROGRAM = Path(__file__).parents[2] / "harness/programs/ended.py"
 GUEST_ID = 1_999_900_000 + os.getpid() % 90_000  # as root: above the ids that sandboxes get
+HELD_S = 5.0
 HAS_SCOPES = abi() >= SCOPED_SINCE
 WAYS = [
     pytest.param("scope", marks=pytest.mark.skipif(not HAS_SCOPES, reason="this kernel has no Landlock scopes")),
@@ -48,6 +49,14 @@ def test_who_kills_others_is_ended(way: str) -> None:
     found = end(way, "kills others")
     assert found["outlived"] > 0
     assert found["left"] == 0, found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reaper_that_guests_hold_up_is_ended(way: str) -> None:
+    """One that waits, killed or not, for a lock that they pass among themselves is gone when they are."""
+    found = end(way, "writes without end")
+    assert (found["outlived"], found["left"]) == (1, 0), found
+    assert found["seconds"] < HELD_S, found
 
 
 @pytest.mark.soak
