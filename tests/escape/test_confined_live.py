@@ -85,6 +85,26 @@ for name, attempt in attempts.items():
 print(json.dumps(done))
 """
 
+# Threads that write to a file by turns, from pages that must be read from disk one by one, hold its lock without end.
+HOLDS = """
+import mmap, os, threading, time
+source, target = (os.open(name, os.O_RDWR | os.O_CREAT) for name in ("source", "target"))
+for _ in range(100): os.write(source, os.urandom(1 << 20))
+os.fsync(source)
+def write():
+    while True:
+        with mmap.mmap(source, 100 << 20, prot=mmap.PROT_READ) as pages:
+            pages.madvise(mmap.MADV_RANDOM)
+            os.pwrite(target, pages, 0)
+for _ in range(50): threading.Thread(target=write, daemon=True).start()
+def evict():
+    while True:
+        os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
+        time.sleep(0.01)
+threading.Thread(target=evict, daemon=True).start()
+while True: os.chmod("target", 0o600)
+"""
+
 
 @pytest.fixture(scope="module")
 def own_folder() -> Iterator[Path]:
@@ -210,3 +230,11 @@ def test_nothing_is_left_when_the_helper_is_killed() -> None:
             while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert left == []
+
+
+@pytest.mark.soak
+def test_who_holds_up_its_reaper_is_ended_alone() -> None:
+    """A call made in a guest's place may wait for others of the guest's: the time-out ends all these alone."""
+    with cloche.Sandbox(level="confined", live=True, timeout=LONG_S) as sandbox:
+        assert str(sandbox.exec([sys.executable, "-c", HOLDS], timeout=6).status) == "timeout"
+        assert sandbox.exec(["true"]).ok

@@ -24,7 +24,7 @@ from time import monotonic
 
 from . import messages, procfs
 from .command_guest import CommandGuest
-from .ending import end_by_walk, enter_scope
+from .ending import PATIENCE_S, end_by_walk, enter_scope
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
 from .pss import PssSum
@@ -339,8 +339,20 @@ class ConfinedForked(Forked):
         """Do nothing: no other guest reaches it."""
 
     def end(self) -> None:
-        """End all that is below its reaper."""
+        """End all that is below its reaper; what that does not end, its guests hold up (see `ending.end`)."""
         self.send("end", {})
+        self.host.server.loop.call_at(("held", self.mark.number), now() + PATIENCE_S, self._end_held)
+
+    def _end_held(self) -> None:
+        """Kill who is below the reaper until it is gone."""
+        if self.mark.number not in self.host.forks:
+            return
+        for pid in procfs.descendants(self.reaper):
+            try:
+                posix.kill(pid, SIGKILL)
+            except OSError:
+                pass  # it has gone meanwhile
+        self.host.server.loop.call_at(("held", self.mark.number), now() + PATIENCE_S, self._end_held)
 
 
 class ConfinedGuest(CommandGuest):

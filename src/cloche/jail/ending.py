@@ -80,8 +80,8 @@ def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: 
     """End a reaper and all that is below it, as its parent and subreaper; return what they used, as far as is known.
 
     Only the reaper is left where it `is_alone`. One that `is_scoped` ends everybody when it receives `end` by `link`.
-    `kill_by_id` is the second way, and tells whether it could be gone. A reaper that makes a call in a guest's place may
-    wait there for what other guests hold (they write to a file without end), killed or not: then these are killed first.
+    `kill_by_id` is the second way, and tells whether it could be gone. A reaper that makes a call in a guest's place
+    may wait there for what other guests hold (they write to a file without end), killed or not: these are killed first.
     """
     if is_alone or not is_scoped or not _is_asked(link):
         posix.kill(reaper, SIGKILL)  # it has not been waited for, so this is still its number

@@ -122,6 +122,7 @@ def write_without_end() -> None:
 
 
 def held_file() -> str:
+    """Return the file that the reaper and its guests share."""
     return os.path.join(tempfile.gettempdir(), f"held-{os.environ['ENDER']}")
 
 
