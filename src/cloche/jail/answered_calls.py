@@ -150,11 +150,11 @@ def load(spec: Spec) -> dict[int, Callable[[int, bytes], None]]:
     found: dict[int, Callable[[int, bytes], None]] = {}
     for module, names in spec.answered.items():
         answerers = __import__(module, globals(), None, ("answerers",), 1).answerers(spec, names)
-        found |= {number: _answering(answerer) for number, answerer in answerers.items()}
+        found |= {number: answering(answerer) for number, answerer in answerers.items()}
     return found
 
 
-def _answering(answerer: Answerer) -> Callable[[int, bytes], None]:
+def answering(answerer: Answerer) -> Callable[[int, bytes], None]:
     """Return what answers a call by what `answerer` returns, or by the errno of the OSError that it raises.
 
     Raises OSError where who asked has ended meanwhile.

@@ -28,9 +28,9 @@ from .ending import PATIENCE_S, end_by_walk, enter_scope
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
 from .pss import PssSum
-from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now
+from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now, parent_of
 from .steps import INIT_ID, OUTSIDE_ID
-from .syscalls import PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
+from .syscalls import MACHINE, NUMBERS, PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 
 _signal: Any = __import__("_signal")
-EPERM, EIO = 1, 5
+EPERM, ESRCH, EIO = 1, 3, 5
 POLLIN = 1
 FORK_S = 30.0  # for a reaper to fork its guest, and to answer that it has sent a signal
 AGAIN_S = 0.002  # between two looks whether all that was killed is gone
 END_S = 2.0  # for the reapers to end their trees when init is gone, after which the helper does it
-WORKSPACE = "/workspace"  # as callers call it; here it is a folder of the host
+MOST_DEEP = 4096  # parents above a process, that are looked at for its reaper
+WORKSPACE, TMP = "/workspace", "/tmp"  # as callers call them; here they are folders of the host
 ONE_USER = "a sandbox at level confined has one user; leave user out, or use a host that gives level jail"
 
 
@@ -127,10 +128,9 @@ class ConfinedResident(Resident):
 
     def _prepare(self) -> None:
         """Load what reapers need when nothing can be loaded any more, and be who ends the trees."""
-        from . import answered_calls, task_count  # noqa: F401 - the latter may be asked for by reapers
+        from . import answered_calls, kill_calls, task_count  # noqa: F401 - the latter may be asked for by reapers
 
-        if self.spec.answered:
-            answered_calls.load(self.spec)
+        answered_calls.load(self.spec)
         self.sum: PssSum | None = None
         self.ender = self
         self.forks: dict[int, ConfinedForked] = {}  # whose reapers live, by their marks
@@ -225,6 +225,33 @@ class ConfinedResident(Resident):
         if mark in self.forks:
             self.forks[mark].send("signal", {"number": number, "to": "tree"})
 
+    def kill(self, asker: int, body: dict[str, Any]) -> None:
+        """Have a signal sent that a guest below this reaper's mark may not send itself, or refuse it."""
+        owner = self._owner(abs(body["pid"]))
+        if owner is not None and owner.send("signal", {**body, "to": "pid"}):
+            owner.askers.append(asker)
+        else:
+            self.answer_kill(asker, EPERM)
+
+    def answer_kill(self, asker: int, refusal: int) -> None:
+        """Say how it went to the reaper that has asked, if it is still there."""
+        if asker in self.forks:
+            self.forks[asker].send("killed", {"errno": refusal})
+
+    def _owner(self, pid: int) -> ConfinedForked | None:
+        """Return the command below whose reaper a process is: none of ours, and no guest that waits."""
+        for _ in range(MOST_DEEP):
+            parent = parent_of(pid)
+            if parent in self.by_reaper:
+                forked = self.by_reaper[parent]
+                process = self.server.by_pid.get(forked.pid)
+                is_ours = forked.pid in self.spares or (process is not None and process.is_hidden)
+                return None if is_ours else forked
+            if parent <= 1:
+                break
+            pid = parent
+        return None
+
     def _end_largest(self, number: int, cause: str) -> None:
         """End the tree below this reaper; without one, all trees."""
         for forked in list(self.forks.values()):
@@ -270,6 +297,7 @@ class ConfinedForked(Forked):
         """Wait until the reaper has forked its guest. Raises OSError where there may be no more processes."""
         self.reaper, self.said = reaper, ""
         self.done: list[Callable[[], None]] = []
+        self.askers: list[int] = []  # marks of the reapers that wait to hear how a signal went, in turn
         self.ended: dict[str, Any] | None = None
         self.fork_error = 0
         super().__init__(host, 0, _Mark(number), link)  # type: ignore[arg-type]
@@ -301,6 +329,10 @@ class ConfinedForked(Forked):
         elif tag == "ended":
             self.denied = body["denied"]
             self._note_exit(body["wait_status"], _Usage(*body["usage"]))
+        elif tag == "kill":
+            self.host.kill(self.mark.number, body)
+        elif tag == "killed" and self.askers:
+            self.host.answer_kill(self.askers.pop(0), body["errno"])
         elif not tag:
             self._close()
 
@@ -315,6 +347,9 @@ class ConfinedForked(Forked):
             self.receive()
         self._close()
         self._note_exit(SIGKILL, _Usage(0.0, 0.0, 0))
+        askers, self.askers = self.askers, []
+        for asker in askers:
+            self.host.answer_kill(asker, ESRCH)
         done, self.done = self.done, []
         for call in done:
             call()
@@ -323,13 +358,15 @@ class ConfinedForked(Forked):
         """Return what it failed at before it was a program; its reaper may live on."""
         return self.error
 
-    def send(self, tag: str, body: dict[str, Any]) -> None:
-        """Have the reaper do something; one that is gone has nothing left to do it to."""
-        if self.link >= 0:
-            try:
-                messages.send(self.link, tag, body)
-            except OSError:
-                pass
+    def send(self, tag: str, body: dict[str, Any]) -> bool:
+        """Have the reaper do something; False for one that is gone, and has nothing left to do it to."""
+        if self.link < 0:
+            return False
+        try:
+            messages.send(self.link, tag, body)
+        except OSError:
+            return False
+        return True
 
     def signal(self, number: int, group: int = 0) -> None:
         """Send a signal to the guest, or to a process group of its."""
@@ -364,9 +401,15 @@ class ConfinedGuest(CommandGuest):
         self.number = self.registers.get(OUTSIDE_ID, posix.getuid())
         return False
 
+    def _restrict(self, *, holds: bool) -> None:  # noqa: ARG002 - `kill` is asked for in any case, and must be made once
+        super()._restrict(holds=True)
+
     def _enter(self, folder: str | None) -> None:
-        if folder is not None and (folder == WORKSPACE or folder.startswith(f"{WORKSPACE}/")):
-            folder = self.spec.workspace + folder[len(WORKSPACE) :]
+        for name, own in ((WORKSPACE, self.spec.workspace), (TMP, self.spec.tmp)):
+            is_named = folder is not None and (folder == name or folder.startswith(f"{name}/"))
+            if folder is not None and is_named and not folder.startswith(self.spec.folder):
+                folder = own + folder[len(name) :]
+                break
         super()._enter(folder)
 
 
@@ -377,7 +420,8 @@ class CommandReaper:
         self.host, self.link, self.given = host, link, given
         self.pid, self.is_scoped, self.has_ended = 0, False, False
         self.denied = 0
-        self.answerers: dict[int, Any] | None = None if host.spec.answered else {}
+        self.kills: Any = None
+        self.answerers: dict[int, Any] | None = None
 
     def become(self) -> None:
         """Do everything; returns only in a guest that has run to its end. The reaper itself exits in here."""
@@ -465,8 +509,12 @@ class CommandReaper:
                 pass  # it was killed, as its end will say
             for fd in fds:
                 posix.close(fd)
+        elif tag == "signal" and body["to"] == "pid":
+            self._signal_for_another(body)
         elif tag == "signal":
             self._signal(body)
+        elif tag == "killed" and self.kills is not None:
+            self.kills.take(body["errno"])
         else:  # it is to be ended, or init is gone
             self._end_all()
             posix._exit(0)
@@ -484,6 +532,15 @@ class CommandReaper:
             pass  # there is nobody, or not yet such a group
         if body.get("answer"):
             messages.send(self.link, "sent", {})
+
+    def _signal_for_another(self, body: dict[str, Any]) -> None:
+        """Send a signal for another command of the sandbox; the kernel lets none pass that is not for who is below us."""
+        refusal = 0
+        try:
+            posix.kill(body["pid"], body["number"])
+        except OSError as error:
+            refusal = error.errno or EPERM
+        messages.send_retrying(self.link, "killed", {"errno": refusal})
 
     def _signal_tree(self, number: int) -> None:
         """Send a signal to all below us: by one call where Landlock's scopes bound whom it reaches."""
@@ -528,11 +585,13 @@ class CommandReaper:
             host = self.host
             sys.meta_path.insert(0, host.privileges.archive)  # which only guests must do without
             sys.modules.update(host.hidden)
-            from .answered_calls import load
+            from .answered_calls import answering, load
+            from .kill_calls import Kills
             from .task_count import TaskCount
 
             TaskCount.is_one_of_many = True
-            self.answerers = load(host.spec)
+            self.kills = Kills(self.link)
+            self.answerers = {**load(host.spec), NUMBERS[MACHINE]["kill"]: answering(self.kills.answer)}
         self.denied += load_notify().answer(listener, self.host.own_mounts, _may_clone, self.answerers)
 
 

@@ -179,7 +179,8 @@ def _mark_of_threads(pid: int | str) -> int:
     return 0
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 for one that is gone."""
     try:
         return int(_read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
@@ -426,7 +427,7 @@ class Resident(CommandParent):
         mark = _mark_of(pid)
         if mark != HIDDEN or depth <= 0:
             return mark
-        parent = _parent_of(pid)
+        parent = parent_of(pid)
         return self._mark_of(parent, known, depth - 1) if parent > 1 else HIDDEN
 
     def others(self) -> list[int]:

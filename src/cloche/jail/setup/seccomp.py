@@ -142,7 +142,8 @@ def build_filter(
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
-    lives, whose pid 1 must be able to look at each process. With several `users`, a netlink socket for the audit log is
+    lives, whose pid 1 must be able to look at each process; where it is `confined`, too, signals to others are asked
+    for (`kill_calls`). With several `users`, a netlink socket for the audit log is
     an unknown protocol, as on a kernel without one: su and useradd give up where it is forbidden. Raises KeyError for a
     machine without a table.
     """
@@ -155,6 +156,8 @@ def build_filter(
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
     if network:
         special |= _connected_blocks()
+    if resident and confined:
+        special["kill"] = [(BPF_RET, 0, 0, ASK_IF_HEARD)]
     if resident or confined:  # the caller is told that it was done
         hiding = [(BPF_JEQ, 0, 3, PR_SET_DUMPABLE), _argument(1), *_if_any((0,), _NOT_DONE)]
         special["prctl"] = [_argument(0), *hiding, *special["prctl"]]

@@ -159,7 +159,8 @@ async def _first_line(process: OpenProcess) -> str:
 
 async def _lives(sandbox: OpenLiveSandbox, pid: str) -> bool:
     """Tell whether a process inside is there, and no zombie."""
-    line = f"(while read n s r; do [ $n != State: ] || echo $s; done < /proc/{pid}/status) 2> /dev/null"
+    looks = f"(while read n s r; do [ $n != State: ] || echo $s; done < /proc/{pid}/status) 2> /dev/null"
+    line = f"if [ -r /proc/{pid}/status ]; then {looks}; else kill -0 {pid} 2> /dev/null && echo there; fi"
     return (await shell(sandbox, line)).stdout.strip() not in ("", "Z", "X")
 
 
@@ -172,8 +173,8 @@ async def _expect_gone(sandbox: OpenLiveSandbox, *pids: str) -> None:
 
 
 def _leaving(path: str, *unheard: str) -> str:
-    """Return the line of shell that leaves a process behind, whose pid is in a file then."""
-    return shlex.join(["rm", "-f", path]) + "; " + shlex.join(["python3", "-c", LEAVES, path, *unheard])
+    """Return the line of shell that leaves a process behind, whose pid is in a file below TMPDIR then."""
+    return f'rm -f "$TMPDIR/{path}"; python3 -c {shlex.quote(LEAVES)} "$TMPDIR/{path}" {" ".join(unheard)}'
 
 
 async def _read(sandbox: OpenLiveSandbox, path: str) -> str:
@@ -219,9 +220,9 @@ async def _fifty(subject: Subject) -> None:
 async def _outlives(subject: Subject) -> None:
     """Leave processes behind: with no stream, and with the streams of the command, that has written before its end."""
     async with opened_live(subject) as sandbox:
-        expect_ok(await shell(sandbox, _leaving("/tmp/one", "unheard")))
+        expect_ok(await shell(sandbox, _leaving("one", "unheard")))
         code = "import os; os.write(1, b'x' * 60000)"
-        result = expect_ok(await shell(sandbox, f'{_leaving("/tmp/two")}; python3 -c "{code}"'))
+        result = expect_ok(await shell(sandbox, f'{_leaving("two")}; python3 -c "{code}"'))
         expect("bytes of output", len(result.stdout), 60000)
         for path in ("/tmp/one", "/tmp/two"):
             pid = await _read(sandbox, path)
@@ -260,9 +261,9 @@ async def _times_out(subject: Subject) -> None:
     """End a command with what has left it, and neither a sibling nor what that has left behind."""
     async with opened_live(subject) as sandbox, started(sandbox, "sh", "-c", SLEEPS) as sibling:
         sibling_pid = await _first_line(sibling)
-        expect_ok(await shell(sandbox, _leaving("/tmp/other", "unheard")))
+        expect_ok(await shell(sandbox, _leaving("other", "unheard")))
         for seconds in TRIES_S:
-            line = f"{_leaving('/tmp/left', 'unheard')}; echo there; sleep 1000"
+            line = f"{_leaving('left', 'unheard')}; echo there; sleep 1000"
             result = await shell(sandbox, line, timeout_s=seconds)
             expect_that(result.status is Status.TIMEOUT, f"the command ended with {describe(result)}")
             expect("exit code", result.exit_code, EXIT_TIMEOUT)
@@ -275,7 +276,7 @@ async def _times_out(subject: Subject) -> None:
 
 async def _is_killed(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
-        line = f"{_leaving('/tmp/left', 'unheard')}; {SLEEPS}"
+        line = f"{_leaving('left', 'unheard')}; {SLEEPS}"
         async with started(sandbox, "sh", "-c", line) as process:
             pid = await _first_line(process)
             process.kill()

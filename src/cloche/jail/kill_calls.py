@@ -1,0 +1,71 @@
+"""Signals between the commands of a sandbox that lives without a process namespace, where each has a domain of its own.
+
+Landlock keeps a guest's signals to what its own command has started, and none of another command's is below the same
+reaper. So `kill` is asked for. What the kernel lets pass is let go on: it is decided by registers. Where it does not,
+init looks below which reaper the process is that is meant, and that one sends the signal, by its own right: the kernel
+keeps that to what is below it, whatever has become of the number meanwhile.
+
+One question is put to init at a time. Others wait here, each of which is a thread of a guest's that is held.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import messages
+from .seccomp_notify import send_value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .answered_calls import Asked
+
+EAGAIN = 11
+MOST_WAITING = 4096  # those of threads that were killed meanwhile, too
+
+
+class Kills:
+    """Answer `kill` for the guests below one reaper, with what init says by `link`."""
+
+    def __init__(self, link: int):
+        self._link = link
+        self._waiting: list[tuple[int, bytes, dict[str, int]]] = []  # the first one is with init
+
+    def answer(self, asked: Asked) -> int:
+        """Let the call go on, or have init answer it."""
+        pid, number = (int.from_bytes(asked.word(at).to_bytes(4, "little"), "little", signed=True) for at in (0, 1))
+        if self._is_above(pid):
+            if len(self._waiting) >= MOST_WAITING:
+                raise OSError(EAGAIN, "too many signals at once")
+            self._waiting.append((asked.listener, asked.question, {"pid": pid, "number": number}))
+            asked.is_answered = True
+            if len(self._waiting) == 1:
+                self._ask()
+        else:
+            asked.let_go_on()
+        return 0
+
+    def take(self, refusal: int) -> None:
+        """Take the errno for the question that was put first, 0 for none, and put the next one."""
+        if self._waiting:
+            listener, question, _ = self._waiting.pop(0)
+            try:
+                send_value(listener, question, 0, refusal)
+            except OSError:
+                pass  # it was killed meanwhile
+        if self._waiting:
+            self._ask()
+
+    def _is_above(self, pid: int) -> bool:
+        """Tell whether a process, or a group, is there and out of our own reach."""
+        if pid in (0, -1):
+            return False  # which mean who is in reach
+        try:
+            posix.kill(pid, 0)
+        except PermissionError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def _ask(self) -> None:
+        messages.send_retrying(self._link, "kill", self._waiting[0][2])
