@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cloche.testing.conformance import CHECKS, Outcome
+from cloche.testing.conformance import CHECKS, LIVE_CHECKS, Outcome
+from tests.conformance.test_local_live import NOT_CONFINED
 from tests.harness.containers import Daemon, lay_out, run_inside
 
 pytestmark = pytest.mark.root
@@ -73,3 +74,13 @@ def test_the_suite_passes_in_a_container(docker: Daemon, project: Path, user: st
     assert len(rows) == len(CHECKS)
     assert not lines_of(rows, Outcome.BROKEN)
     assert {row["check"] for row in rows if row["outcome"] != Outcome.KEPT} == {"rollback", "fork"}
+
+
+@pytest.mark.soak
+@USERS
+def test_the_suite_of_sandboxes_that_live_passes_in_a_container(docker: Daemon, project: Path, user: str) -> None:
+    """Every check is kept; what the level has not is skipped."""
+    rows = conformance(docker, project, user, is_live=True)
+    assert len(rows) == len(LIVE_CHECKS)
+    assert not lines_of(rows, Outcome.BROKEN)
+    assert {row["check"] for row in rows if row["outcome"] != Outcome.KEPT} == NOT_CONFINED

@@ -5,7 +5,8 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from cloche.core.enforcement import Enforcement, Level
@@ -19,6 +20,7 @@ from cloche.jail.user_namespaces import claim_outside_id
 
 from ..enforcement import with_life_confined
 from ..host import Host
+from ..live_files import FileWatch
 from .live import LocalLiveSandbox
 from .plan import build_spec, filter_for, guest_paths_below
 from .session import LocalSession
@@ -29,6 +31,7 @@ ONE_UID = (
     "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
 )
 NO_SERVERS = "a sandbox at level confined has no servers: programs there have no sockets of the network"
+NO_WATCHES = "watch: level confined watches no files: inotify would tell of the host's as well"
 NO_CLONES = "checkpoints: level confined has none, as a clone needs namespaces"
 
 
@@ -87,6 +90,12 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
     async def list_ports(self) -> Sequence[ListeningPort]:
         """Return none: those of this network are the host's."""
         return ()
+
+    @contextlib.asynccontextmanager
+    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:
+        """Refuse: inotify is."""
+        raise BackendUnavailable(f"{NO_WATCHES}.", remedy="List the folder again, or use a host that gives level jail.")
+        yield  # type: ignore[unreachable]  # pragma: no cover
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:  # noqa: ARG002
         """Refuse: a session that can be cloned needs namespaces."""

@@ -84,9 +84,11 @@ for pid in pids:
     os.kill(pid, 9)
 """
 FILLS = """
-import os
+import os, time
+WORKSPACE = os.getcwd()
 for number in range(100):
-    folder = ("/tmp", os.path.expanduser("~"), "/workspace")[number % 3]
+    time.sleep(0.01)  # for who sums what is there, now and then
+    folder = (os.environ["TMPDIR"], os.path.expanduser("~"), WORKSPACE)[number % 3]
     try:
         with open(f"{folder}/fill-{number}", "wb", 0) as file: file.write(bytes(1 << 20))
     except OSError as error:
@@ -160,7 +162,7 @@ async def _first_line(process: OpenProcess) -> str:
 async def _lives(sandbox: OpenLiveSandbox, pid: str) -> bool:
     """Tell whether a process inside is there, and no zombie."""
     looks = f"(while read n s r; do [ $n != State: ] || echo $s; done < /proc/{pid}/status) 2> /dev/null"
-    line = f"if [ -r /proc/{pid}/status ]; then {looks}; else kill -0 {pid} 2> /dev/null && echo there; fi"
+    line = f"s=$( {looks} ); [ -n \"$s\" ] || ! kill -0 {pid} 2> /dev/null || s=there; echo $s"
     return (await shell(sandbox, line)).stdout.strip() not in ("", "Z", "X")
 
 
@@ -195,12 +197,12 @@ async def refuses(attempt: Awaitable[object], error: type[Exception], what: str)
 async def _at_once(subject: Subject) -> None:
     """Let two commands and a run wait for what the others do; files at several places are everybody's."""
     async with opened_live(subject) as sandbox:
-        waits = "until [ -e /tmp/first ]; do sleep 0.01; done; echo 2 > $HOME/second; cat /tmp/first"
+        waits = "cd $TMPDIR; until [ -e first ]; do sleep 0.01; done; echo 2 > $HOME/second; cat first"
         code = (
             "import os, time\nwhile not os.path.exists(os.path.expanduser('~/second')): time.sleep(0.01)\nprint('run')"
         )
         waiting = asyncio.gather(shell(sandbox, waits), sandbox.run(python(code)))
-        expect_ok(await shell(sandbox, "sleep 0; echo 1 > /tmp/first.new; mv /tmp/first.new /tmp/first"))
+        expect_ok(await shell(sandbox, "cd $TMPDIR; echo 1 > first.new; mv first.new first"))
         seen = [expect_ok(result).stdout for result in await waiting]
         expect("what they said", seen, ["1\n", "run\n"])
 
@@ -236,8 +238,9 @@ async def _exits(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
         for line, code in rows.items():
             expect(f"the exit code of {line}", (await shell(sandbox, line)).exit_code, code)
-        await sandbox.write_path("/tmp/plain", b"true", mode=0o644)
-        for program, code in {"/no/program": 127, "nonesuch": 127, "/tmp/plain": 126, "/tmp": 126}.items():
+        await sandbox.write_path("plain", b"true", mode=0o644)
+        plain = (await shell(sandbox, "echo $PWD/plain")).stdout.strip()
+        for program, code in {"/no/program": 127, "nonesuch": 127, plain: 126, "/etc": 126}.items():
             result = await done(sandbox, program)
             expect(f"the exit code of {program}", result.exit_code, code)
         expect("the status by a signal", (await shell(sandbox, "kill -9 $$")).status, Status.SIGNALED)
@@ -311,7 +314,7 @@ async def _terminal(subject: Subject) -> None:
             await process.write(b"\x03")
             await until(process.stdout, b"interrupted\r\n")
             expect("exit code", (await process.result()).exit_code, 0)
-        line = f"sleep 1000 & echo $! > /tmp/pid; {SLEEPS}"
+        line = f"sleep 1000 & echo $! > $TMPDIR/pid; {SLEEPS}"
         async with started(sandbox, "sh", "-c", line, terminal=(24, 80)) as process:
             pid = await _first_line(process)
         await _expect_gone(sandbox, pid, await _read(sandbox, "/tmp/pid"))
@@ -319,6 +322,7 @@ async def _terminal(subject: Subject) -> None:
 
 async def _ports(subject: Subject) -> None:
     async with opened_live(subject) as sandbox, started(sandbox, "python3", "-c", SERVER) as server:
+        await expect_servers(sandbox)
         port = int(await _first_line(server))
         expect_that(port in [row.port for row in await sandbox.list_ports()], "the server is not listed")
         line = f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.sendall(b'in'); print(s.recv(9))"
@@ -327,6 +331,16 @@ async def _ports(subject: Subject) -> None:
         server.kill()
         await server.result()
         await refuses(sandbox.connect(port), OSError, "connecting to a server that is gone")
+
+
+async def expect_servers(sandbox: OpenLiveSandbox) -> None:
+    """Skip the check where a sandbox says that nothing listens inside."""
+    try:
+        await sandbox.connect(1)
+    except BackendUnavailable as error:
+        raise Skipped(str(error)) from error
+    except OSError:
+        pass
 
 
 async def _talk(sandbox: OpenLiveSandbox, port: int, number: int) -> None:
@@ -380,7 +394,15 @@ async def _pids(subject: Subject) -> None:
 
 async def _disk(subject: Subject) -> None:
     async with opened_live(subject, disk_bytes=16 * MIB, tmp_bytes=16 * MIB) as sandbox:
-        result = expect_ok(await done(sandbox, "python3", "-c", FILLS))
+        result = await done(sandbox, "python3", "-c", FILLS)
+        if result.status is Status.DISK_LIMIT:  # there it is the end of what is at work; the files can be removed
+            names = [f"{folder}/{row.name}" for folder in ("/tmp", ".") for row in await sandbox.list_path(folder)]
+            expect_that(0 < len(names) < 100, f"{len(names)} MiB were written")
+            for name in names:
+                await sandbox.remove_path(name)
+            await sandbox.write_path("again", bytes(MIB // 2))
+            return
+        expect_ok(result)
         expect("what filling the disk comes to", result.stdout.split()[:2], ["28", "True"])
         folder, first = result.stdout.split()[2:]
         await refuses(sandbox.write_path(f"{folder}/more", bytes(8 * MIB)), SandboxFileError, "writing to a full disk")
@@ -390,7 +412,7 @@ async def _disk(subject: Subject) -> None:
 
 async def _fresh(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
-        leaves = "import os, sys\nos.environ['LEFT'] = 'x'; os.chdir('/tmp'); sys.left = 1; left = 1"
+        leaves = "import os, sys\nos.environ['LEFT'] = 'x'; os.chdir(os.environ['TMPDIR']); sys.left = 1; left = 1"
         looks = "import os, sys\nprint(os.environ.get('LEFT'), hasattr(sys, 'left'), 'left' in globals(), os.getcwd())"
         where = expect_ok(await sandbox.run(python(looks))).stdout
         for _ in range(2):
@@ -399,17 +421,16 @@ async def _fresh(subject: Subject) -> None:
         results = await asyncio.gather(*(sandbox.run(python(f"print({n}); {n} * 2", stdin=b"x")) for n in range(5)))
         seen = [(result.stdout, result.value) for result in results]
         expect("what runs at once come to", seen, [(f"{n}\n", 2 * n) for n in range(5)])
-        expect("env and cwd", (await shell(sandbox, "echo $A; pwd", env={"A": "1"}, cwd="/tmp")).stdout, "1\n/tmp\n")
-        expect(
-            "env after", (await shell(sandbox, "echo $A; [ $PWD = /tmp ] || echo elsewhere")).stdout, "\nelsewhere\n"
-        )
+        says = "echo $A; [ $PWD = $TMPDIR ] || echo elsewhere"
+        expect("env and cwd", (await shell(sandbox, says, env={"A": "1"}, cwd="/tmp")).stdout, "1\n")
+        expect("env after", (await shell(sandbox, says)).stdout, "\nelsewhere\n")
         await refuses(shell(sandbox, "true", cwd="/no/where"), SandboxFileNotFound, "working in no folder")
 
 
 async def _comes_back(subject: Subject) -> None:
     """Let a process go, find it by its id, read what it wrote meanwhile, and ask for the end of one that has ended."""
     async with opened_live(subject) as sandbox:
-        line = "echo one; until [ -e /tmp/go ]; do sleep 0.01; done; echo two; exit 4"
+        line = "echo one; until [ -e $TMPDIR/go ]; do sleep 0.01; done; echo two; exit 4"
         first = await sandbox.start_process(ProcessRequest(argv=("sh", "-c", line), kept=True))
         await until(first.stdout, b"one\n")
         first.detach()
@@ -428,8 +449,8 @@ async def _comes_back(subject: Subject) -> None:
 
 async def _is_cancelled(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
-        running = asyncio.ensure_future(sandbox.run(python("open('/tmp/up', 'w').close()\nwhile True: pass")))
-        expect_ok(await shell(sandbox, "until [ -e /tmp/up ]; do sleep 0.01; done", timeout_s=PATIENCE_S))
+        running = asyncio.ensure_future(sandbox.run(python("open('up', 'w').close()\nwhile True: pass")))
+        expect_ok(await shell(sandbox, "until [ -e up ]; do sleep 0.01; done", timeout_s=PATIENCE_S))
         running.cancel()
         (ended,) = await asyncio.gather(running, return_exceptions=True)
         expect_that(isinstance(ended, asyncio.CancelledError), f"a cancelled run came to {ended!r}")

@@ -22,6 +22,7 @@ from cloche.core.limits import KIB, MIB
 from cloche.core.protocols import OpenSandbox, OpenSession, SupportsFork, SupportsSessions, SupportsSessionsApart
 from cloche.core.result import EXIT_TIMEOUT, Result, Status
 
+from .live import expect_servers, opened_live
 from .subject import (
     HEART,
     HEART_IN_CHILD,
@@ -78,9 +79,10 @@ OTHERS = {
 # What all of five must do before any of them ends; a server; two processes that are left, one of which was let go.
 MEETS = """
 import os, time
-os.makedirs('/tmp/meet', exist_ok=True)
-open('/tmp/meet/{number}', 'w').close()
-while len(os.listdir('/tmp/meet')) < 5: time.sleep(0.01)
+meet = os.environ['TMPDIR'] + '/meet'
+os.makedirs(meet, exist_ok=True)
+open(meet + '/{number}', 'w').close()
+while len(os.listdir(meet)) < 5: time.sleep(0.01)
 """
 LISTENS = "import socket; server = socket.create_server(('127.0.0.1', 0)); port = server.getsockname()[1]; port"
 LEAVES = """
@@ -91,11 +93,19 @@ two = int(subprocess.check_output(line, shell=True, start_new_session=True))
 [one.pid, two]
 """
 LIVES = """
+import os
 def lives(pid):
     try:
         return open(f'/proc/{{pid}}/stat').read().rpartition(')')[2].split()[0] not in 'ZX'
+    except PermissionError:
+        pass
     except OSError:
         return False
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 [lives(pid) for pid in {pids}]
 """
 RUNTIMES = {"bash": "Bash ", "javascript": "Node.js v"}
@@ -427,21 +437,29 @@ async def _is_cancelled(subject: Subject) -> None:
 
 
 async def _are_at_once(subject: Subject) -> None:
-    """Let each session and a run wait for what the others do: in a folder of /tmp, and by loopback."""
+    """Let each session and a run wait for what the others do, in a folder of TMPDIR."""
     async with subject.open() as sandbox:
         sessions = [await _session(sandbox) for _ in range(4)]
         cells = [_cell(session, MEETS.format(number=number)) for number, session in enumerate(sessions)]
         *results, ran = await asyncio.gather(*cells, sandbox.run(python(MEETS.format(number=4))))
         expect("how each cell ended", [str(result.status) for result in results], ["ok"] * 4)
         expect_ok(ran)
-        port = await _value(sessions[0], LISTENS)
-        answering = asyncio.ensure_future(_cell(sessions[0], "peer, _ = server.accept(); peer.sendall(b'hello')"))
-        code = f"import socket\nprint(socket.create_connection(('127.0.0.1', {port})).recv(9))"
-        expect("what a run hears", expect_ok(await sandbox.run(python(code))).stdout, "b'hello'\n")
-        expect_ok(await answering)
         expect("a variable of one, in another", await _value(sessions[1], "'port' in globals()"), False)
         for session in sessions:
             await session.close()
+
+
+async def _meet_by_loopback(subject: Subject) -> None:
+    """Let a run connect to a session that listens."""
+    async with opened_live(subject) as sandbox:
+        await expect_servers(sandbox)
+        session = await _session(sandbox)
+        port = await _value(session, LISTENS)
+        answering = asyncio.ensure_future(_cell(session, "peer, _ = server.accept(); peer.sendall(b'hello')"))
+        code = f"import socket\nprint(socket.create_connection(('127.0.0.1', {port})).recv(9))"
+        expect("what a run hears", expect_ok(await sandbox.run(python(code))).stdout, "b'hello'\n")
+        expect_ok(await answering)
+        await session.close()
 
 
 async def _closes_alone(subject: Subject) -> None:
@@ -535,7 +553,8 @@ CHECKS: tuple[Check, ...] = (
 )
 # What holds besides where sandboxes live.
 LIVE_CHECKS: tuple[Check, ...] = (
-    _check(name="sessions at once", claim="sessions and runs share files and loopback, at once", attempt=_are_at_once),
+    _check(name="sessions at once", claim="sessions and runs share files, at once", attempt=_are_at_once),
+    _check(name="sessions: loopback", claim="sessions and runs share loopback", attempt=_meet_by_loopback),
     _check(name="session closes", claim="a session's end is that of all that it started alone", attempt=_closes_alone),
     _check(
         name="session apart",
