@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,73 @@ def test_a_time_out_ends_its_tree_and_nothing_else(opened: cloche.Sandbox) -> No
     opened.exec(shell="rm pids")
 
 
+KILLS = """
+import os, sys
+for pid in map(int, sys.stdin.read().split()):
+    try:
+        os.kill(pid, 0)
+        print("sent")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_a_command_ends_what_another_one_has_started() -> None:
+    """By its number or its group; reapers, init, those who wait, the caller and another sandbox's stay out of reach."""
+    opening = [cloche.Sandbox(level="confined", live=True, timeout=LONG_S) for _ in range(2)]
+    with opening[0] as opened, opening[1] as other:
+        server = opened.start(["sleep", "1000"])
+        group = opened.start(["sh", "-c", "sleep 1000 & wait"])  # the leader of one
+        assert opened.exec(shell=f"kill -0 {server.pid} && kill {server.pid} && kill -KILL -{group.pid}").exit_code == 0
+        assert (server.wait().exit_code, group.wait().exit_code) == (143, 137)
+        sleeper = opened.start(["sleep", "1000"])
+        init = parent_of(parent_of(sleeper.pid))
+        theirs = other.start(["sleep", "1000"])
+        asking = opened.start(["python3", "-c", KILLS])
+        deadline = time.monotonic() + LONG_S
+        while not (waiting := [pid for pid in guests_of(init) if pid not in (sleeper.pid, asking.pid)]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        outside = [os.getpid(), theirs.pid, init, *map(parent_of, [sleeper.pid, *waiting]), *waiting]
+        asking.write(" ".join(map(str, [sleeper.pid, *outside])))
+        asking.close_stdin()
+        said = asking.wait().stdout.split()
+        assert said == ["sent", *["PermissionError"] * len(outside)]
+        assert theirs.pid in [one.pid for one in other.processes()]
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process that has one thread."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def guests_of(init: int) -> list[int]:
+    """Return who are the children of the reapers of a sandbox."""
+    return [guest for reaper in children_of(init) for guest in children_of(reaper)]
+
+
+@pytest.mark.soak
+def test_a_storm_of_signals_between_commands_holds_up_nobody(opened: cloche.Sandbox) -> None:
+    """Threads that signal one that ends meanwhile, and askers that are killed while they ask, leave all at work."""
+    storm = (
+        "import os, sys, threading\npid = int(sys.argv[1])\ndef ask():\n for _ in range(300):\n  try: os.kill(pid, 0)\n"
+    )
+    storm += "  except OSError: pass\nall = [threading.Thread(target=ask) for _ in range(8)]\n"
+    storm += "[one.start() for one in all]\n[one.join() for one in all]\nprint('done')"
+    for _ in range(5):
+        target = opened.start(["sleep", "1000"])
+        asking = [opened.start(["python3", "-c", storm, str(target.pid)]) for _ in range(3)]
+        asking.pop().kill()
+        target.kill()
+        assert [one.wait().stdout for one in asking] == ["done\n"] * 2
+        assert opened.exec(["true"]).ok
+
+
 def test_everything_ends_with_the_sandbox() -> None:
     """Whatever commands have left behind is gone when it is closed."""
     with cloche.Sandbox(level="confined", live=True, timeout=LONG_S) as sandbox:
@@ -153,7 +221,9 @@ def test_a_folder_of_the_host_is_a_copy(tmp_path: Path) -> None:
         assert result.meta["workspace"]["how"] == "copy"
         assert result.meta["workspace"]["why"]
         assert (folder / "a.txt").read_text() == "one\n"
-        assert sandbox.commit(sandbox.diff().id).written == ("a.txt", "b.txt")
+        for _ in range(30):  # each stops all others while it looks, and may be done before they stand still
+            found = sandbox.diff()
+        assert sandbox.commit(found.id).written == ("a.txt", "b.txt")
     assert (folder / "a.txt").read_text() == "one\ntwo\n"
 
 

@@ -227,6 +227,8 @@ class Server:
         self.lifetime.pause()
         for one in self.pausing:
             one.signal(SIGCONT, "process")
+        if not self.pausing and not self.is_held:  # it has ended before the others stood still
+            self.lifetime.resume()
 
     def _attach(self, number: int, order: dict[str, Any]) -> None:
         process = self._found(order)
