@@ -31,7 +31,8 @@ def conformance(level: Level, only: Sequence[str] = (), *, at_once: int) -> tupl
 
 def lines_of(rows: Sequence[Row]) -> str:
     """Return a line for each row that is not kept."""
-    return "\n".join(f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if row.outcome is not Outcome.KEPT)
+    others = (row for row in rows if row.outcome is not Outcome.KEPT)
+    return "\n".join(f"{row.outcome}: {row.check.name}: {row.reason}" for row in others)
 
 
 def test_sandboxes_that_live_conform() -> None:

@@ -10,7 +10,8 @@ without namespaces, `pid1` what they share; `guest` becomes the program, `comman
 `clone_namespaces` their ids, mounts and files; `pause` stops a session while its files are read. `cgroups` has what is
 done with control groups; `user_namespaces` has outside ids and id-mapped mounts, `subordinate_ids` the ranges of
 /etc/subuid; `seccomp_notify` answers the filter, `answered_calls` makes calls in a guest's place, `metadata_calls`
-those that change metadata, `network_calls` those that make and connect sockets, and `task_count` counts new processes;
+those that change metadata, `network_calls` those that make and connect sockets, `kill_calls` signals between commands;
+`task_count` counts new processes;
 `shared_status` is memory in which runs in a prefork jail are noted; `work_folder` stands in for mounts, and ends and
 removes what a killed helper left.
 

@@ -534,7 +534,7 @@ class CommandReaper:
             messages.send(self.link, "sent", {})
 
     def _signal_for_another(self, body: dict[str, Any]) -> None:
-        """Send a signal for another command of the sandbox; the kernel lets none pass that is not for who is below us."""
+        """Send a signal for another command of the sandbox; the kernel refuses us whoever is not below us."""
         refusal = 0
         try:
             posix.kill(body["pid"], body["number"])

@@ -92,7 +92,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         return ()
 
     @contextlib.asynccontextmanager
-    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:
+    async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:  # noqa: ARG002
         """Refuse: inotify is."""
         raise BackendUnavailable(f"{NO_WATCHES}.", remedy="List the folder again, or use a host that gives level jail.")
         yield  # type: ignore[unreachable]  # pragma: no cover

@@ -162,7 +162,7 @@ async def _first_line(process: OpenProcess) -> str:
 async def _lives(sandbox: OpenLiveSandbox, pid: str) -> bool:
     """Tell whether a process inside is there, and no zombie."""
     looks = f"(while read n s r; do [ $n != State: ] || echo $s; done < /proc/{pid}/status) 2> /dev/null"
-    line = f"s=$( {looks} ); [ -n \"$s\" ] || ! kill -0 {pid} 2> /dev/null || s=there; echo $s"
+    line = f's=$( {looks} ); [ -n "$s" ] || ! kill -0 {pid} 2> /dev/null || s=there; echo $s'
     return (await shell(sandbox, line)).stdout.strip() not in ("", "Z", "X")
 
 

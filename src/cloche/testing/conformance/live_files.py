@@ -73,7 +73,9 @@ async def _content(subject: Subject) -> None:
         expect("through a link", await sandbox.read_path("/tmp/link", max_bytes=9), b"home\n")
         await sandbox.write_path("/tmp/link", b"new")
         expect(
-            "written through a link", (await shell(sandbox, "cat ~/x/f; readlink $TMPDIR/link | wc -l")).stdout, "new1\n"
+            "written through a link",
+            (await shell(sandbox, "cat ~/x/f; readlink $TMPDIR/link | wc -l")).stdout,
+            "new1\n",
         )
         status = await sandbox.read_path("/proc/self/status", max_bytes=64 * KIB)
         expect_that(b"Uid:" in status, f"a file of /proc reads as {status!r}")
@@ -83,9 +85,7 @@ async def _errors(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
         await sandbox.write_path("/tmp/f", b"12345")
         expect_ok(
-            await shell(
-                sandbox, "cd $TMPDIR; mkfifo p; ln -s l l; mkdir d; echo x > d/x; echo > ~/r; chmod 400 ~/r"
-            )
+            await shell(sandbox, "cd $TMPDIR; mkfifo p; ln -s l l; mkdir d; echo x > d/x; echo > ~/r; chmod 400 ~/r")
         )
         read, write = partial(sandbox.read_path, max_bytes=4), partial(sandbox.write_path, data=b"")
         home = (await shell(sandbox, "echo ~")).stdout.strip()
@@ -258,7 +258,8 @@ async def _watch(subject: Subject) -> None:
             raise Skipped(str(error)) from error
         await refuses(_watched(sandbox, "/tmp/none"), SandboxFileNotFound, "watching nothing")
         async with sandbox.watch_path("/tmp/own", recursive=True) as changes:
-            expect_ok(await shell(sandbox, "cd $TMPDIR/own; mkdir -p a/b; echo 1 > a/b/f; mv a/b/f g; rm g; echo > end"))
+            changes_all = "cd $TMPDIR/own; mkdir -p a/b; echo 1 > a/b/f; mv a/b/f g; rm g; echo > end"
+            expect_ok(await shell(sandbox, changes_all))
             found: list[FileChange] = []
             async with asyncio.timeout(PATIENCE_S):
                 async for change in changes:
