@@ -1,9 +1,7 @@
 """Files on their way in and out: archives, bounded, and believed in nothing.
 
 An archive that comes out is kept as it came, in memory while small and else in a file without a name, so that a
-result's files can be saved long after the container is gone. It is walked here header by header: `tarfile` would also
-unpack what is compressed, make up what is sparse, go back where a size is negative, and read extended headers with
-expressions that take for ever, all as the guest likes.
+result's files can be saved long after the container is gone. `core/tar.py` walks it header by header.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from cloche.core.languages import is_program_file
 from cloche.core.record import dataclass
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
+from cloche.core.tar import ENCODING, ERRORS, members, read_at
 from cloche.init.patterns import matches
 
 from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, copy_out
@@ -36,13 +35,8 @@ MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of the
 MOST_NAMES, MOST_NAME_BYTES = 200_000, 4 * MAX_PATH_CHARS  # in a list of paths
 # What an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
-LONGEST_NAME_BYTES = 4096 + 2  # as long as a path may be, "./" before it
 MOST_SKIPPED = 10**9  # that is believed
-BLOCK = tarfile.BLOCKSIZE
-ENCODING, ERRORS = "utf-8", "surrogateescape"  # names that are no text come through as they are
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
-EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
-EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 log = logging.getLogger("cloche.containers")
 
 
@@ -84,7 +78,7 @@ class Spool:
         if not isinstance(size, int) or not 0 < size <= self.size:
             return []
         self.size -= size
-        names = _read(self, self.size, min(size, MOST_NAME_BYTES)).split(b"\0", MOST_NAMES)[:MOST_NAMES]
+        names = read_at(self.file, self.size, min(size, MOST_NAME_BYTES)).split(b"\0", MOST_NAMES)[:MOST_NAMES]
         return [os.fsdecode(name) for name in names]
 
 
@@ -97,16 +91,6 @@ class ByteRange:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """Hold what one header of an archive says; `name` is None where that stands in an extended header."""
-
-    name: str | None
-    kind: bytes
-    offset: int
-    size: int
-
-
 def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
     """Return where each regular file is by its path, how many members were left out.
 
@@ -115,7 +99,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
     found: dict[str, ByteRange] = {}
     left_out = chars = 0
     try:
-        for member in _members(spool, until):
+        for member in members(spool.file, spool.size):
             if until.is_over():
                 return found, left_out + 1
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
@@ -131,35 +115,6 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
         log.warning("a container's files are left out from where their archive makes no sense: %s", error)
         left_out += 1
     return found, left_out
-
-
-def _members(spool: Spool, until: Until) -> Iterator[_Member]:
-    """Yield what an archive says of its members, one after the other. Raises TarError or ValueError."""
-    at, name, has_name_elsewhere = 0, "", False
-    while at < spool.size and not until.is_over():
-        header = _read(spool, at, BLOCK)
-        if not any(header):
-            return
-        member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
-        at += BLOCK
-        size = member.size if member.type not in EMPTY else 0
-        if not 0 <= size <= spool.size - at:
-            raise ValueError(f"a member of {size} bytes, of which {spool.size - at} came")
-        if member.type == tarfile.GNUTYPE_LONGNAME:
-            long_name = _read(spool, at, min(size, LONGEST_NAME_BYTES)).split(b"\0", 1)[0]
-            name = long_name.decode(ENCODING, ERRORS)
-        elif member.type in EXTENDED:
-            has_name_elsewhere = True
-        elif member.type not in (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE):
-            shown = None if has_name_elsewhere else name or member.name
-            yield _Member(name=shown, kind=member.type, offset=at, size=size)
-            name, has_name_elsewhere = "", False
-        at += -(-size // BLOCK) * BLOCK
-
-
-def _read(spool: Spool, at: int, size: int) -> bytes:
-    spool.file.seek(at)
-    return spool.file.read(size)
 
 
 def _inside(name: str) -> str | None:

@@ -1,10 +1,9 @@
 """Whole folders as archives: one of this machine's to be sent into a sandbox, and one that came out of it.
 
-What comes out is a guest's word. Its archive is walked header by header, as `tarfile` would also make up what is
-sparse, go back where a size is negative, and read extended headers with expressions that take for ever. What it holds
-is written by descriptors, through no link, and only below the folder that the caller named. A link is made only where
-it leads to something below that folder, whatever else the archive holds: its target goes up first, no further than the
-folder, and never up again after it went down.
+What comes out is a guest's word. `core/tar.py` walks its archive header by header. What it holds is written by
+descriptors, through no link, and only below the folder that the caller named. A link is made only where it leads to
+something below that folder, whatever else the archive holds: its target goes up first, no further than the folder, and
+never up again after it went down.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import errno
 import os
 import stat
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -21,18 +20,13 @@ from cloche import hostfs
 from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
 from cloche.core.limits import format_size
 from cloche.core.processes import Transfer
-from cloche.core.record import dataclass, replace
+from cloche.core.record import replace
+from cloche.core.tar import ENCODING, ERRORS, Member, members
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
-MOST_HEADERS = 8  # of one member: its own, those of long names, extended ones
-MOST_NAME_BYTES = 4096 + 2
 CHUNK_BYTES = 1 << 18
-BLOCK = tarfile.BLOCKSIZE
-ENCODING, ERRORS = "utf-8", "surrogateescape"
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
-EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
-EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def read_host_file(path: str, most: int) -> tuple[bytes, int]:
@@ -144,18 +138,6 @@ def stays_inside(path: str, target: str) -> bool:
     return up <= path.count("/") and ".." not in names[up:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """Hold what one header says; `name` is None where that stands in an extended header."""
-
-    name: str | None
-    kind: bytes
-    mode: int
-    target: str
-    offset: int
-    size: int
-
-
 def unpack_folder(archive: BinaryIO, target: str, most: int) -> Transfer:
     """Write what an archive holds below a folder of this machine, which is made where it is not there.
 
@@ -184,7 +166,7 @@ class _Unpacking:
 
     def unpack(self) -> Transfer:
         files = size = left_out = 0
-        for count, member in enumerate(self._members()):
+        for count, member in enumerate(members(self._archive, self._size)):
             if count >= MOST_ENTRIES:
                 raise ValueError(f"more than {MOST_ENTRIES} entries")
             names = _names(member.name)
@@ -197,7 +179,7 @@ class _Unpacking:
                 files, size = files + 1, size + written
         return Transfer(files=files, size=size, left_out=left_out)
 
-    def _try(self, member: _Member, names: list[str]) -> int | None:
+    def _try(self, member: Member, names: list[str]) -> int | None:
         """Write one member; return the bytes of a file, -1 for what is none, None for what is left out."""
         if member.kind == tarfile.LNKTYPE and member.target in self._written:  # another name of the same file
             offset, size = self._written[member.target]
@@ -212,7 +194,7 @@ class _Unpacking:
             return None  # something else is in its place: a folder, a link, a file where a folder is needed
         return member.size if member.kind in REGULAR else -1
 
-    def _write(self, member: _Member, names: list[str]) -> bool:
+    def _write(self, member: Member, names: list[str]) -> bool:
         """Write one member; False for what is left out."""
         if member.kind == tarfile.DIRTYPE:
             os.close(hostfs.descend(self._root, names, mode=0o777))
@@ -234,7 +216,7 @@ class _Unpacking:
         self._written[path] = (member.offset, member.size)
         return True
 
-    def _fill(self, member: _Member, name: str, at: int) -> None:
+    def _fill(self, member: Member, name: str, at: int) -> None:
         there = hostfs.look(name, at)
         if there is not None and stat.S_ISDIR(there.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -247,42 +229,6 @@ class _Unpacking:
                     file.write(data)
                     left -= len(data)
             os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
-
-    def _members(self) -> Iterator[_Member]:
-        """Yield what the archive says of its members, one after the other. Raises TarError or ValueError."""
-        at, beside, name, target, has_name_elsewhere = 0, 0, "", "", False
-        while at < self._size:
-            header = self._read(at, BLOCK)
-            if not any(header):
-                return
-            found = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
-            at += BLOCK
-            size = found.size if found.type not in EMPTY else 0
-            if not 0 <= size <= self._size - at:
-                raise ValueError(f"a member of {size} bytes, of which {self._size - at} came")
-            beside += 1
-            if beside > MOST_HEADERS:
-                raise ValueError(f"more than {MOST_HEADERS} headers of one member")
-            if found.type == tarfile.GNUTYPE_LONGNAME:
-                name = self._text(at, size)
-            elif found.type == tarfile.GNUTYPE_LONGLINK:
-                target = self._text(at, size)
-            elif found.type in EXTENDED:
-                has_name_elsewhere = True
-            elif found.type != tarfile.XGLTYPE:
-                shown = None if has_name_elsewhere else name or found.name
-                yield _Member(
-                    name=shown, kind=found.type, mode=found.mode, target=target or found.linkname, offset=at, size=size
-                )
-                beside, name, target, has_name_elsewhere = 0, "", "", False
-            at += -(-size // BLOCK) * BLOCK
-
-    def _read(self, at: int, size: int) -> bytes:
-        self._archive.seek(at)
-        return self._archive.read(size)
-
-    def _text(self, at: int, size: int) -> str:
-        return self._read(at, min(size, MOST_NAME_BYTES)).split(b"\0", 1)[0].decode(ENCODING, ERRORS)
 
 
 def _names(path: str | None) -> list[str] | None:
