@@ -31,18 +31,15 @@ def _debug(action: str, namespaces: tuple[str, ...], database: str | None, as_js
     from cloche.core.debugging import VARIABLE, DebugState, check_namespaces, read_namespaces
     from cloche.records.debugging import read_switches, store_switches
 
-    from .keys import open_database
+    from ._records import opened
 
     names = check_namespaces(namespaces or ["*"], where="NAMESPACE")
-    opened = open_database(database)
-    try:
+    with opened(database) as records:
         if action != "show":
-            with opened.writing() as session:
+            with records.writing() as session:
                 store_switches(session, dict.fromkeys(sorted(names), action == "on"), by="cli")
-        with opened.reading() as session:
+        with records.reading() as session:
             stored = read_switches(session)
-    finally:
-        opened.close()
     state = DebugState(environment=read_namespaces(os.environ.get(VARIABLE, "")), stored=stored)
     _print(state, as_json=as_json)
     return 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import InvalidRequest, NotFound
+from cloche.core.errors import NotFound
 from cloche.core.escape import escape, escape_line
 
+from ._records import Document, Kind, add_commands, opened
+from ._records import folder as open_folder
 from .app import root
 from .options import argument, flag, json_option, option, sandbox_options
 from .output import say, show, showing_progress
@@ -85,38 +87,6 @@ def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
     return 0
 
 
-@devenv.command("list")
-@option("--limit", type=int, default=50, metavar="N", help="So many at most, up to 200.")
-@option("--cursor", metavar="ID", help="Go on behind this one.")
-@json_option()
-def _list(limit: int, cursor: str | None, as_json: bool) -> int:
-    """List the stored manifests."""
-    from cloche.records import require_extra
-
-    require_extra()
-    from cloche.records.database import Database
-    from cloche.records.devenv_store import list_manifests
-
-    database = Database()
-    try:
-        page = list_manifests(database, limit=limit, cursor=cursor)
-    finally:
-        database.close()
-    if as_json:
-        print(json.dumps(page, indent=2))
-        return 0
-    rows = [
-        {"name": one["name"], "created": one["createdAt"], "workspace": one["workspacePath"]} for one in page["items"]
-    ]
-    if rows:
-        show(rows, as_json=False, below=("workspace",))
-    else:
-        print("no manifest is stored")
-    if page["nextCursor"]:
-        print(f"there are more: --cursor {page['nextCursor']}")
-    return 0
-
-
 @devenv.command("provision")
 @_folder
 @option("--name", metavar="NAME", help="The sandbox's name. Default: one after the manifest's.")
@@ -163,20 +133,6 @@ def _provision(
     return 0 if made.ok else EXIT_FAILED_STEP
 
 
-@contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    from cloche import hostfs
-
-    try:
-        at = hostfs.open_folder(folder, follows_link=True)
-    except OSError as error:
-        raise InvalidRequest(f"{folder!r} is no folder that can be read: {error.strerror}") from error
-    try:
-        yield at
-    finally:
-        os.close(at)
-
-
 def _read(folder: str) -> DevEnvManifest:
     from cloche.records.devenv import read_manifest
 
@@ -184,18 +140,31 @@ def _read(folder: str) -> DevEnvManifest:
         return read_manifest(at)
 
 
+def _opened(path: str) -> AbstractContextManager[int]:
+    return open_folder(path, "{!r} is no folder that can be read: {}")
+
+
 def _store(manifest: DevEnvManifest, path: str) -> None:
-    from cloche.records import require_extra
+    with opened() as database:
+        from cloche.records.devenv_store import save_manifest
 
-    require_extra()
-    from cloche.records.database import Database
-    from cloche.records.devenv_store import save_manifest
-
-    database = Database()
-    try:
         save_manifest(database, manifest, path)
-    finally:
-        database.close()
+
+
+def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+    with opened() as database:
+        from cloche.records.devenv_store import list_manifests
+
+        return list_manifests(database, **asked)
+
+
+add_commands(
+    Kind(
+        group=devenv, name="manifest", many="stored manifests", none="no manifest is stored", page=_page,
+        row=lambda one: {"name": one["name"], "created": one["createdAt"], "workspace": one["workspacePath"]},
+        below=("workspace",),
+    )
+)  # fmt: skip
 
 
 def _say_all(notes: Sequence[str]) -> None:

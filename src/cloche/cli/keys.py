@@ -8,27 +8,17 @@ from typing import TYPE_CHECKING
 from cloche.core.escape import escape_name
 
 from ._acts import audit_log, require_yes, yes_option
+from ._records import opened
 from .app import root
 from .options import argument, json_option, option
 from .output import show
 
 if TYPE_CHECKING:
-    from cloche.records.database import Database
     from cloche.records.keys import KeyFacts
 
 keys = root.group("keys", help="Keys of the service (`cloche serve`).")(lambda: None)
 _database = option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
 _id = argument("key_id", metavar="ID", help="A key's id, of `cloche keys list`.")
-
-
-def open_database(location: str | None) -> Database:
-    """Open the database of records. Raises InvalidRequest, RecordsFailed."""
-    from cloche.records import require_extra
-
-    require_extra()
-    from cloche.records.database import Database
-
-    return Database(location)
 
 
 @keys.command("create")
@@ -43,9 +33,10 @@ def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: s
     from cloche.records.keys import create_key
 
     lifetime_s = None if lifetime is None else parse_duration(lifetime, name="lifetime")
-    made, text = create_key(
-        open_database(database), name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s, audit=audit_log()
-    )
+    with opened(database) as records:
+        made, text = create_key(
+            records, name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s, audit=audit_log()
+        )
     return _print_made(made, text, as_json=as_json)
 
 
@@ -61,7 +52,8 @@ def _list(database: str | None, as_json: bool) -> int:
     """List the keys, without their texts."""
     from cloche.records.keys import list_keys
 
-    rows = [key.as_dict() for key in list_keys(open_database(database))]
+    with opened(database) as records:
+        rows = [key.as_dict() for key in list_keys(records)]
     if not rows and not as_json:
         print("no key; `cloche keys create NAME` makes one")
         return 0
@@ -79,7 +71,8 @@ def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
     from cloche.records.keys import rotate_key
 
     require_yes(f"Rotate {escape_name(key_id)}? Whoever has the old key is refused from then on.", yes=yes)
-    made, text = rotate_key(open_database(database), key_id, audit=audit_log())
+    with opened(database) as records:
+        made, text = rotate_key(records, key_id, audit=audit_log())
     return _print_made(made, text, as_json=as_json)
 
 
@@ -92,5 +85,6 @@ def _revoke(key_id: str, database: str | None, yes: bool) -> int:
     from cloche.records.keys import revoke_key
 
     require_yes(f"Revoke {escape_name(key_id)}? Whoever has it is refused from then on.", yes=yes)
-    print(f"revoked {revoke_key(open_database(database), key_id, audit=audit_log()).id}")
+    with opened(database) as records:
+        print(f"revoked {revoke_key(records, key_id, audit=audit_log()).id}")
     return 0

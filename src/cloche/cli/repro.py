@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import escape, escape_line, escape_name
+from cloche.core.escape import escape, escape_line
 
-from ._acts import require_yes, yes_option
+from ._records import Document, Kind, add_commands, opened, print_json, session_option
 from .app import root
 from .options import argument, json_option, option, sandbox_options
-from .output import EXIT_FAILED, show
+from .output import EXIT_FAILED
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
@@ -50,29 +50,6 @@ def _create(
     return 0
 
 
-@repro.command("list")
-@option("--status", metavar="STATUS", help="Only those that are queued, running, passed, failed or error.")
-@option("--session", metavar="LABEL", help="Only those with this label.")
-@option("--limit", type=int, default=50, metavar="N", help="So many at most, up to 200.")
-@option("--cursor", metavar="ID", help="Go on behind this one.")
-@json_option()
-def _list(status: str | None, session: str | None, limit: int, cursor: str | None, as_json: bool) -> int:
-    """List reproductions, the newest first."""
-    with _reproductions() as records:
-        page = records.list(status=status, session_id=session, limit=limit, cursor=cursor)
-    if as_json:
-        print(json.dumps(page, indent=2))
-        return 0
-    rows = [{name: one[name] for name in ("id", "status", "language", "title")} for one in page["items"]]
-    if rows:
-        show(rows, as_json=False)
-    else:
-        print("there is no reproduction")
-    if page["nextCursor"]:
-        print(f"there are more: --cursor {page['nextCursor']}")
-    return 0
-
-
 @repro.command("show")
 @_id
 @json_option()
@@ -81,8 +58,7 @@ def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
     with _reproductions() as records:
         found = records.get(id)
     if as_json:
-        print(json.dumps(found, indent=2))
-        return 0
+        return print_json(found)
     _print_record(found)
     return 0
 
@@ -110,35 +86,15 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
     return EXIT_CODES[ended["status"]]
 
 
-@repro.command("delete")
-@_id
-@yes_option
-@json_option()
-def _delete(id: str, yes: bool, as_json: bool) -> int:  # noqa: A002
-    """Delete one that does not run."""
-    require_yes(f"Delete reproduction {escape_name(id)}?", yes=yes)
-    with _reproductions() as records:
-        records.delete(id)
-    print(json.dumps({"id": id, "deleted": True}) if as_json else f"deleted: {id}")
-    return 0
-
-
 @contextmanager
 def _reproductions() -> Iterator[Reproductions]:
     """Open the records; what ran in a process that is gone has status `error` from then on."""
-    from cloche.records import require_extra
+    with opened() as database:
+        from cloche.records.reproductions import Reproductions
 
-    require_extra()
-    from cloche.records.database import Database
-    from cloche.records.reproductions import Reproductions
-
-    database = Database()
-    try:
         records = Reproductions(database)
         records.recover()
         yield records
-    finally:
-        database.close()
 
 
 def _code(file: str | None, code: str | None) -> str:
@@ -169,3 +125,25 @@ def _print_record(record: dict[str, Any]) -> None:
     for name in ("stdout", "stderr"):
         if result.get(name):
             print(escape(f"{name}:\n{result[name].rstrip()}"))
+
+
+def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+    with _reproductions() as records:
+        return records.list(**asked)
+
+
+def _delete(id_: str) -> Document:
+    with _reproductions() as records:
+        records.delete(id_)
+    return {"id": id_, "deleted": True}
+
+
+_status = option("--status", metavar="STATUS", help="Only those that are queued, running, passed, failed or error.")
+add_commands(
+    Kind(
+        group=repro, name="reproduction", many="reproductions, the newest first", none="there is no reproduction",
+        page=_page, row=lambda one: {name: one[name] for name in ("id", "status", "language", "title")},
+        filters=(_status, session_option), delete=_delete, delete_help="Delete one that does not run.",
+        deleted="deleted:",
+    )
+)  # fmt: skip

@@ -5,24 +5,18 @@ What a snapshot has are a stranger's words (names of branches, of packages, valu
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
-from ._acts import audit_log, require_yes, yes_option
+from ._acts import audit_log
+from ._records import Document, Kind, add_commands, folder, opened, print_json, session_option
 from .app import root
 from .options import argument, flag, json_option, option
-from .output import say, show
-
-if TYPE_CHECKING:
-    from cloche.records.database import Database
-
-Document = Mapping[str, Any]
+from .output import say
 
 snapshots = root.group("snapshot", help="Snapshots of an environment: compare, replicate.")(lambda: None)
 _id = argument("id_", metavar="ID", help="A snapshot's id.")
@@ -46,38 +40,16 @@ def _create(
     from cloche.records.environment import take_snapshot
 
     env = _environment(names, is_all=all_env)
-    with _opened() as database, _folder(workspace) as at:
+    with opened() as database, folder(workspace) as at:
         document = take_snapshot(
             database, at, workspace_path=os.path.abspath(workspace), settings=load_settings(), env=env,
             session_id=session, label=label,
         )  # fmt: skip
     if as_json:
-        return _print_json(document)
+        return print_json(document)
     for note in _notes(document):
         say(note)
     print(document["id"])
-    return 0
-
-
-@snapshots.command("list")
-@option("--session", metavar="LABEL", help="Those with this label.")
-@option("--limit", metavar="N", type=int, default=50, help="At most so many, 200 at most.")
-@option("--cursor", metavar="ID", help="Those before this one: the nextCursor of the page before.")
-@json_option()
-def _list(session: str | None, limit: int, cursor: str | None, as_json: bool) -> int:
-    """List the snapshots, the newest first."""
-    from cloche.records.environment import list_snapshots
-
-    with _opened() as database:
-        page = list_snapshots(database, session_id=session, limit=limit, cursor=cursor)
-    if as_json:
-        return _print_json(page)
-    if not page["items"]:
-        print("there are no snapshots")
-        return 0
-    show([_row(one) for one in page["items"]], as_json=False)
-    if page["nextCursor"]:
-        say(f"there are more: --cursor {page['nextCursor']}")
     return 0
 
 
@@ -88,10 +60,10 @@ def _show(id_: str, as_json: bool) -> int:
     """Show a snapshot."""
     from cloche.records.environment import get_snapshot
 
-    with _opened() as database:
+    with opened() as database:
         document = get_snapshot(database, id_)
     if as_json:
-        return _print_json(document)
+        return print_json(document)
     for name, value in {**_row(document), "head": document["git"]["head"]}.items():
         _print_line(f"{name}: {'' if value is None else value}")
     for name, value in document["env"].items():
@@ -118,10 +90,10 @@ def _compare(id1: str, id2: str, as_json: bool) -> int:
     """
     from cloche.records.environment import compare_snapshots
 
-    with _opened() as database:
+    with opened() as database:
         found = compare_snapshots(database, id1, id2)
     if as_json:
-        return _print_json(found)
+        return print_json(found)
     env, dependencies = found["env"], found["dependencies"]
     for sign, key in (("+", "added"), ("-", "removed")):
         for name, value in env[key].items():
@@ -150,70 +122,23 @@ def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) 
     from cloche.records.environment import get_snapshot
     from cloche.records.replication import render_script, write_script
 
-    with _opened() as database:
+    with opened() as database:
         document = get_snapshot(database, id_)
     script = render_script(document)
-    folder = workspace or str(document["workspacePath"])
-    with _folder(folder) as at:
+    path = workspace or str(document["workspacePath"])
+    with folder(path) as at:
         if (audit := audit_log()) is not None:
-            audit.record("replicate", snapshot=id_, path=os.path.abspath(folder))
+            audit.record("replicate", snapshot=id_, path=os.path.abspath(path))
         write_script(at, script, overwrite=overwrite)
     found = script.as_dict()
     if as_json:
-        return _print_json(found)
+        return print_json(found)
     print(f"written: {found['path']}, {found['variables']} variables")
     if script.placeholders:
         say(f"to be filled in: {', '.join(script.placeholders)}")
     for name, reason in script.skipped:
         say(f"left out: {name} ({reason})")
     return 0
-
-
-@snapshots.command("delete")
-@_id
-@yes_option
-@json_option()
-def _delete(id_: str, yes: bool, as_json: bool) -> int:
-    """Delete a snapshot, its file and its row."""
-    from cloche.records.environment import delete_snapshot
-
-    require_yes(f"Delete snapshot {escape_name(id_)}?", yes=yes)
-    with _opened() as database:
-        delete_snapshot(database, id_)
-    if as_json:
-        return _print_json({"id": id_})
-    print(f"deleted {id_}")
-    return 0
-
-
-@contextmanager
-def _opened() -> Iterator[Database]:
-    from cloche.records import require_extra
-
-    require_extra()
-    from cloche.records.database import Database
-
-    database = Database()
-    try:
-        yield database
-    finally:
-        database.close()
-
-
-@contextmanager
-def _folder(path: str) -> Iterator[int]:
-    """Hold open a folder that the user named. Raises InvalidRequest."""
-    from cloche.hostfs import open_folder
-
-    try:
-        fd = open_folder(path, follows_link=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidRequest(f"--workspace: {escape_name(path)} cannot be opened: {reason}") from None
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _environment(names: Sequence[str], *, is_all: bool) -> Mapping[str, str] | None:
@@ -252,6 +177,25 @@ def _print_line(text: str) -> None:
     print(escape_name(text))
 
 
-def _print_json(document: Document) -> int:
-    print(json.dumps(document, indent=2))
-    return 0
+def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+    from cloche.records.environment import list_snapshots
+
+    with opened() as database:
+        return list_snapshots(database, **asked)
+
+
+def _delete(id_: str) -> Document:
+    from cloche.records.environment import delete_snapshot
+
+    with opened() as database:
+        delete_snapshot(database, id_)
+    return {"id": id_}
+
+
+add_commands(
+    Kind(
+        group=snapshots, name="snapshot", many="snapshots, the newest first", none="there are no snapshots",
+        page=_page, row=_row, filters=(session_option,), delete=_delete,
+        delete_help="Delete a snapshot, its file and its row.",
+    )
+)  # fmt: skip

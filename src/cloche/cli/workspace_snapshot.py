@@ -5,7 +5,6 @@ Names of files are anybody's words: what is printed is escaped.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,19 +12,19 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 
 from ._acts import audit_log, require_yes, yes_option
+from ._records import Document, Kind, add_commands, folder, opened, print_json, session_option
 from .app import root
 from .options import argument, flag, json_option, option
-from .output import say, show
+from .output import say
 
 if TYPE_CHECKING:
     from cloche.records.workspace import WorkspaceSnapshots
 
 MOST_SECONDS = 600.0
-Document = Mapping[str, Any]
+REFUSAL = "{} cannot be opened: {}; name a folder with --workspace"
 
 snapshots = root.group(
     "workspace-snapshot", help="Snapshots of a folder: make, compare, restore, delete."
@@ -40,36 +39,16 @@ _id = argument("id_", metavar="ID", help="A snapshot's id.")
 @json_option()
 def _create(workspace: str, session: str | None, contents: bool, as_json: bool) -> int:
     """Record which files there are, with their hashes, and print the id."""
-    with _opened() as records, _folder(workspace) as at:
+    with _opened() as records, folder(workspace, REFUSAL) as at:
         document = records.create(
             at, workspace_path=os.path.abspath(workspace), session_id=session, contents=contents,
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
     if as_json:
-        return _print_json(document)
+        return print_json(document)
     if document["isPartial"]:
         say(f"this is not all of the folder: {_reasons(document)}")
     print(document["id"])
-    return 0
-
-
-@snapshots.command("list")
-@option("--session", metavar="LABEL", help="Those with this label.")
-@option("--limit", metavar="N", type=int, default=50, help="At most so many, 200 at most.")
-@option("--cursor", metavar="ID", help="Those before this one: the nextCursor of the page before.")
-@json_option()
-def _list(session: str | None, limit: int, cursor: str | None, as_json: bool) -> int:
-    """List the snapshots, the newest first."""
-    with _opened() as records:
-        page = records.list(session_id=session, limit=limit, cursor=cursor)
-    if as_json:
-        return _print_json(page)
-    if not page["items"]:
-        print("there are no snapshots")
-        return 0
-    show([_row(one) for one in page["items"]], as_json=False)
-    if page["nextCursor"]:
-        say(f"there are more: --cursor {page['nextCursor']}")
     return 0
 
 
@@ -81,7 +60,7 @@ def _show(id_: str, as_json: bool) -> int:
     with _opened() as records:
         document = records.get(id_)
     if as_json:
-        return _print_json(document)
+        return print_json(document)
     for name, value in _row(document).items():
         print(f"{name}: {escape_name(str(value))}")
     for one in document["files"]:
@@ -102,7 +81,7 @@ def _diff(id1: str, id2: str, as_json: bool) -> int:
     with _opened() as records:
         found = records.diff(id1, id2)
     if as_json:
-        return _print_json(found)
+        return print_json(found)
     for sign, key in (("+", "added"), ("-", "removed"), ("M", "modified"), ("m", "modeChanged"), ("?", "unknown")):
         for one in found[key]:
             modes = f" {one['from']} -> {one['to']}" if key == "modeChanged" else ""
@@ -123,16 +102,16 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
     What was done is in .cloche-ws-restore.json, in the folder.
     """
     with _opened() as records:
-        folder = workspace or str(records.get(id_)["workspacePath"])
-        with _folder(folder) as at:
-            require_yes(_restore_question(id_, folder, prune=prune), yes=yes or manifest_only)
+        path = workspace or str(records.get(id_)["workspacePath"])
+        with folder(path, REFUSAL) as at:
+            require_yes(_restore_question(id_, path, prune=prune), yes=yes or manifest_only)
             if (audit := audit_log()) is not None:
-                audit.record("restore", snapshot=id_, path=os.path.abspath(folder))
+                audit.record("restore", snapshot=id_, path=os.path.abspath(path))
             found = records.restore(
                 id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
             )  # fmt: skip
     if as_json:
-        return _print_json(found)
+        return print_json(found)
     counts = Counter(one["result"].partition(":")[0] for one in found["results"])
     for one in found["results"]:
         if one["result"] != "unchanged":
@@ -146,53 +125,12 @@ def _restore_question(id_: str, folder: str, *, prune: bool) -> str:
     return f"Restore {escape_name(id_)}? That overwrites files in {escape_name(os.path.abspath(folder))}{more}."
 
 
-@snapshots.command("delete")
-@_id
-@yes_option
-@json_option()
-def _delete(id_: str, yes: bool, as_json: bool) -> int:
-    """Delete a snapshot, and contents that no other one needs."""
-    require_yes(f"Delete snapshot {escape_name(id_)}?", yes=yes)
-    with _opened() as records:
-        removed = records.delete(id_)
-    if as_json:
-        return _print_json({"id": id_, "removedContents": removed})
-    print(f"deleted {id_}")
-    if removed is None:
-        say("its contents are removed with the next snapshot: some are being used now")
-    return 0
-
-
 @contextmanager
 def _opened() -> Iterator[WorkspaceSnapshots]:
-    """Hold the records open. Raises InvalidRequest where their packages are not installed."""
-    from cloche.records import require_extra
+    with opened() as database:
+        from cloche.records.workspace import WorkspaceSnapshots
 
-    require_extra()
-    from cloche.records.database import Database
-    from cloche.records.workspace import WorkspaceSnapshots
-
-    database = Database()
-    try:
         yield WorkspaceSnapshots(database)
-    finally:
-        database.close()
-
-
-@contextmanager
-def _folder(path: str) -> Iterator[int]:
-    """Hold a folder that the user named open. Raises InvalidRequest."""
-    from cloche import hostfs
-
-    try:
-        at = hostfs.open_folder(path, follows_link=True)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InvalidRequest(f"{escape_name(path)} cannot be opened: {why}; name a folder with --workspace") from error
-    try:
-        yield at
-    finally:
-        os.close(at)
 
 
 def _row(one: Document) -> dict[str, object]:
@@ -216,6 +154,23 @@ def _path(one: object, key: str = "path") -> str:
     return escape_name(named[key]) if key in named else f"base64:{named[f'{key}Base64']}"
 
 
-def _print_json(document: Document) -> int:
-    print(json.dumps(document, indent=2))
-    return 0
+def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+    with _opened() as records:
+        return records.list(**asked)
+
+
+def _delete(id_: str) -> Document:
+    with _opened() as records:
+        removed = records.delete(id_)
+    if removed is None:
+        say("its contents are removed with the next snapshot: some are being used now")
+    return {"id": id_, "removedContents": removed}
+
+
+add_commands(
+    Kind(
+        group=snapshots, name="snapshot", many="snapshots, the newest first", none="there are no snapshots",
+        page=_page, row=_row, filters=(session_option,), delete=_delete,
+        delete_help="Delete a snapshot, and contents that no other one needs.",
+    )
+)  # fmt: skip
