@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import cloche
+from tests.harness.environments import run_as_user
 from tests.harness.processes import descendants
 
 pytestmark = pytest.mark.both_users
@@ -103,6 +104,29 @@ def evict():
         time.sleep(0.01)
 threading.Thread(target=evict, daemon=True).start()
 while True: os.chmod("target", 0o600)
+"""
+
+# What a program has of its caller's capabilities, by itself and by who makes its calls in its place.
+POWERS = """
+import json, os
+def powers():
+    held = [row.split()[1] for row in open("/proc/self/status") if row.startswith("Cap") and "Bnd" not in row]
+    open("file", "w").close()
+    try:
+        os.chown("file", 0, 0)
+    except OSError as error:
+        return {*held, error.strerror}
+    return {*held, "done"}
+print(sorted(powers()))
+"""
+GIVEN = f"""
+import cloche, contextlib, io, json, os, tempfile
+os.chdir(tempfile.mkdtemp())
+with contextlib.redirect_stdout(io.StringIO()) as told:
+    exec({POWERS!r})
+with cloche.Sandbox(level="confined", live=True) as sandbox:
+    runs = [cloche.run({POWERS!r}, level="confined"), sandbox.run({POWERS!r})]
+print(json.dumps([told.getvalue(), *(run.stdout for run in runs)]))
 """
 
 
@@ -230,6 +254,14 @@ def test_nothing_is_left_when_the_helper_is_killed() -> None:
             while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert left == []
+
+
+@pytest.mark.root
+def test_a_service_hands_on_none_of_its_capabilities() -> None:
+    """An ordinary user's service may have been given some: neither guests nor who makes their calls keep them."""
+    outside, *inside = run_as_user(GIVEN, capabilities="+chown,+fsetid")
+    assert outside == "['0000000000000011', 'done']\n"
+    assert inside == ["['0000000000000000', 'Operation not permitted']\n"] * 2
 
 
 @pytest.mark.soak

@@ -75,7 +75,8 @@ if [ -n "$closed" ]; then
     done
 fi
 cd /
-exec setpriv "--reuid=$uid" "--regid=$uid" --clear-groups --inh-caps=-all "$@"
+exec setpriv "--reuid=$uid" "--regid=$uid" --clear-groups "--inh-caps=-all${GIVEN:+,$GIVEN}" \\
+    ${GIVEN:+"--ambient-caps=$GIVEN"} "$@"
 """
 
 
@@ -88,11 +89,13 @@ def run_as_user(
     instead: str = "/bin/false",
     inside: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    capabilities: str = "",
 ) -> Any:
     """Run a program of Python's as an ordinary user, and return the JSON that it prints last.
 
     `subuid` and `subgid` are what is in the files of these names, `broken` is a program of the host's in whose place is
     another one, which fails. `inside` are the words before a command elsewhere, `env` what is set beside the usual.
+    `capabilities` are what a service may be given, in the words of setpriv.
     """
     needed = [sys.prefix, sys.base_prefix, str(Path(cloche.__file__).parents[1])]
     closed = {_closed_above(Path(path)) for path in needed} - {""}
@@ -111,7 +114,7 @@ def run_as_user(
     ]
     done = subprocess.run(
         [*inside, "unshare", "--mount", "sh", "-c", _MOUNTS, "sh", *words],
-        env={**(env or {}), **usual, "OPENED": " ".join(opened)},
+        env={**(env or {}), **usual, "OPENED": " ".join(opened), "GIVEN": capabilities},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

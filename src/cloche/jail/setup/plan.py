@@ -156,7 +156,7 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
     """
     rules = [*(spec.landlock or ()), *run.readable]
     open_rules, opened = privileges.opened_ahead([rule for rule in rules if rule[0] != OWN_PROC], has_all=True)
-    who = []
+    who = _drop_callers(spec)
     if spec.outside is not None:
         switch = [
             make("setgroups", 0, None),
@@ -607,7 +607,12 @@ def _identity(spec: Spec, run: Run) -> list[Step]:
         switch = switch_identity(OUTSIDE_ID, can_set_groups=True)
         switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
         return [_step("switch_identity", "become an outside id of its own", *switch), die]
-    return [die]
+    return [*_drop_callers(spec), die]
+
+
+def _drop_callers(spec: Spec) -> list[Step]:
+    """List how the capabilities of a caller that is not root are dropped: a service may have been given some."""
+    return [_step("capabilities", "drop all capabilities", *privileges.drop_own())] if spec.level == "confined" else []
 
 
 def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
