@@ -8,10 +8,21 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 
 class ClocheError(Exception):
     """Report a failure. Every error Cloche raises on purpose derives from this one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be copied, and come out of a pool of processes, with all attributes: `__init__` has parameters of its own."""
+        return _make_again, (type(self), self.args), self.__dict__
+
+
+def _make_again(kind: type[ClocheError], arguments: tuple[Any, ...]) -> ClocheError:
+    made = kind.__new__(kind, *arguments)
+    made.args = arguments  # those of an OSError, `__init__` sets
+    return made
 
 
 class InvalidRequest(ClocheError, ValueError):

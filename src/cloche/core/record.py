@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from operator import attrgetter, ge, gt, le, lt
 from reprlib import recursive_repr
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -207,12 +207,17 @@ def _refuse(self: Any, action: str, name: str) -> None:
 
 
 def _getstate(self: Any) -> list[Any]:
-    return [getattr(self, one.name) for one in self.__record__]
+    values = [getattr(self, one.name) for one in self.__record__]
+    return [_ReadOnly(value) if type(value) is MappingProxyType else value for value in values]
 
 
 def _setstate(self: Any, state: list[Any]) -> None:
     for one, value in zip(self.__record__, state, strict=True):
-        _set(self, one.name, value)
+        _set(self, one.name, MappingProxyType(dict(value)) if type(value) is _ReadOnly else value)
+
+
+class _ReadOnly(dict):  # type: ignore[type-arg]
+    """Stand in a pickle or a copy for a mapping that nobody can change, which `pickle` does not know."""
 
 
 class _AskedFor:
