@@ -24,6 +24,7 @@ from cloche.core.record import replace
 from cloche.core.tar import ENCODING, ERRORS, Member, members
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
+MORE = "give the sandbox a larger disk as it is made (disk=, --disk SIZE), and raise max_bytes if you gave that"
 CHUNK_BYTES = 1 << 18
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
@@ -126,7 +127,7 @@ def _raise(error: OSError) -> None:
 
 def _check_size(size: int, most: int, path: str) -> None:
     if size > most:
-        raise InvalidRequest(f"upload: {path!r} has more than {format_size(most)}; raise max_bytes, and disk with it")
+        raise InvalidRequest(f"upload: {path!r} has more than {format_size(most)}; {MORE}")
 
 
 def stays_inside(path: str, target: str) -> bool:
@@ -210,7 +211,7 @@ class _Unpacking:
             return False
         self._left -= member.size
         if self._left < 0:
-            raise SandboxFileTooLarge(f"{path}: there is more than was allowed; raise max_bytes", path=path)
+            raise SandboxFileTooLarge(f"{path}: there is more than was allowed; {MORE}", path=path)
         with hostfs.descended(self._root, names[:-1], mode=0o777) as at:
             self._fill(member, names[-1], at)
         self._written[path] = (member.offset, member.size)

@@ -285,7 +285,9 @@ async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, most: in
         if not is_over or (current is not None and current.cancelling()):
             packing.cancel()
             raise
-        raise SandboxFileTooLarge(f"{path}: it has more than {format_size(most)}; raise max_bytes", path=path) from None
+        from .folders import MORE
+
+        raise SandboxFileTooLarge(f"{path}: it has more than {format_size(most)}; {MORE}", path=path) from None
     archive.seek(0)
     return left_out
 

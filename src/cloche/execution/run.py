@@ -26,7 +26,7 @@ from cloche.audit.recording import Execution, is_traced, is_wanted, note_fallbac
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
-from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.errors import InvalidRequest, PolicyDenied, SandboxFileError
 from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
@@ -113,6 +113,7 @@ async def arun(
     prepared_request = await prepare_request(
         prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
     )
+    check_out(out)
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
     if fixer is None:
@@ -336,12 +337,29 @@ async def _run_prepared(
 
 def collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) -> tuple[str, ...]:
     """Return the patterns of what a result shall have: all that is copied `out`, unless others were given."""
+    check_out(out)
     return (("**",) if out is not None else ()) if collect is None else read_patterns(collect)
 
 
+def check_out(folder: str | PathLike[str] | None) -> None:
+    """Refuse a folder of the host that could not be made or written to, before anything runs for it."""
+    place = "" if folder is None else os.path.abspath(folder)
+    while place and not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if place and not os.path.isdir(place):
+        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {place!r} is a file")
+    if place and not os.access(place, os.W_OK | os.X_OK):
+        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {place!r} is closed to this user")
+
+
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
-    """Copy a result's files to a folder of the host."""
-    await _finish_in_thread(result.save, folder)
+    """Copy a result's files to a folder of the host. Raises InvalidRequest where it cannot be made or written to."""
+    try:
+        await _finish_in_thread(result.save, folder)
+    except OSError as error:
+        if isinstance(error, SandboxFileError):
+            raise
+        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {error.strerror}") from error
 
 
 async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
