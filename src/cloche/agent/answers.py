@@ -107,6 +107,8 @@ def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str
         sentences += [row["why"][:1].upper() + row["why"][1:] + "." for row in refused[:MOST_REFUSALS]]
         hints = [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
         sentences += [hint for hint in hints if hint is not _NO_NETWORK or "network" not in result.meta]
+    if status is Status.ERROR and "advice" in result.meta:
+        sentences.append(f"{result.meta['advice'][:1].upper()}{result.meta['advice'][1:]}.")
     if result.meta.get("state") == "lost":
         sentences.append(_LOST)
     elif status_text and _is_kept(result):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.frames import MAX_VALUE_BYTES, is_small
 from cloche.core.languages import Engine, limits_note
 from cloche.core.limits import Limits
@@ -15,6 +16,7 @@ from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verd
 from .saved_files import Changes
 
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of what a program says
+MOST_OF_LAST = 1 << 11  # of these, where it takes longer to look
 NO_TRACING = (
     "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "
     "processes"
@@ -22,6 +24,28 @@ NO_TRACING = (
 NO_ENSUREPIP = (
     "throwaway runs are shown no installers, which python3 -m venv needs; use a sandbox that lives (cloche exec, "
     "Sandbox), or name packages (--packages NAME, packages=[NAME])"
+)
+
+NO_OWN_FOLDERS = (
+    "level confined has no /workspace and no /tmp of its own: name files relative to the working directory, or below "
+    "$HOME and $TMPDIR (Python's tempfile and mktemp do)"
+)
+NO_OWN_DEVICES = (
+    "level confined has no /dev/shm and no /dev/pts of its own: keep shared files below $TMPDIR, and have a terminal "
+    "given (cloche exec -t, Sandbox.terminal)"
+)
+NO_PROCESSES = "level confined has no process namespace: children find no /proc/self, and ps finds nothing"
+# What misleads there, where programs see the host's own folders; the sandbox's may lie in its /tmp.
+_CONFINED = (
+    (
+        rb"(?m)^(?=.*(?:permission denied|no such file))(?=.*[ '\"](?:/tmp|/workspace)(?:/(?!cloche-)|['\": ]|$))",
+        NO_OWN_FOLDERS,
+    ),
+    (
+        rb"(?m)^(?=.*permission denied)(?=.*/dev/shm)|openpty\(|forkpty\(|out of pty devices|/dev/ptmx",
+        NO_OWN_DEVICES,
+    ),
+    (rb"(?m)^(?=.*permission denied)(?=.*/proc/)|mount -t proc|fatal library error, (?:reap|lookup)", NO_PROCESSES),
 )
 
 
@@ -59,18 +83,24 @@ def make_result(
         stdout_bytes=stdout,
         stderr_bytes=stderr,
         save_files=found.save,
-        meta={**meta, **found.meta(), **_advice(verdict.status, stdout, stderr)},
+        meta={**meta, **found.meta(), **_advice(verdict.status, stdout, stderr, enforcement)},
     )
 
 
-def _advice(status: Status, stdout: bytes, stderr: bytes) -> dict[str, str]:
+def _advice(status: Status, stdout: bytes, stderr: bytes, enforcement: Enforcement) -> dict[str, str]:
     """Return advice for a program that was refused something, and misleads about it."""
     if status not in (Status.DENIED, Status.ERROR):
         return {}
-    said = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()
+    said = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()  # the guest's own: only searched
     if b"ptrace" in said and b"not permitted" in said:
         return {"advice": NO_TRACING}
-    return {"advice": NO_ENSUREPIP} if b"ensurepip is not" in said or b"'ensurepip'" in said else {}
+    if b"ensurepip is not" in said or b"'ensurepip'" in said:
+        return {"advice": NO_ENSUREPIP}
+    if enforcement.level is Level.CONFINED:
+        last = said[-MOST_OF_LAST:].lower()
+        found = next((advice for pattern, advice in _CONFINED if re.search(pattern, last)), "")
+        return {"advice": found} if found else {}
+    return {}
 
 
 def run_notes(

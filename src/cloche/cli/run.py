@@ -6,6 +6,7 @@ With `--fix` the output of failed runs is held back, progress of the repair is s
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -356,6 +357,8 @@ def conclude(result: Result, *, as_json: bool) -> None:
     for advice in ("advice", "host_advice"):
         if not result.ok and advice in result.meta:
             say(result.meta[advice])
+    if not result.ok and (name := _missing_module(result.stderr)):
+        say(f"{name} is not in the sandbox: --packages NAMES brings packages, --file and --workspace your own modules")
     told = [row for row in result.meta.get("network", ()) if row["why"]]
     for row in told[:MOST_TOLD]:
         say(f"network: {row['why']}")
@@ -367,6 +370,13 @@ def conclude(result: Result, *, as_json: bool) -> None:
         say(f"files may be missing ({partial}): looking at them is bounded; write fewer files, or one archive")
     if result.fix is not None:
         conclude_fix(result.fix)
+
+
+def _missing_module(said: str) -> str:
+    """Return the module that a Python program, as its last word, did not find."""
+    last = said[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
+    found = re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last)
+    return found[1].partition(".")[0] if found else ""
 
 
 def fixer_for(max_fix: int | None, config: object, shown: FixProgress) -> AutoFix:
