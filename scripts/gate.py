@@ -261,15 +261,14 @@ class Gate:
         worker.connection.close()
         before = self.account.computed_s.get(worker.place.name, 0.0)
         self.account.computed_s[worker.place.name] = before + worker.computed_s
-        if worker.left is None and not self.stopped_by:
+        if (worker.left is None or worker.job) and not self.stopped_by:
             log = worker.log.read_text(errors="replace")[-4000:]
             why = f"its worker ended with code {worker.code} in {worker.begun}: {log}"
-            if worker.job:
-                for test in worker.job.tests:
-                    self._fail(worker, test, why)
-                self.done += 1
-            else:
+            for test in worker.job.tests if worker.job else ():
+                self._fail(worker, test, why)
+            if worker.job is None:
                 self.account.wrong.append(f"{worker.place.name}: {why}")
+            self.done += 1
         left = [f"{worker.place.name}: left behind: {line}" for line in worker.left or ()]
         self.account.wrong += [
             line for line in left if line not in self.account.wrong
@@ -344,7 +343,7 @@ def here(python: str = sys.executable) -> list[str]:
 def files_of(area: str) -> list[str]:
     """Return the files of tests whose path has these letters."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
-    return [file for file in files if area in file and not file.startswith(("tests/frameworks", "tests/soak"))]
+    return [file for file in files if area in file and not file.startswith("tests/frameworks")]
 
 
 def places(user: Path, temporary: Path, area: str) -> list[Place]:
@@ -416,7 +415,7 @@ def judge(jobs: Sequence[Job], at_once: int = AT_ONCE, beside: Sequence[Process]
     account.wrong += [f"{process.log.stem}:\n{process.log.read_text()}" for process in beside if process.code]
     accident = look_again(account, jobs)
     keep_times(account.times)
-    print("\ngate: the slowest:")
+    print(f"\ngate: {time.monotonic() - began:.0f} s; the slowest:")
     for test, seconds in account.seconds.most_common(SLOWEST):
         print(f"  {seconds:6.1f} s  {test}")
     for name, seconds in [*account.computed_s.items(), *((process.log.stem, process.computed_s) for process in beside)]:
@@ -426,7 +425,6 @@ def judge(jobs: Sequence[Job], at_once: int = AT_ONCE, beside: Sequence[Process]
     for line in [*account.wrong, *(f"{name}: {test}" for name, test in account.failed)]:
         print(f"FAILED {line}")
     failures = len(account.failed) + len(account.wrong)
-    print(f"gate: {time.monotonic() - began:.0f} s")
     print(f"{account.passed} passed, {failures} failed")
     if accident:
         print("passed at the second look:", *accident, sep="\n  ")

@@ -84,7 +84,13 @@ def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
     if IS_ROOT and area in ("", "escape"):
         command = ["scripts/test_as_user.sh", str(user)]
         jobs.append(
-            session("user", command, [*LONG, "-m", "soak and both_users"], user / "tmp", [*command, "--version"])
+            session(
+                "user",
+                command,
+                [*LONG, "-m", "(soak and both_users) or user_soak"],
+                user / "tmp",
+                [*command, "--version"],
+            )
         )
     if area in ("", "other-python"):
         younger = [version for version in YOUNGER if shutil.which(f"python{version}")]

@@ -13,9 +13,10 @@ from tests.harness.escape.targets import open_canaries
 
 _opened: list[Controls] = []
 # Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, and a
-# sandbox that lives, are held to one in three each, to different ones, and to the others by the soak.
-EVERY = 3
-TURN = {SESSION: 0, FORK: 1, LIVE: 2}
+# sandbox that lives, are held to one in six each, to different ones, and to the others by the soak; there an ordinary
+# user tries them, too.
+EVERY = 6
+TURN = {SESSION: 0, FORK: 2, LIVE: 4}
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +43,10 @@ def _pair(attempt: Attempt, where: str, turn: int) -> Any:
     marks = [pytest.mark.xfail(reason=found, strict=True, raises=AssertionError)] if found else []
     if where in TURN and turn % EVERY != TURN[where]:
         marks.append(pytest.mark.soak)
-    if where in (JAIL, SESSION, FORK, LIVE) or attempt.family in ("network", "metadata"):
+    if where == JAIL or attempt.family in ("network", "metadata"):
         marks.append(pytest.mark.both_users)
+    elif where in TURN:
+        marks.append(pytest.mark.user_soak)
     return pytest.param(attempt, where, id=f"{attempt.name}-{where}", marks=marks)
 
 

@@ -86,7 +86,7 @@ class Worker:
             else:
                 other.setdefault(needed, []).append(item.nodeid)
         self._say(count=len(mine))
-        for item, following in zip(mine, [*mine[1:], self._end], strict=True):
+        for item, following in zip(mine, [*mine, self._end][1:], strict=True):
             self._protocol(item, following)
         return other
 

@@ -14,7 +14,7 @@ import pytest
 
 import cloche
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 PROJECT = Path(__file__).parents[2]
 # A caller that blocks all it can in its first thread, and ignores the rest: which processes of ours, and which guests,

@@ -28,7 +28,7 @@ from cloche.forkserver.slot import Slot
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.harness.processes import guests, held_up, is_alive, kill_and_wait, run_pooled, run_warm
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.harness.environments import make_environment, root_with, run_there
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 
 @dataclass

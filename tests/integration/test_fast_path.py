@@ -18,7 +18,7 @@ import cloche as library
 from cloche.cli import _fast_path
 from cloche.config.sources import ConfigPaths, _watched_files
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
 WHOLE = "On"  # what CLOCHE_AUDIT may be, and the short way does not read
 OWN = ("seq", "time", "pid", "run", "prev", "hash", "duration_s")  # of each event
 READY = "echo ready; sleep 97"

@@ -14,7 +14,7 @@ from cloche.testing.conformance.subject import Subject, python
 from tests.harness.faults import OUR_FAULTS, fail
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 # The ordinary user after root has no control groups.
 MODES = pytest.mark.parametrize("use_cgroups", [pytest.param(True, id="cgroups"), pytest.param(False, id="rlimits")])

@@ -13,7 +13,7 @@ import cloche
 
 pytestmark = [
     pytest.mark.skipif(find_spec("matplotlib") is None, reason="missing: matplotlib"),
-    pytest.mark.both_users,
+    pytest.mark.user_soak,
     pytest.mark.usefixtures("settings_of_nobody"),
 ]
 

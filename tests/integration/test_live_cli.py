@@ -16,7 +16,7 @@ import cloche as library
 from tests.harness.processes import children, wait_for_word
 from tests.harness.terminals import Terminal
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal", "cloche_on_path")]
 PROMPT = "ready> "
 LONG_S = 100
 

@@ -230,3 +230,23 @@ def test_init_runs_before_what_it_has_started(sandbox: cloche.Sandbox) -> None:
     assert sandbox.exec(["nice"]).stdout == f"{mine}\n" == sandbox.run("import os; print(os.nice(0))").stdout
     with sandbox.session() as session:
         assert session.run("import os; os.nice(0)").value == mine
+
+
+FILLS = "import os, time\nprint('up', flush=True)\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.1)"
+
+
+def test_starts_that_are_refused_leave_no_descriptor() -> None:
+    """Where a process takes every place, those who wait for one cost pid 1 nothing, however often it tries."""
+    with cloche.Sandbox(live=True, timeout=60, pids=40) as sandbox:
+        held = f"/proc/{init_of(sandbox)}/fd"
+        process = sandbox.start(["python3", "-c", FILLS])
+        assert next(iter(process.stdout)) == b"up\n"
+        counts: list[int] = []
+        while len(counts) < 15:
+            try:
+                sandbox.exec(["true"], timeout=SHORT)
+                counts.clear()  # it was not full yet
+            except cloche.StartFailed:
+                counts.append(len(os.listdir(held)))
+        assert counts[-1] < counts[0] + 8
+        process.kill()

@@ -13,7 +13,7 @@ import pytest
 import cloche
 from cloche.execution import ports
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 # Answers with what came, in capitals, once nothing more comes: half a connection is closed before the other half.
 UPPER = """
 import socketserver

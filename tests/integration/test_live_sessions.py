@@ -9,7 +9,7 @@ import pytest
 import cloche
 from cloche.core.errors import InvalidRequest
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 # Left behind by a command, and larger after a while than the sandbox may be.
 HOARDS = "x = []\nfor _ in range(400): x.append(b'x' * 1_000_000)\nimport time; time.sleep(1000)"

@@ -16,7 +16,7 @@ from cloche.backends.layout import startup_text
 from cloche.backends.toolchain import languages_here
 from cloche.config.options import SandboxOptions
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 # How a program ends that cannot flush what it has printed.
 ENDS = {

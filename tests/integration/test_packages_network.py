@@ -13,7 +13,7 @@ import pytest
 from tests.harness.internet.sites import REACHES
 from tests.harness.world import PUBLIC, World, open_world
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 INDEX = {"UV_DEFAULT_INDEX": "https://index.example/simple"}
 INSTALLS = """
 import os, tempfile, time

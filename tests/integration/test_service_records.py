@@ -24,7 +24,7 @@ SNAPSHOTS, WORKSPACES = "/api/sandbox/snapshots", "/api/workspace/snapshots"
 ENVIRONMENTS, REPRODUCTIONS = "/api/sandbox/dev-env", "/api/sandbox/bug-repro"
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
 def database(request: pytest.FixtureRequest) -> Iterator[str]:
     """Return the URL of a new database, or nothing for the service's file."""
     if request.param == "sqlite":

@@ -140,8 +140,7 @@ def test_the_command_line_has_a_running_service_make_a_link(service: Service, tm
     assert link("--url", service.address, CLOCHE_REMOTE_KEY="").exit_code == 2
 
 
-@pytest.mark.parametrize("word", ["/api", "cloche", "/../x", "/a//b", "//x"])
-def test_a_path_that_would_lead_elsewhere_is_refused(tmp_path: Path, word: str) -> None:
-    """Also one that begins as the service's own paths do, as nobody could tell then what a proxy has taken away."""
+def test_a_path_that_would_lead_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Such as one that begins as the service's own paths do: nobody could tell then what a proxy has taken away."""
     with pytest.raises(AssertionError, match="--root-path"):
-        start(tmp_path, "--root-path", word)
+        start(tmp_path, "--root-path", "/api")

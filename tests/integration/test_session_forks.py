@@ -19,7 +19,7 @@ from cloche.testing.conformance.sessions import HOARDS
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.harness.processes import children, guests, held_up, kill_helpers, wait_for_end
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 ROUNDS = 40
 WAITING_TASK = """

@@ -6,7 +6,7 @@ import pytest
 
 from cloche.sync import Session
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 BEGIN = """\
 import multiprocessing, concurrent.futures

@@ -11,7 +11,7 @@ from cloche.core.errors import StartFailed
 from cloche.core.events import BETWEEN_BYTES
 from cloche.sync import Session
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 TICKING = """\
 import asyncio

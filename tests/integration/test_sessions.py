@@ -19,7 +19,7 @@ import cloche
 from cloche.core.events import Cleared, Displayed, Ended, Event, OutputChunk, Started
 from cloche.sync import Session
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("settings_of_nobody")]
 
 FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"

@@ -35,7 +35,7 @@ def prefix(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.both_users
+@pytest.mark.user_soak
 def test_a_folder_of_programs_is_shown_read_only_and_without_credentials(prefix: Path) -> None:
     """To throwaway runs, cold and warm, to commands, and to what runs and sessions start."""
     options = {"toolchains": [str(prefix)]}
@@ -58,7 +58,7 @@ print(caller.recv(64))
 """
 
 
-@pytest.mark.both_users
+@pytest.mark.user_soak
 def test_no_socket_in_a_folder_of_programs_leads_to_the_host(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only mount prevents no connection: outside there is one, inside the socket and the pipe are covered."""
     os.mkfifo(prefix / "pipe", 0o666)
@@ -101,7 +101,7 @@ def test_a_file_of_the_working_directory_shows_nothing(
         cloche.run("print(1)")
 
 
-@pytest.mark.both_users
+@pytest.mark.user_soak
 def test_a_program_of_this_host_says_which_folders_to_show(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It, and the interpreter that a script names; where that alone is missing, the command itself names it, too."""
     python = prefix.parent / "python"

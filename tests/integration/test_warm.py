@@ -27,7 +27,7 @@ from cloche.jail import shared_status
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.harness.processes import kill_and_wait, kill_helpers, run_pooled, run_warm
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 PROGRAMS = str(Path(__file__).parents[1] / "harness/programs")
 STARTS_THREAD = "starts_a_thread"

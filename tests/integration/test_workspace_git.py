@@ -26,7 +26,7 @@ from tests.harness.workspaces import (
     snapshot_of,
 )
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": "/nonexistent",

@@ -41,7 +41,7 @@ DISTRIBUTIONS = (
     "typing-extensions",
 )  # fmt: skip
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.both_users]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.user_soak]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from cloche.workspace.commit import commit
 from cloche.workspace.compare import make_diff
 from tests.harness.workspaces import Tree, content_of, left_in, snapshot_between
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 NAMES = "abcd"  # few, so that kinds take each other's places
 LATER_NS = 1 << 62
 

@@ -17,7 +17,7 @@ from cloche.workspace.git import commit_to_branch, fetch_commits
 from cloche.workspace.git_folder import find_git_folder
 from tests.harness.workspaces import content_of, file, folder, snapshot_of
 
-pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("own_places")]
+pytestmark = [pytest.mark.user_soak, pytest.mark.usefixtures("own_places")]
 ENVIRONMENT = {
     "PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_COUNT": "3", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "Ada",

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.processes import children, wait_for_end
 from tests.harness.world import METADATA, OWN, PUBLIC, RESOLVER, World, open_world
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 
 
 @pytest.fixture(scope="module")

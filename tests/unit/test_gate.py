@@ -97,8 +97,9 @@ def test_what_fails_twice_fails_the_gate(
 def test_a_worker_that_dies_fails_its_file_alone(
     gate: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The next file is given to another worker."""
-    assert judged(gate, tmp_path, test_dies=DIES, test_other="def test_passes(): pass") == 1
+    """The next files are given to another worker; one without tests holds up nobody."""
+    others = {"test_none": "", "test_other": "def test_passes(): pass"}
+    assert judged(gate, tmp_path, test_dies=DIES, **others) == 1
     out = capfd.readouterr().out
     assert out.splitlines()[-2:] == ["FAILED some: test_dies.py", "1 passed, 1 failed"]
     assert "ended with code 3 in test_dies.py::test_dies" in out

@@ -351,13 +351,15 @@ class Resident(CommandParent):
 
     def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         is_shared = self._enter_mark(given is not None and is_own(given[0]))
-        ours, theirs = socketpair()
+        mark = Mark(is_shared=is_shared)
+        links: tuple[int, ...] = ()
         try:
-            mark = Mark(is_shared=is_shared)
+            ours, theirs = links = socketpair()
             pid = posix.fork()
         except OSError:
-            posix.close(ours)
-            posix.close(theirs)
+            mark.close()
+            for link in links:
+                posix.close(link)
             raise
         if pid == 0:
             _signal.set_wakeup_fd(-1)
