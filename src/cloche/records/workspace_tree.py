@@ -17,6 +17,7 @@ from contextlib import closing
 from time import monotonic
 
 from cloche import hostfs
+from cloche.workspace.mounts import mount_at, mount_of
 
 from ..core.record import dataclass, field
 from .workspace_entries import MOST_PATH_BYTES, Entry, is_excluded
@@ -99,7 +100,7 @@ class Walk:
         self.partial: set[str] = set()
         self._root, self._bounds, self._deadline = root, bounds, deadline
         self._entries = self._name_bytes = 0
-        self._device = os.fstat(root).st_dev
+        self._device, self._mount = os.fstat(root).st_dev, mount_of(root)
 
     def __iter__(self) -> Generator[Found, None, None]:
         return self._below(self._root, b"", 1)
@@ -113,14 +114,17 @@ class Walk:
                 yield Found(path=path, name=name, at=at, is_excluded=True)
                 continue
             try:
-                state = hostfs.look(name, at)
+                state = os.stat(name, dir_fd=at, follow_symlinks=False)
+                is_mounted = state.st_dev != self._device or mount_at(name, at) != self._mount
+            except FileNotFoundError:
+                continue  # it has gone meanwhile
             except OSError as error:  # a folder that may be listed and not entered
                 yield Found(path=path, name=name, at=at, skipped=_reason(error))
                 continue
-            if state is None:
-                continue  # it has gone meanwhile
-            if stat.S_ISDIR(state.st_mode):
-                yield from self._folder(name, at, path, depth, state)
+            if is_mounted:  # it may be a stranger's, and answer never
+                yield Found(path=path, name=name, at=at, skipped="other-filesystem")
+            elif stat.S_ISDIR(state.st_mode):
+                yield from self._folder(name, at, path, depth)
             else:
                 yield Found(path=path, name=name, at=at, state=state)
 
@@ -145,10 +149,7 @@ class Walk:
         self.partial |= {reason for reason, is_met in met.items() if is_met}
         return any(met.values())
 
-    def _folder(self, name: str, at: int, path: bytes, depth: int, state: os.stat_result) -> Iterator[Found]:
-        if state.st_dev != self._device:  # a mount: it may be a stranger's, and answer never
-            yield Found(path=path, name=name, at=at, skipped="other-filesystem")
-            return
+    def _folder(self, name: str, at: int, path: bytes, depth: int) -> Iterator[Found]:
         if depth >= self._bounds.depth or len(path) >= MOST_PATH_BYTES:
             self.partial.add("depth")
             yield Found(path=path, name=name, at=at, skipped="too-deep")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cloche import hostfs
 
 from ..core.record import dataclass, field
+from .mounts import mount_of
 
 MOST_TIME_S, MOST_LINKS, MOST_DEPTH = 60.0, 200_000, 200
 MOST_HOPS, MOST_WAYS = 40, 64  # of one link: as the kernel, and of ways that it may go
@@ -46,9 +47,9 @@ class Found:
 
 
 def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME_S) -> Found:
-    """Walk an open folder. Other file systems that are mounted in it, and what may not be read, are passed over."""
+    """Walk an open folder. What is mounted in it, and what may not be read, is passed over."""
     found = Found()
-    device, until = os.fstat(folder).st_dev, time.monotonic() + most_s
+    mount, until = mount_of(folder), time.monotonic() + most_s
     open_: list[tuple[int, str, list[str]]] = []
     try:
         _enter(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder), "", open_, found)
@@ -68,7 +69,7 @@ def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME
             except OSError as error:
                 found.is_complete = error.errno in (*_REPLACED, *_NOT_FOR_US)
                 continue
-            if os.fstat(below).st_dev != device:
+            if mount_of(below) != mount:
                 os.close(below)
                 continue
             _enter(below, f"{prefix}{name}/", open_, found)

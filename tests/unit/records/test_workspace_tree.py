@@ -5,6 +5,8 @@ import hashlib
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -249,6 +251,21 @@ def test_a_mount_is_not_entered(root: Path) -> None:
         os.close(at)
     assert seen[b"proc"] == "other-filesystem"
     assert seen[b"etc"] == "too-deep"
+
+
+@pytest.mark.parametrize("what", ["outside", "outside/secret"])
+def test_a_bind_mount_of_the_same_file_system_is_not_read(root: Path, what: str) -> None:
+    """A folder or a file of elsewhere that is mounted in it: named and left out, and no prune touches it."""
+    place = root / "mounted"
+    place.touch() if what.endswith("secret") else place.mkdir()
+    program = (
+        "import os, sys; from cloche.records.workspace_tree import read_tree\n"
+        "print([(entry.path, entry.skipped) for entry in read_tree(os.open(sys.argv[1], os.O_RDONLY)).entries])"
+    )
+    script = 'mount --bind "$1/../$2" "$1/mounted" && exec "$3" -c "$4" "$1"'
+    words = ["unshare", "-Urm", "sh", "-c", script, "sh", os.fspath(root), what, sys.executable, program]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "[(b'mounted', 'other-filesystem')]\n"
 
 
 @pytest.mark.user
