@@ -330,6 +330,22 @@ ATTEMPTS = (
         """,
     ),
     other(
+        name="filters of packets, for which the kernel has one supply of memory for all users",
+        code="""
+        import ctypes, socket, struct
+        drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+        program = struct.pack("HxxxxxxQ", 1, ctypes.addressof(drop))
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        other.setsockopt(socket.SOL_SOCKET, 26, program)
+        one.send(b"dropped")
+        other.setblocking(False)
+        try:
+            contained(f"there is none: {other.recv(10)}")
+        except BlockingIOError:
+            escaped("had the kernel compile a filter")
+        """,
+    ),
+    other(
         name="protect itself from the killer for memory",
         root_only="needs CAP_SYS_RESOURCE",
         code="""

@@ -111,6 +111,9 @@ SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
 # Whoever closes a socket last waits as long as this option says, and that need not be the guest: a socket on its way
 # over another one is closed by who receives it without room or, on older kernels, by whoever collects what nobody will.
 SOL_SOCKET, SO_LINGER = 1, 13
+# Filters of a socket's packets: the kernel compiles each, and has one supply of memory for all that ordinary users have
+# compiled. Where that is used up, nobody but root installs a filter of system calls, as browsers and sandboxes do.
+ATTACH_OPTIONS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
 
 Instruction = tuple[int, int, int, int]
 Block = list[Instruction]
@@ -439,14 +442,12 @@ def _pair_block(types: Sequence[int] | None) -> Block:
 
 
 def _socket_option_block() -> Block:
-    """Leave SO_LINGER as it is, and say that it was set: servers set it, and few of them could do without success."""
-    return [
-        _argument(1),
-        (BPF_JEQ, 0, 3, SOL_SOCKET),
-        _argument(2),
-        *_if_any((SO_LINGER,), _NOT_DONE),
-        _ALLOWED,
-    ]
+    """Leave SO_LINGER as it is, and say that it was set: servers set it, and few of them could do without success.
+
+    Attach no filters.
+    """
+    options = [_argument(2), *_if_any((SO_LINGER,), _NOT_DONE), *_if_any(ATTACH_OPTIONS, _deny(EPERM))]
+    return [_argument(1), (BPF_JEQ, 0, len(options), SOL_SOCKET), *options, _ALLOWED]
 
 
 def answered_calls(
@@ -529,10 +530,10 @@ def profile() -> dict[str, Any]:
         ),
         _allow(["socket"], _oci_argument(0, AF_NETLINK, "SCMP_CMP_EQ"), _oci_argument(2, NETLINK_ROUTE, "SCMP_CMP_EQ")),
         _allow(["socketpair"], _oci_argument(0, AF_UNIX, "SCMP_CMP_EQ")),
-        *(_allow(["setsockopt"], level) for level in _any_but(SOL_SOCKET, 1, LEVEL_BITS)),
+        *(_allow(["setsockopt"], level) for level in _any_but((SOL_SOCKET,), 1, LEVEL_BITS)),
         *(
             _allow(["setsockopt"], _oci_argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), option)
-            for option in _any_but(SO_LINGER, 2, OPTION_BITS)
+            for option in _any_but((SO_LINGER, *ATTACH_OPTIONS), 2, OPTION_BITS)
         ),
         {
             "names": ["setsockopt"],
@@ -572,13 +573,19 @@ def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
     return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
 
 
-def _any_but(value: int, index: int, bits: int) -> list[dict[str, Any]]:
-    """Return conditions of which one holds where an argument is another number of so many bits.
+def _any_but(values: Sequence[int], index: int, bits: int) -> list[dict[str, Any]]:
+    """Return conditions of which one holds where an argument is a number of so many bits, and none of these.
 
     To ask for what is not equal would not do: all 64 bits are compared, and the kernel looks at 32.
     """
-    masks = [(bit, ALL_BITS >> bit << bit) for bit in range(bits)]
-    return [_oci_argument(index, mask, "SCMP_CMP_MASKED_EQ", value & mask ^ 1 << bit) for bit, mask in masks]
+    found, halves = [], [(0, 1 << bits)]
+    while halves:
+        first, size = halves.pop()
+        if not any(first <= value < first + size for value in values):
+            found.append(_oci_argument(index, ALL_BITS & -size, "SCMP_CMP_MASKED_EQ", first))
+        elif size > 1:
+            halves += [(first, size // 2), (first + size // 2, size // 2)]
+    return found
 
 
 def _any_id_but_1(index: int) -> list[dict[str, Any]]:
