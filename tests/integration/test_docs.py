@@ -110,10 +110,20 @@ def test_every_key_and_variable_is_documented() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    """A relative link names a file or folder that exists."""
+    """A relative link names a file or folder that exists, and with `#` a heading in it."""
     for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)} links to {target}"
+        for name, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", document.read_text()):
+            target = document.parent / name if name else document
+            assert target.exists(), f"{document.relative_to(ROOT)} links to {name}"
+            if anchor and target.suffix == ".md":
+                assert anchor in anchors(target), f"{document.relative_to(ROOT)} links to {name}#{anchor}"
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchor of each heading, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_reference_is_what_the_docstrings_say() -> None:
