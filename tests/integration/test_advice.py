@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,9 +48,39 @@ def test_what_does_not_mislead_has_no_advice(name: str) -> None:
     assert (result.ok, result.meta.get("advice")) == (False, None), result.stderr
 
 
+def cloche_says(*words: str, **environment: str) -> tuple[int, str]:
+    """Return the exit code and the last line on stderr of the command."""
+    given = {**os.environ, **environment}
+    command = [sys.executable, "-m", "cloche", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=given)
+    return done.returncode, (done.stderr.splitlines() or [""])[-1]
+
+
+def test_a_line_for_a_shell_is_no_program() -> None:
+    """On the command line and in a result."""
+    assert "one program" in cloche.run(None, argv=["ls -l"]).meta["advice"]
+    code, said = cloche_says("exec", "--", "ls -l")
+    assert (code, "'ls -l' was looked for as the name of one program" in said) == (127, True), said
+
+
+def test_a_limit_is_told_with_what_raises_it() -> None:
+    """The options are those of the command itself."""
+    for option, code, amount in (
+        ("--memory", "raise MemoryError", "64m"),
+        ("--disk", "open('a', 'wb').write(bytes(50 << 20))", "16m"),
+        ("--timeout", "while True: pass", "500ms"),
+    ):
+        said = cloche_says("run", option, amount, "-c", code)[1]
+        assert option in said, said
+
+
+def test_ctrl_c_while_modules_are_loaded_is_no_traceback(tmp_path: Path) -> None:
+    """The command ends as it does later on, and says nothing."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass")
+    assert cloche_says("run", "-c", "1", PYTHONPATH=str(tmp_path)) == (130, "")
+
+
 def test_a_module_that_is_missing_is_said_with_the_options_that_bring_it() -> None:
     """On the command line: where packages, and modules of the user's own, come from."""
-    words = [sys.executable, "-m", "cloche", "run", "-c", "import no_such_module.below"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "no_such_module is not in the sandbox: --packages" in done.stderr.splitlines()[-1]
+    code, said = cloche_says("run", "-c", "import no_such_module.below")
+    assert (code, "no_such_module is not in the sandbox: --packages" in said) == (1, True), said

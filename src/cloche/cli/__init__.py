@@ -49,12 +49,14 @@ def main() -> None:
     import gc
 
     gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
-    from .app import root
-
     try:
+        from .app import root
+
         root.main(prog_name="cloche")
     except SystemExit as end:
         leave(end.code)
+    except KeyboardInterrupt:  # while modules were loaded: commands have their own way to end
+        leave(EXIT_INTERRUPTED)
 
 
 def _run_named(words: list[str]) -> None:

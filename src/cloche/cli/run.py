@@ -63,6 +63,13 @@ NOTES: Mapping[str, str] = {  # by status
     "signaled": "the code ended by a signal",
     "denied": "the policy blocked the code while it ran",
 }
+MORE: Mapping[str, str] = {  # by status
+    "timeout": "--timeout TIME gives it more",
+    "out_of_memory": "a larger --memory gives it more",
+    "output_limit": "a larger flood_limit in the configuration gives it more",
+    "pids_limit": "a larger --pids gives it more",
+    "disk_limit": "a larger --disk gives it more",
+}
 MOST_TOLD = 5  # of what the network refused
 
 
@@ -352,13 +359,13 @@ def conclude(result: Result, *, as_json: bool) -> None:
         say(f"left out, not a regular file inside the given directory: {path}")
     note = NOTES.get(str(result.status))
     if note is not None:
-        more = "; --timeout TIME gives it more" if result.timed_out else ""
-        say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s){more}")
+        more = MORE.get(str(result.status), "")
+        say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s){more and f'; {more}'}")
     for advice in ("advice", "host_advice"):
         if not result.ok and advice in result.meta:
             say(result.meta[advice])
-    if not result.ok and (name := _missing_module(result.stderr)):
-        say(f"{name} is not in the sandbox: --packages NAMES brings packages, --file and --workspace your own modules")
+    if hint := "" if result.ok else _hint(result):
+        say(hint)
     told = [row for row in result.meta.get("network", ()) if row["why"]]
     for row in told[:MOST_TOLD]:
         say(f"network: {row['why']}")
@@ -372,11 +379,18 @@ def conclude(result: Result, *, as_json: bool) -> None:
         conclude_fix(result.fix)
 
 
-def _missing_module(said: str) -> str:
-    """Return the module that a Python program, as its last word, did not find."""
-    last = said[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
-    found = re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last)
-    return found[1].partition(".")[0] if found else ""
+def _hint(result: Result) -> str:
+    """Return the options that bring what a program, as its last word, did not find or get; empty for others."""
+    last = result.stderr[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
+    if found := re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last):
+        name = found[1].partition(".")[0]
+        return f"{name} is not in the sandbox: --packages NAMES brings packages, --file and --workspace your modules"
+    memory = result.meta.get("limits", {}).get("memory_bytes")
+    if memory and re.search(r"\bMemoryError\b|Cannot allocate memory|bad_alloc", last):
+        from cloche.core.limits import format_size
+
+        return f"the sandbox has {format_size(memory)} of memory; a larger --memory gives it more"
+    return ""
 
 
 def fixer_for(max_fix: int | None, config: object, shown: FixProgress) -> AutoFix:

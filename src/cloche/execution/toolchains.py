@@ -29,6 +29,7 @@ from .registry import is_shown_anyway, prefixes_for
 log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
 MOST_HIDDEN = 1000  # each is a mount
+MOST_SHOWN = 100  # characters of a command that is no program
 
 
 async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = None) -> Prepared:
@@ -129,7 +130,15 @@ def _is_below(path: str, above: str) -> bool:
 
 
 async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> None:
-    """Note in a result which folders to show for a program that was not found inside, and is on this host's PATH."""
+    """Note in a result which folders to show for a program that was not found inside, and is on this host's PATH.
+
+    Where its name is a line for a shell, note that instead.
+    """
+    if len(argv) == 1 and " " in argv[0]:
+        result.meta["advice"] = (
+            f"{escape_name(argv[0][:MOST_SHOWN])!r} was looked for as the name of one program; give its words apart, "
+            "or have a shell read it (sh -c LINE, shell=)"
+        )
     if not argv or prepared.backend.name != LOCAL or "host_advice" in result.meta:
         return
     found = await asyncio.to_thread(_missing, argv[0], prepared.policy.toolchains)
