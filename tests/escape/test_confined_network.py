@@ -48,6 +48,28 @@ def run(level):
 print(json.dumps([run("jail"), run("confined")], default=str))
 """
 
+# Many numbers of few files: a registration lasts for as long as the file, whatever becomes of the number.
+LARGE = r"""
+import ctypes, os, select, socket, struct, time
+address = struct.pack("=H", 2) + struct.pack("!H", 80) + socket.inet_aton("198.18.1.0") + bytes(8)
+large, small = select.epoll(), select.epoll()
+for file in [os.pipe()[0] for _ in range(300)]:
+    for number in range(650, 990):
+        os.dup2(file, number)
+        large.register(number, select.EPOLLIN)
+libc = ctypes.CDLL(None, use_errno=True)
+def took(one):
+    begun = time.perf_counter()
+    assert libc.connect(one.fileno(), address, 16) == -1 and ctypes.get_errno() == 106, ctypes.get_errno()
+    return time.perf_counter() - begun
+print(min(took(large) for _ in range(5)) / min(took(small) for _ in range(5)))
+"""
+ASKED = """
+import cloche
+result = cloche.run(ARGUMENT, level="confined", network="allowlist", network_allow=["good.example"], timeout=200)
+print(json.dumps(result.stdout or [result.stderr, result.message]))
+"""
+
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
@@ -97,3 +119,8 @@ def test_an_address_that_changes_reaches_nobody_else(world: World, user: str, co
     assert came["gone_on"] > 0, came
     assert came["connected"] > 0, came
     assert came["inside"] == 0, came
+
+
+def test_what_a_guest_has_made_large_is_not_read(world: World) -> None:
+    """Who connects something else than a socket is refused at once, however much the kernel had to say of it."""
+    assert float(world.run(ASKED, LARGE, user="ordinary")) < 100

@@ -33,6 +33,7 @@ SETFD, SEND = 1, 2
 MOST_PATH, MOST_COPIED, MOST_ADDRESS = 4096, 1 << 16, (1 << 63) - 1
 EPERM, EBADF, EFAULT, EINVAL, ENAMETOOLONG = 1, 9, 14, 22, 36
 AT_CWD = 0xFFFFFF9C  # AT_FDCWD, in a register
+SOCKET = b"socket:["  # and the inode, and a bracket: the name of any in /proc
 
 
 class Asked:
@@ -90,27 +91,33 @@ class Asked:
         except FileNotFoundError:
             raise OSError(EBADF, "not open in the guest") from None
 
-    def open_file(self, number: int) -> tuple[int, int]:
-        """Return inode and flags (as `open` takes them) of what the guest has open by this number. Raises OSError."""
+    def open_socket(self, number: int) -> int:
+        """Return the inode of the socket that is open in the guest by this number, 0 for none. Raises OSError: EBADF.
+
+        Of whatever else it may be, nothing is read: what the kernel says of an epoll instance is as long as the guest
+        made it, and takes seconds to be written.
+        """
+        name = self._link(b"fd/%d" % number)
+        return int(name[len(SOCKET) : -1]) if name.startswith(SOCKET) else 0
+
+    def open_flags(self, number: int) -> int:
+        """Return the flags, as `open` takes them, of what the guest has open by this number. Raises OSError: EBADF."""
         try:
             fd = posix.open(f"fdinfo/{number}", posix.O_RDONLY | posix.O_CLOEXEC, dir_fd=self._folder)
         except FileNotFoundError:
             raise OSError(EBADF, "not open in the guest") from None
         try:
-            rows = dict(row.split(b":\t", 1) for row in posix.read(fd, MOST_PATH).split(b"\n")[:4])
+            rows = posix.read(fd, MOST_PATH).split(b"\n")
         finally:
             posix.close(fd)
-        return int(rows[b"ino"]), int(rows[b"flags"], 8)
+        return int(rows[1].removeprefix(b"flags:\t"), 8)
 
     def directory(self, number: int = AT_CWD) -> bytes:
         """Return the path of an open directory of the guest's, of its working directory for AT_FDCWD.
 
         It is where the directory was a moment ago: no more than a word of the guest's.
         """
-        try:
-            return posix.readlink(b"cwd" if number == AT_CWD else b"fd/%d" % number, dir_fd=self._folder)
-        except FileNotFoundError:
-            raise OSError(EBADF, "not open in the guest") from None
+        return self._link(b"cwd" if number == AT_CWD else b"fd/%d" % number)
 
     def put(self, fd: int, number: int = -1, *, flags: int = posix.O_CLOEXEC, is_answer: bool = False) -> int:
         """Put a copy of `fd` into the guest and return its number there.
@@ -129,6 +136,12 @@ class Asked:
         """Have the kernel make the call itself: for what was decided by registers, or by none of its arguments."""
         reply(self.listener, self.question)
         self.is_answered = True
+
+    def _link(self, name: bytes) -> bytes:
+        try:
+            return posix.readlink(name, dir_fd=self._folder)
+        except FileNotFoundError:
+            raise OSError(EBADF, "not open in the guest") from None
 
     def _read(self, address: int, size: int) -> bytes:
         if self._memory < 0:

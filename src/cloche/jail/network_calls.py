@@ -89,9 +89,10 @@ class Sockets:
         if not LEAST_ADDRESS <= size <= MOST_ADDRESS:
             raise OSError(EINVAL, "no address")
         address = asked.copy(asked.arguments[1], size)
-        inode, flags = asked.open_file(number)
+        inode = asked.open_socket(number)
         if inode not in self._stand_ins:
             raise OSError(EISCONN, "connected, or no socket of the network")
+        flags = asked.open_flags(number)
         host, port = self._wanted(address, *self._stand_ins[inode])
         guests, ours = self._pair()
         try:
@@ -105,7 +106,7 @@ class Sockets:
 
     def bind(self, asked: Asked) -> int:
         """Answer `bind`: nothing is listened for."""
-        asked.open_file(asked.word(0))
+        asked.open_socket(asked.word(0))
         raise OSError(*REFUSED)
 
     def _wanted(self, address: bytes, family: int, kind: int) -> tuple[str, int]:
