@@ -40,6 +40,13 @@ def running(sandbox: cloche.Sandbox, word: str) -> bool:
     return word in sandbox.exec(shell=LIST).stdout
 
 
+def wait_until_gone(sandbox: cloche.Sandbox, word: str) -> None:
+    """Wait for the end of a process that was sent SIGKILL: until then it can be seen."""
+    deadline = time.monotonic() + LONG_S
+    while running(sandbox, word):
+        assert time.monotonic() < deadline, word
+
+
 # exec.
 
 
@@ -169,7 +176,7 @@ def test_signals_reach_whom_they_are_for(opened: cloche.Sandbox) -> None:
         process.stdout.read()
         process.signal(signal.SIGKILL, to="tree")
         assert process.wait().exit_code == 137
-        assert not running(opened, "75002")
+        wait_until_gone(opened, "75002")
     opened.exec(["pkill", "sleep"])
     with pytest.raises(cloche.InvalidRequest, match="TERMX"):
         process.signal("TERMX")

@@ -81,7 +81,11 @@ class Server:
     # What the client asks for.
 
     def _receive(self, data: bytes) -> None:
-        for kind, channel, body in self.frames.feed(data):
+        frames = self.frames.feed(data)
+        closed = {channel: place for place, (kind, channel, _) in enumerate(frames) if kind == wire.CLOSE}
+        for place, (kind, channel, body) in enumerate(frames):
+            if kind == wire.OPEN and closed.get(channel, -1) > place:
+                continue  # its caller has given it up before it could begin: it is not begun
             try:
                 self._handle(kind, channel, body)
             except (IndexError, KeyError, TypeError, OverflowError, ValueError) as error:

@@ -52,6 +52,14 @@ def test_a_process_from_its_start_to_its_end(client: Client) -> None:
     assert client.closed(channel) == {}
 
 
+def test_what_is_given_up_before_it_has_begun_is_not_begun(client: Client) -> None:
+    """Such as while init stood still: the next process is the first."""
+    given_up = wire.json_frame(wire.OPEN, 1000, op="start", argv=["true"], streams=[0, 1, 2])
+    client.link.sendall(given_up + wire.frame(wire.CLOSE, 1000, b""))
+    channel = client.open("start", argv=["true"], streams=[0, 1, 2])
+    assert client.event(channel, "started")["id"] == "1"
+
+
 def test_who_grants_nothing_gets_a_window_and_no_more(client: Client) -> None:
     """Its process waits, others do not; what is granted comes, to the byte."""
     channel = client.start("sh", "-c", ENDLESS)
