@@ -99,6 +99,24 @@ class ByteStream:
             yield piece
 
 
+class _Closing:
+    """Be closed at the end of a block, unless that is a forked child's, which has none of it."""
+
+    _pid: int
+    if TYPE_CHECKING:
+
+        def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.close()
+
+
 class Process:
     """Hold one process of a sandbox that lives; the blocking twin of AsyncProcess.
 
@@ -140,7 +158,7 @@ class Process:
     close = _method(AsyncProcess.close, "_process")
 
 
-class Watch:
+class Watch(_Closing):
     """Tell what changes in a folder, or a file, that is watched; the blocking twin of AsyncWatch.
 
     with sandbox.watch("/workspace", recursive=True) as changes:
@@ -151,15 +169,6 @@ class Watch:
     def __init__(self, watch: AsyncWatch) -> None:
         self._watch, self._pid = watch, os.getpid()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pid == os.getpid():
-            self.close()
-
     def __iter__(self) -> Iterator[FileChange]:
         while (change := self.next()) is not None:
             yield change
@@ -168,20 +177,11 @@ class Watch:
     close = _method(AsyncWatch.close, "_watch")
 
 
-class Connection:
+class Connection(_Closing):
     """Hold a TCP connection to a server in a sandbox; the blocking twin of AsyncConnection."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection, self._pid = connection, os.getpid()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pid == os.getpid():
-            self.close()
 
     read = _method(AsyncConnection.read, "_connection")
     write = _method(AsyncConnection.write, "_connection")
@@ -189,7 +189,7 @@ class Connection:
     close = _method(AsyncConnection.close, "_connection")
 
 
-class Forward:
+class Forward(_Closing):
     """Hold a port of this machine that leads to one of a sandbox, open; the blocking twin of AsyncForward."""
 
     def __init__(self, forward: AsyncForward) -> None:
@@ -204,15 +204,6 @@ class Forward:
     def host_port(self) -> int:
         """Return the port here, at 127.0.0.1."""
         return self._forward.host_port
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pid == os.getpid():
-            self.close()
 
     close = _method(AsyncForward.close, "_forward")
 
@@ -428,7 +419,7 @@ class Sandbox:
         return Session(session, self if session.sandbox is self._sandbox else Sandbox.of(session.sandbox))
 
 
-class Session:
+class Session(_Closing):
     """Run cells in one interpreter that keeps its state; the blocking twin of AsyncSession.
 
     with Sandbox() as sandbox:
@@ -439,15 +430,6 @@ class Session:
 
     def __init__(self, session: AsyncSession, sandbox: Sandbox) -> None:
         self._session, self._sandbox, self._pid = session, sandbox, os.getpid()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pid == os.getpid():  # it is not a forked child's to close
-            self.close()
 
     @property
     def sandbox(self) -> Sandbox:
