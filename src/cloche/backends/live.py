@@ -368,6 +368,9 @@ class LiveSandbox(LiveFiles):
         self.file_timeout_s = min(FILE_S, limits.timeout_s)
         self.limits, self.enforcement, self._has_users = limits, enforcement or Enforcement(), has_users
         self.link: InitLink | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+        self._leftover: list[str] = []  # programs of runs that have ended
         self.is_kept = False  # by a keeper: closing lets go of it
         self.network: SharedNetwork | None = None
         self._decide: Decide | None = None
@@ -424,8 +427,23 @@ class LiveSandbox(LiveFiles):
         raise NotImplementedError
 
     def take_leftover(self) -> list[str]:
-        """Return what the next process shall remove."""
-        return []
+        """Return the programs of runs that have ended, for the next process to remove."""
+        found, self._leftover = self._leftover, []
+        return found
+
+    async def connected(self) -> InitLink:
+        """Return the link to its init, and start the sandbox where it was not."""
+        if self.link is not None:
+            return self.link
+        async with self._opening:
+            if self._is_closed:
+                raise InvalidRequest("this sandbox is closed; open another one")
+            if self.link is None:
+                self.link = await self._start()
+            return self.link
+
+    async def _start(self) -> InitLink:
+        raise NotImplementedError
 
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do an operation that answers with one event, or none; see core.protocols.OpenLiveSandbox."""

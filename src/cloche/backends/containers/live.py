@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.errors import StartFailed
 from cloche.core.events import Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -194,10 +194,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy = policy
         self._container: C | None = None
-        self._opening = asyncio.Lock()
-        self._is_closed = False
         self._numbers = itertools.count(1)
-        self._leftover: list[str] = []  # programs of runs that have ended
         self.writable: tuple[str, ...] = ()  # the folders that processes can write to, once it has started
 
     @abstractmethod
@@ -242,17 +239,6 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return {**settings, "nofile": NOFILE}
 
     # Its life.
-
-    async def connected(self) -> InitLink:
-        """Return the link to the first process, and start the container where it was not."""
-        if self.link is not None:
-            return self.link
-        async with self._opening:
-            if self._is_closed:
-                raise InvalidRequest("this sandbox is closed; open another one")
-            if self.link is None:
-                self.link = await self._start()
-            return self.link
 
     async def _start(self) -> InitLink:
         making = asyncio.ensure_future(asyncio.to_thread(self._make))
@@ -319,11 +305,6 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return network_rules(self._policy) or super()._rules_to_begin_with()
-
-    def take_leftover(self) -> list[str]:
-        """Return the programs of runs that have ended, for the next process to remove."""
-        found, self._leftover = self._leftover, []
-        return found
 
     # Runs.
 

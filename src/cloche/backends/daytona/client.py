@@ -5,7 +5,7 @@ class on top of them reads variables and files of the working directory, keeps a
 traces: none of that is imported. Connections are of one session, which no proxy and no .netrc of the environment
 reaches. Answers are read here, with bounds: the clients' models refuse an answer of a server that is a little older.
 
-All calls are coroutines of one loop, in a thread of its own (`Caller`). Methods of `Client` block, for any thread.
+All calls are coroutines of one loop, in a thread of its own (`OwnLoop`). Methods of `Client` block, for any thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import math
 import os
 import re
 import ssl
-import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
@@ -31,6 +30,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.record import dataclass, replace
 from cloche.core.remote import DOMAINS, RemoteAccount, why_no_address
 
+from ..own_loop import OwnLoop
 from ..remote.accounts import check_account
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error, scrub
 
@@ -58,33 +58,7 @@ _WORDED = (
 )
 
 
-class Caller:
-    """Call coroutines from any thread, in one loop."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-
-    def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
-
-        async def made() -> T:
-            async with asyncio.timeout(timeout_s):
-                return await make()
-
-        return asyncio.run_coroutine_threadsafe(made(), self.loop()).result(timeout_s + MARGIN_S)
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of this process."""
-        with self._turn:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="cloche-daytona", daemon=True).start()
-            return self._loop
-
-
-call = Caller()
+call = OwnLoop("cloche-daytona", margin_s=MARGIN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

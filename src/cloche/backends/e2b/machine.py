@@ -36,7 +36,7 @@ from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER
 from ..garbage_collection import Background
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import SandboxTicket, counter_for
-from .sdk import CREATE_S, END_S, PROVIDER, Provider, call, result_of
+from .sdk import CREATE_S, END_S, PROVIDER, Provider, call
 from .wire import ProcessWire
 
 log = logging.getLogger("cloche.remote")
@@ -220,7 +220,7 @@ class Machine:
             future = call.begin(make, timeout_s)
             self._asked.add(future)
         try:
-            return result_of(future, timeout_s)
+            return call.result_of(future, timeout_s)
         except CancelledError:
             raise StartFailed("it was closed before its sandbox at E2B was ready", step="create") from None
         except Exception as error:

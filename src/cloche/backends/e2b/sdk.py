@@ -22,7 +22,6 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import DOMAINS, RemoteAccount
 
+from ..own_loop import OwnLoop
 from ..remote.failures import Failure, RemoteUnavailable, by_status, remote_error
 
 PROVIDER, PACKAGE, EXTRA, KEY_VARIABLE = "e2b", "e2b", "e2b", "E2B_API_KEY"
@@ -50,46 +50,7 @@ _CERTIFICATE = re.compile(r"certificate|tls|ssl|unknownissuer|notvalid", re.IGNO
 T = TypeVar("T")
 
 
-class Caller:
-    """Call coroutines from any thread, in one loop."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-
-    def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
-        return result_of(self.begin(make, timeout_s), timeout_s)
-
-    def begin(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> Future[T]:
-        """Begin what `make` makes, in the loop; it ends by itself after so long."""
-
-        async def made() -> T:
-            async with asyncio.timeout(timeout_s):
-                return await make()
-
-        return asyncio.run_coroutine_threadsafe(made(), self.loop())
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which runs."""
-        with self._turn:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="cloche-e2b", daemon=True).start()
-            return self._loop
-
-
-def result_of(future: Future[T], timeout_s: float) -> T:
-    """Wait for what was begun. Raises TimeoutError where it has not ended by itself."""
-    try:
-        return future.result(timeout_s + MARGIN_S)
-    except TimeoutError:
-        future.cancel()
-        raise
-
-
-call = Caller()
+call = OwnLoop("cloche-e2b", margin_s=MARGIN_S)
 
 
 def find_package() -> Any:

@@ -173,29 +173,15 @@ class LocalLiveSandbox(LiveSandbox):
         self._connection: Connection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
-        self._opening = asyncio.Lock()
         self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
-        self._is_closed = False
         self._numbers = itertools.count(1)
         self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
-        self._leftover: list[str] = []  # programs of runs that have ended
         self._has_fonts = False  # or was found to need none
         self.start = "cold"
         self._keeping = keeping
         self._is_owner = False
 
     # Its life.
-
-    async def connected(self) -> InitLink:
-        """Return the link to pid 1, and start the jail where it was not."""
-        if self.link is not None:
-            return self.link
-        async with self._opening:
-            if self._is_closed:
-                raise InvalidRequest("this sandbox is closed; open another one")
-            if self.link is None:
-                self.link = await self._start()
-            return self.link
 
     def _own_mounts(self) -> list[str]:
         """Return the mounts whose files are this sandbox's alone: also views of folders that it cannot write to."""
@@ -445,11 +431,6 @@ class LocalLiveSandbox(LiveSandbox):
             found |= {"HOME": HOME, "PATH": environment.search_path(HOME, found["PATH"], self._has_environment)}
         found = layout.with_startup(with_toolchains(found, self._policy, env) | dict(env), self._paths.startup)
         return environment.with_own_first(with_layers(found, self._policy.layers), HOME, self._has_environment)
-
-    def take_leftover(self) -> list[str]:
-        """Return the programs of runs that have ended, for the next process to remove."""
-        found, self._leftover = self._leftover, []
-        return found
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""

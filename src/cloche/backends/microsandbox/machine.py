@@ -4,21 +4,19 @@ Everything that a caller may choose and that the package knows is passed on: mem
 their sizes, limits of each process, environment, labels. No network, nothing of the host's, not root inside.
 
 All calls of the package are coroutines, and what they return belongs to the loop that they ran in. So there is one
-loop, in a thread of its own, for everything (`Caller`). Methods block, and are for any thread.
+loop, in a thread of its own, for everything (`OwnLoop`). Methods block, and are for any thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib
 import logging
 import math
-import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, StartFailed
@@ -30,6 +28,7 @@ from cloche.core.suppressed import suppress_logged
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.machines import LookedInto
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
+from ..own_loop import OwnLoop
 
 log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
@@ -44,7 +43,7 @@ INSTALL = 'Install the extra that brings it: "pip install cloche[microsandbox]".
 T = TypeVar("T")
 
 CREATE_S = 300.0  # an image may have to be fetched
-ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
+ANSWER_S, STALL_S, END_S, MARGIN_S = 30.0, 60.0, 20.0, 5.0
 ERROR = 2
 # As the user that programs run as: whoever else it is ends, and what they left in file systems for a moment goes.
 SWEEP = """
@@ -142,36 +141,7 @@ def find_package() -> Any:
         ) from error
 
 
-class Caller:
-    """Call coroutines from any thread, in one loop."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-
-    def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
-        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
-
-        async def made() -> T:
-            return await make()
-
-        future = asyncio.run_coroutine_threadsafe(made(), self._running_loop())
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            future.cancel()
-            raise
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._turn:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="cloche-microsandbox", daemon=True).start()
-            return self._loop
-
-
-call = Caller()
+call = OwnLoop("cloche-microsandbox", margin_s=MARGIN_S)
 
 
 class Machine:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.execution.paths import SupportsListing
 
-from .subject import Broken, Check, Subject, bash, expect, expect_ok, expect_that, python
+from .subject import Broken, Check, Subject, bash, expect, expect_ok, expect_that, python, refuses
 
 ODD_NAMES = (
     " ",
@@ -140,7 +139,7 @@ os.symlink("/etc/hostname", "link"); os.symlink("/etc", "folder"); os.mkfifo("fi
         result = expect_ok(await sandbox.run(python(code)))
         expect("the files", [r.path for r in result.files], ["real"])
         for path in ("link", "folder/hostname", "fifo"):
-            await _refuses(sandbox.read_file(path, max_bytes=100), SandboxFileRefused, f"reading {path}")
+            await refuses(sandbox.read_file(path, max_bytes=100), SandboxFileRefused, f"reading {path}")
     with tempfile.TemporaryDirectory() as folder:
         result.save(folder)
         expect("what was saved", os.listdir(folder), ["real"])
@@ -165,8 +164,8 @@ async def _write_through_links(subject: Subject) -> None:
     """Leave links behind in one run: they lead no later write out of the workspace."""
     async with subject.open() as sandbox:
         expect_ok(await sandbox.run(bash('mkdir -p "$TMPDIR"; ln -s "$TMPDIR" way; ln -s "$TMPDIR/f" file; : > plain')))
-        await _refuses(sandbox.write_file("way/f", b"x"), SandboxFileError, "writing through a linked folder")
-        await _refuses(sandbox.write_file("plain/f", b"x"), SandboxFileError, "writing below a file")
+        await refuses(sandbox.write_file("way/f", b"x"), SandboxFileError, "writing through a linked folder")
+        await refuses(sandbox.write_file("plain/f", b"x"), SandboxFileError, "writing below a file")
         await sandbox.write_file("file", b"mine")
         expect("what stands in the link's place", await sandbox.read_file("file", max_bytes=10), b"mine")
         expect_ok(await sandbox.run(bash("[ ! -L file ]")))
@@ -190,12 +189,12 @@ async def _read_errors(subject: Subject) -> None:
     async with subject.open() as sandbox:
         await sandbox.write_file("d/f", b"12345")
         expect("a file of exactly max_bytes", await sandbox.read_file("d/f", max_bytes=5), b"12345")
-        await _refuses(sandbox.read_file("d/f", max_bytes=4), SandboxFileTooLarge, "reading 5 bytes with max_bytes=4")
-        await _refuses(sandbox.read_file("none", max_bytes=4), SandboxFileNotFound, "reading a missing file")
-        await _refuses(sandbox.read_file("none/f", max_bytes=4), SandboxFileNotFound, "reading below a missing folder")
-        await _refuses(sandbox.read_file("d", max_bytes=4), SandboxFileRefused, "reading a folder")
-        await _refuses(sandbox.read_file("../x", max_bytes=4), InvalidRequest, "reading outside the workspace")
-        await _refuses(sandbox.write_file("/etc/x", b""), InvalidRequest, "writing outside the workspace")
+        await refuses(sandbox.read_file("d/f", max_bytes=4), SandboxFileTooLarge, "reading 5 bytes with max_bytes=4")
+        await refuses(sandbox.read_file("none", max_bytes=4), SandboxFileNotFound, "reading a missing file")
+        await refuses(sandbox.read_file("none/f", max_bytes=4), SandboxFileNotFound, "reading below a missing folder")
+        await refuses(sandbox.read_file("d", max_bytes=4), SandboxFileRefused, "reading a folder")
+        await refuses(sandbox.read_file("../x", max_bytes=4), InvalidRequest, "reading outside the workspace")
+        await refuses(sandbox.write_file("/etc/x", b""), InvalidRequest, "writing outside the workspace")
 
 
 async def _programs_file(subject: Subject) -> None:
@@ -220,17 +219,7 @@ async def _programs_file(subject: Subject) -> None:
             expect("the listing", sorted(await sandbox.list_files()), sorted(mine))
         for path, data in mine.items():
             expect(f"the caller's {path}", await sandbox.read_file(path, max_bytes=100), data)
-        await _refuses(sandbox.write_file(name, b""), InvalidRequest, "writing a file with the program's own name")
-
-
-async def _refuses(attempt: Awaitable[object], error: type[Exception], what: str) -> None:
-    try:
-        await attempt
-    except error:
-        return
-    except Exception as other:
-        raise Broken(f"{what} raised {type(other).__name__} ({other}), not {error.__name__}") from other
-    raise Broken(f"{what} was not refused")
+        await refuses(sandbox.write_file(name, b""), InvalidRequest, "writing a file with the program's own name")
 
 
 _in_, _out_ = partial(Check, family="files in"), partial(Check, family="files out")

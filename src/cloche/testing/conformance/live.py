@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from cloche.core.protocols import OpenLiveSandbox, OpenProcess, OpenStream, Supp
 from cloche.core.request import MAX_ONE_ARGUMENT_BYTES
 from cloche.core.result import EXIT_TIMEOUT, Result, Status
 
-from .subject import TRIES_S, Broken, Check, Skipped, Subject, describe, expect, expect_ok, expect_that, python
+from .subject import TRIES_S, Broken, Check, Skipped, Subject, describe, expect, expect_ok, expect_that, python, refuses
 
 PATIENCE_S = 60.0
 # A command that goes on until it is ended, its first line being its pid.
@@ -181,17 +181,6 @@ def _leaving(path: str, *unheard: str) -> str:
 
 async def _read(sandbox: OpenLiveSandbox, path: str) -> str:
     return (await sandbox.read_path(path, max_bytes=KIB)).decode().strip()
-
-
-async def refuses(attempt: Awaitable[object], error: type[Exception], what: str) -> None:
-    """Break the claim unless something raises this error."""
-    try:
-        await attempt
-    except error:
-        return
-    except Exception as other:
-        raise Broken(f"{what} raised {type(other).__name__} ({other}), not {error.__name__}") from other
-    raise Broken(f"{what} was not refused")
 
 
 async def _at_once(subject: Subject) -> None:

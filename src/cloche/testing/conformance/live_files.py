@@ -36,8 +36,8 @@ from cloche.core.protocols import (
 from cloche.core.record import replace
 
 from .files import ODD_NAMES
-from .live import PATIENCE_S, opened_live, refuses, shell, started, until
-from .subject import Broken, Check, Skipped, Subject, expect, expect_ok, expect_that, python
+from .live import PATIENCE_S, opened_live, shell, started, until
+from .subject import Broken, Check, Skipped, Subject, expect, expect_ok, expect_that, python, refuses
 
 NAMES = (*ODD_NAMES, os.fsdecode(b"latin-\xe4"))
 TREE = """

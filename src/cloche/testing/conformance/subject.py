@@ -167,6 +167,17 @@ def expect_that(holds: object, otherwise: str) -> None:
         raise Broken(otherwise)
 
 
+async def refuses(attempt: Awaitable[object], error: type[Exception], what: str) -> None:
+    """Break the claim unless something raises this error."""
+    try:
+        await attempt
+    except error:
+        return
+    except Exception as other:
+        raise Broken(f"{what} raised {type(other).__name__} ({other}), not {error.__name__}") from other
+    raise Broken(f"{what} was not refused")
+
+
 def expect_ok(result: Result) -> Result:
     """Break the claim unless the program ended well; its own words say why."""
     if result.status is not Status.OK:
