@@ -76,8 +76,8 @@ RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backend
 SHARED_BY_BACKENDS = {
     "archive", "cell_outputs", "certificates", "channel", "container_profile", "containers", "enforcement",
     "garbage_collection", "host", "init_link", "layout", "live", "live_files", "live_runs", "live_session",
-    "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "session", "session_languages",
-    "subordinate_ids", "toolchain",
+    "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "session",
+    "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"
