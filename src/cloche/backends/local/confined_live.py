@@ -22,7 +22,7 @@ from ..enforcement import with_life_confined
 from ..host import Host
 from ..live_files import FileWatch
 from .live import LocalLiveSandbox
-from .plan import build_spec, filter_for, guest_paths_below
+from .plan import REAPERS, build_spec, filter_for, guest_paths_below
 from .session import LocalSession
 
 SCOPES_ABI = 6  # of Landlock, from which on a domain keeps signals to itself
@@ -76,6 +76,8 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         if spec.outside is not None:
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
+            # Its reapers are counted by another id, init's.
+            spec.rlimits = [(name, amount - REAPERS * (name == "nproc")) for name, amount in spec.rlimits]
         if spec.seccomp is not None:
             one_uid = {} if self._host.owns_ids else {"one_uid": True}
             spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), resident=True, **one_uid)
