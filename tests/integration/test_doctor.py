@@ -46,6 +46,13 @@ def test_every_level_was_tried_for_real(found: Diagnosis) -> None:
         assert set(trial.controls) == set(Control)
 
 
+def test_it_says_where_sandboxes_live(found: Diagnosis) -> None:
+    """Where a command ran in one there is nothing to say; below level confined there is none, and why is said."""
+    said = [trial.not_live for trial in found.trials]
+    assert said[:2] == ["", ""]
+    assert "level jail or confined" in said[2]
+
+
 def test_every_feature_says_yes_or_why_not(found: Diagnosis) -> None:
     """What does not work comes with the kernel's answer and one line of advice."""
     assert len(found.features) > 20

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from cloche.backends import live as live_backend
 from cloche.core.events import Event, OutputChunk, Started
 from cloche.core.processes import Detached
 from cloche.sync import Process
+from cloche.testing.fake import FakeBackend
 from tests.harness.processes import descendants, held_up, wait_for_word
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
@@ -457,9 +459,23 @@ def test_rules_hold_for_commands(opened: cloche.Sandbox) -> None:
 
 
 def test_a_sandbox_that_does_not_live_says_how_to_have_one() -> None:
-    """What only one that lives can do is an error that names the keyword."""
-    with cloche.Sandbox(live=False) as sandbox, pytest.raises(cloche.InvalidRequest, match="live=True"):
-        sandbox.exec(["true"])
+    """What only one that lives can do is an error that names the keyword; results need not say what was asked for."""
+    with cloche.Sandbox(live=False) as sandbox:
+        assert "not_live" not in sandbox.run("1").meta
+        with pytest.raises(cloche.InvalidRequest, match="live=True"):
+            sandbox.exec(["true"])
+
+
+def test_a_sandbox_that_cannot_live_says_why(opened: cloche.Sandbox) -> None:
+    """Each result says it, and so does a call that only one that lives has; one that lives says nothing of it."""
+    for backend, reason in (("subprocess", "level jail or confined"), (FakeBackend(), "no sandboxes that live")):
+        with cloche.Sandbox(backend=backend) as sandbox:
+            assert not sandbox.is_live
+            why = sandbox.run("1").meta["not_live"]
+            assert reason in why
+            with pytest.raises(cloche.InvalidRequest, match=re.escape(why)):
+                sandbox.exec(["true"])
+    assert "not_live" not in opened.run("1").meta
 
 
 def test_every_kind_of_command_is_recorded(tmp_path: Path) -> None:

@@ -88,13 +88,15 @@ def _backends(as_json: bool) -> int:
             "available": found[name].available,
             "level": str(found[name].level) if found[name].available else None,
             "level_source": found[name].level_source if found[name].available else None,
+            "lives": not found[name].not_live if found[name].available else None,
             "summary": row.summary,
             "reason": found[name].reason,
             "remedy": found[name].remedy,
+            "not_live": found[name].not_live,
         }
         for name, row in BACKEND_ROWS.items()
     ]
-    show(rows, as_json=as_json, piped_columns=READ_COLUMNS, below=("reason", "remedy"))
+    show(rows, as_json=as_json, piped_columns=READ_COLUMNS, below=("reason", "remedy", "not_live"))
     return 0
 
 
@@ -250,6 +252,13 @@ def _print_report(found: Diagnosis, audit: AuditState) -> None:
     for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
         if text:
             print(escape_line(f"{label}: {text}"))
+    from cloche.execution.doctor import LEAST_LEVEL
+
+    lives = [f"at {trial.level}" for trial in found.trials if trial.is_ok and not trial.not_live]
+    print(escape_line(f"sandboxes live: {' and '.join(lives) or 'at no level'}"))
+    for trial in found.trials:
+        if trial.is_ok and trial.not_live and trial.level >= LEAST_LEVEL:
+            print(escape_line(f"none lives at {trial.level}: {trial.not_live}"))
     for sentence in found.weak_points:
         print(escape_line(f"weak point: {sentence}"))
     for line in audit_lines(audit):

@@ -30,8 +30,8 @@ class Capabilities:
     """Describe the strongest sandbox a backend can give here, or the one of a level that was asked for.
 
     `controls` holds one measure per control at that level, with the network off; `networks` lists what else the network
-    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it. A level that is
-    `claimed` is what a provider says of itself.
+    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it. `not_live` says
+    why no sandbox lives there; it is empty where they do. A level that is `claimed` is what a provider says of itself.
     """
 
     backend: str
@@ -42,6 +42,7 @@ class Capabilities:
     remedy: str = ""
     networks: tuple[NetworkMode, ...] = ("off",)
     level_source: LevelSource = "measured"
+    not_live: str = ""
 
     def as_enforcement(self) -> Enforcement:
         """Return the enforcement that a run would report, before anything was hit."""
@@ -59,6 +60,7 @@ class Capabilities:
             "reason": self.reason,
             "remedy": self.remedy,
             "networks": list(self.networks),
+            "not_live": self.not_live,
         }
 
 
@@ -590,6 +592,11 @@ class SupportsLive(Protocol):
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
         """Open one. Raises BackendUnavailable, as it is entered, where this host or the policy's level gives none."""
         ...
+
+
+def no_life_of(backend: str) -> str:
+    """Say that a backend gives no sandboxes that live."""
+    return f"backend {backend!r} has no sandboxes that live"
 
 
 class Keeping(Protocol):

@@ -26,7 +26,7 @@ from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, Capabilities
+from cloche.core.protocols import Backend, Capabilities, SupportsLive, no_life_of
 from cloche.core.record import asdict, dataclass, field
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
@@ -74,13 +74,17 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Hold what came of `print(1)` at one level: a status, or why there was none. `seconds` is the whole call."""
+    """Hold what came of `print(1)` at one level: a status, or why there was none. `seconds` is the whole call.
+
+    `not_live` says why a command did not run in a sandbox that lives there; it is empty where one did.
+    """
 
     level: Level
     status: str
     seconds: float = 0.0
     detail: str = ""
     controls: Mapping[Control, Measure] = field(default_factory=dict)
+    not_live: str = ""
 
     @property
     def is_ok(self) -> bool:
@@ -137,6 +141,7 @@ class Diagnosis:
                     "seconds": trial.seconds,
                     "detail": trial.detail,
                     "controls": _plain(trial.controls),
+                    "not_live": trial.not_live,
                 }
                 for trial in self.trials
             ],
@@ -218,6 +223,7 @@ def try_level(backend: Backend, level: Level) -> Trial:
             seconds=time.perf_counter() - started,
             detail=(result.stderr or result.stdout).strip()[-200:] if not is_right else "",
             controls=result.enforcement.controls,
+            not_live=await _why_not_live(backend, level),
         )
 
     started = time.perf_counter()
@@ -227,6 +233,18 @@ def try_level(backend: Backend, level: Level) -> Trial:
         return Trial(level=level, status="refused", detail=str(error).partition(". To fix it")[0])
     except ClocheError as error:
         return Trial(level=level, status="failed", detail=str(error))
+
+
+async def _why_not_live(backend: Backend, level: Level) -> str:
+    """Run a command in a sandbox that lives at this level; say why there is none, or nothing."""
+    if not isinstance(backend, SupportsLive):
+        return no_life_of(backend.name)
+    try:
+        async with backend.open_live(Policy(level=level), Limits()) as opened:
+            result = await opened.run(Request(argv=("true",)))
+    except ClocheError as error:
+        return str(error.reason if isinstance(error, BackendUnavailable) else error).rstrip(".")
+    return "" if result.ok else f"a command ended with {result.status}: {result.stderr.strip()[-200:]}"
 
 
 def survey() -> Mapping[str, tuple[bool, str]]:

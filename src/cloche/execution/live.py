@@ -15,11 +15,13 @@ from cloche.core.limits import Limits, parse_duration
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
+    Backend,
     OpenLiveSandbox,
     OpenSandbox,
     SupportsLanguageNames,
     SupportsLive,
     SupportsSessionNames,
+    no_life_of,
 )
 from cloche.core.record import replace
 from cloche.core.screen import Finding
@@ -138,10 +140,8 @@ class LiveOperations:
         """Return the open sandbox. Raises InvalidRequest where it is not one that lives."""
         opened = self._require_open()
         if not self._is_live:
-            raise InvalidRequest(
-                f"{what} needs a sandbox that lives, and this one does not: it was opened with live=False, or backend "
-                f"{self.backend!r} gives none here; open it with live=True, which says why"
-            )
+            why = self._prepared.notes.get("not_live") or "it was opened with live=False; open it with live=True"
+            raise InvalidRequest(f"{what} needs a sandbox that lives, and this one does not: {why}")
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
@@ -149,28 +149,21 @@ class LiveOperations:
         backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
         if self._is_live is False:
             return backend.open(policy, limits)
-        if isinstance(backend, SupportsLive):
-            if self._is_live is None and account_of(backend) is None:
-                return self._open_either(backend)
-            self._is_live = True  # elsewhere it lives: what a provider refuses, a full account say, is an error
-            return backend.open_live(policy, limits)
-        if self._is_live is None:
-            self._is_live = False
-            return backend.open(policy, limits)
-        raise BackendUnavailable(
-            f"backend {backend.name!r} has no sandboxes that live.",
-            remedy='Use backend "local", "docker", "gvisor", "microvm" or "firecracker", or leave live=True out: then '
-            "runs take turns.",
-        )
+        if self._is_live is None and (account_of(backend) is None or not isinstance(backend, SupportsLive)):
+            return self._open_either(backend)
+        # Elsewhere it lives: what a provider refuses, a full account say, is an error.
+        opening = _open_live(backend, policy, limits)
+        self._is_live = True
+        return opening
 
     @asynccontextmanager
-    async def _open_either(self, backend: SupportsLive) -> AsyncIterator[OpenSandbox]:
+    async def _open_either(self, backend: Backend) -> AsyncIterator[OpenSandbox]:
         """Open one that lives; where there is none at this level, or on this host, one whose runs take turns."""
         policy, limits = self._prepared.policy, self._prepared.limits
         async with AsyncExitStack() as stack:
             stack.callback(setattr, self, "_is_live", None)  # whoever enters it again may find it otherwise
             try:
-                opened: OpenSandbox = await stack.enter_async_context(backend.open_live(policy, limits))
+                opened: OpenSandbox = await stack.enter_async_context(_open_live(backend, policy, limits))
                 self._is_live = True
             except BackendUnavailable as error:
                 log.info("runs of this sandbox take turns, as it cannot live: %s", error)
@@ -180,3 +173,13 @@ class LiveOperations:
                 opened = await stack.enter_async_context(self._prepared.backend.open(policy, limits))
                 self._is_live = False
             yield opened
+
+
+def _open_live(backend: Backend, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
+    """Return what opens one that lives. Raises BackendUnavailable, at the latest as it is entered."""
+    if isinstance(backend, SupportsLive):
+        return backend.open_live(policy, limits)
+    raise BackendUnavailable(
+        f"{no_life_of(backend.name)}.",
+        remedy='Use backend "local", "docker", "gvisor", "microvm" or "firecracker". Without live=True, runs take turns.',
+    )

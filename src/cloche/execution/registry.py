@@ -28,8 +28,10 @@ from cloche.core.protocols import (
     SupportsGarbageCollection,
     SupportsImages,
     SupportsLevels,
+    SupportsLive,
     SupportsReadiness,
     SupportsWorkspaceContainers,
+    no_life_of,
 )
 from cloche.core.record import dataclass, replace
 from cloche.core.remote import RemoteAccount
@@ -321,7 +323,8 @@ def capabilities_of(
     for backend in backends:
         measured.append(_measure(backend, name, wanted))
         if measured[-1].available:
-            return measured[-1]
+            found = measured[-1]
+            return found if isinstance(backend, SupportsLive) else replace(found, not_live=no_life_of(name))
     return _unavailable(name, measured)
 
 

@@ -374,12 +374,12 @@ class AsyncSandbox(
 
     It is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`) go on at the
     same time, and share files, loopback and what they leave running in the background. Results have the files that
-    `collect` asks for. Backends `local` (at level `jail`), `docker`, `gvisor`, `microvm` and `firecracker` have such
-    sandboxes.
+    `collect` asks for. Backends `local` (at level `jail`, with less at `confined`), `docker`, `gvisor`, `microvm` and
+    `firecracker` have such sandboxes.
 
     Where there is none, and with `live=False`, runs take turns, each in a jail of its own: they share the workspace and
-    nothing else, and results have all files that a run changed. `is_live` tells; `live=True` is an error where there is
-    none.
+    nothing else, and results have all files that a run changed. `is_live` tells, and `meta["not_live"]` of each result
+    says why there is none; `live=True` is an error then.
 
     One that lives may have a `name`, one each per user: then others come in with `attach`. With `keep` it is held by a
     process of its own, and leaving the block, or the death of this process, does not end it: that does `kill`, or its

@@ -92,6 +92,7 @@ class LocalBackend:
             networks=_networks(level),
             reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
             remedy=remedy(host, look_around()),
+            not_live=_why_no_life(level, host),
         )
 
     def toolchain(self, language: Language) -> Toolchain:
