@@ -468,7 +468,8 @@ def test_a_sandbox_that_does_not_live_says_how_to_have_one() -> None:
 
 def test_a_sandbox_that_cannot_live_says_why(opened: cloche.Sandbox) -> None:
     """Each result says it, and so does a call that only one that lives has; one that lives says nothing of it."""
-    for backend, reason in (("subprocess", "level jail or confined"), (FakeBackend(), "no sandboxes that live")):
+    fake = FakeBackend([cloche.Result("", "", 0, 0.0)])
+    for backend, reason in (("subprocess", "level jail or confined"), (fake, "no sandboxes that live")):
         with cloche.Sandbox(backend=backend) as sandbox:
             assert not sandbox.is_live
             why = sandbox.run("1").meta["not_live"]
