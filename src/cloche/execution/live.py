@@ -181,5 +181,6 @@ def _open_live(backend: Backend, policy: Policy, limits: Limits) -> AbstractAsyn
         return backend.open_live(policy, limits)
     raise BackendUnavailable(
         f"{no_life_of(backend.name)}.",
-        remedy='Use backend "local", "docker", "gvisor", "microvm" or "firecracker". Without live=True, runs take turns.',
+        remedy='Use backend "local", "docker", "gvisor", "microvm" or "firecracker". Without live=True, runs take '
+        "turns.",
     )
