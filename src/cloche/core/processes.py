@@ -129,3 +129,8 @@ def shell_argv(line: str) -> tuple[str, ...]:
     if not isinstance(line, str):
         raise InvalidRequest(f"shell: {line!r} is no line of shell; give text, or a list as argv")
     return ("/bin/sh", "-c", line)
+
+
+def no_life_of(backend: str) -> str:
+    """Say that a backend gives no sandboxes that live."""
+    return f"backend {backend!r} has no sandboxes that live"

@@ -594,11 +594,6 @@ class SupportsLive(Protocol):
         ...
 
 
-def no_life_of(backend: str) -> str:
-    """Say that a backend gives no sandboxes that live."""
-    return f"backend {backend!r} has no sandboxes that live"
-
-
 class Keeping(Protocol):
     """Take over a sandbox that shall outlive its caller; see `cloche.keeper.attach`.
 

@@ -26,7 +26,8 @@ from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, Capabilities, SupportsLive, no_life_of
+from cloche.core.processes import no_life_of
+from cloche.core.protocols import Backend, Capabilities, SupportsLive
 from cloche.core.record import asdict, dataclass, field
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE

@@ -14,6 +14,7 @@ from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.limits import Limits, parse_duration
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
+from cloche.core.processes import no_life_of
 from cloche.core.protocols import (
     Backend,
     OpenLiveSandbox,
@@ -21,7 +22,6 @@ from cloche.core.protocols import (
     SupportsLanguageNames,
     SupportsLive,
     SupportsSessionNames,
-    no_life_of,
 )
 from cloche.core.record import replace
 from cloche.core.screen import Finding

@@ -19,6 +19,7 @@ from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.layers import SupportsOwnInterpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
+from cloche.core.processes import no_life_of
 from cloche.core.protocols import (
     Backend,
     Capabilities,
@@ -31,7 +32,6 @@ from cloche.core.protocols import (
     SupportsLive,
     SupportsReadiness,
     SupportsWorkspaceContainers,
-    no_life_of,
 )
 from cloche.core.record import dataclass, replace
 from cloche.core.remote import RemoteAccount
