@@ -52,16 +52,10 @@ class Capabilities:
         """Return plain data, ready for JSON."""
         rows = {str(control): measure.as_dict() for control, measure in self.controls.items()}
         return {
-            "backend": self.backend,
-            "available": self.available,
-            "level": str(self.level),
-            "level_source": self.level_source,
-            "controls": rows,
-            "reason": self.reason,
-            "remedy": self.remedy,
-            "networks": list(self.networks),
-            "not_live": self.not_live,
-        }
+            "backend": self.backend, "available": self.available, "level": str(self.level),
+            "level_source": self.level_source, "controls": rows, "reason": self.reason, "remedy": self.remedy,
+            "networks": list(self.networks), "not_live": self.not_live,
+        }  # fmt: skip
 
 
 @runtime_checkable
