@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def test_out_that_cannot_be_a_folder_is_an_error_of_the_caller(name: str, tmp_pa
     """By a run, a sandbox and a session alike, and nothing has run."""
     (tmp_path / "a file").write_text("kept")
     (tmp_path / "closed").mkdir(mode=0o500)
-    if name.startswith("closed") and (tmp_path / "closed").owner() == "root":
+    if name.startswith("closed") and not os.geteuid():
         name = "a file"  # nothing is closed to root
     with cloche.Sandbox(timeout=60) as sandbox, sandbox.session() as session:
         for run in (cloche.run, sandbox.run, session.run):
