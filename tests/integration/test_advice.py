@@ -18,6 +18,8 @@ MISLEADING = {
     "the workspace by its name": ("import os; os.listdir('/workspace')", "working directory"),
     "by a shell": ("import os; exit(os.system('echo > /tmp/a') >> 8)", "$TMPDIR"),
     "shared memory": ("open('/dev/shm/a', 'w')", "/dev/shm"),
+    "a server": ("import socket; socket.create_server(('127.0.0.1', 0))", "fork"),
+    "a manager": ("import multiprocessing; multiprocessing.Manager()", "fork"),
     "a terminal": ("import os; os.openpty()", "terminal"),
     "a child's own process": (
         "import subprocess, sys; subprocess.run(['cat', '/proc/self/stat'], check=True)",
@@ -46,6 +48,11 @@ def test_what_does_not_mislead_has_no_advice(name: str) -> None:
     """The same words about another file are the program's own failure."""
     result = cloche.run(NOT_OURS[name], level="confined", timeout=60)
     assert (result.ok, result.meta.get("advice")) == (False, None), result.stderr
+
+
+def test_a_user_without_a_name_has_one() -> None:
+    """Of programs that ask who they are, Python's at least are told: the id of a guest has no name on the host."""
+    assert cloche.run("import getpass; print(getpass.getuser())", level="confined", timeout=60).stdout == "sandbox\n"
 
 
 def cloche_says(*words: str, **environment: str) -> tuple[int, str]:

@@ -35,6 +35,10 @@ NO_OWN_DEVICES = (
     "given (cloche exec -t, Sandbox.terminal)"
 )
 NO_PROCESSES = "level confined has no process namespace: children find no /proc/self, and ps finds nothing"
+NO_SOCKETS = (
+    "level confined has no servers and no connections within the sandbox: multiprocessing works by "
+    "set_start_method('fork'), without Manager; network=\"allowlist\" has connections by name"
+)
 # What misleads there, where programs see the host's own folders; the sandbox's may lie in its /tmp.
 _CONFINED = (
     (
@@ -44,6 +48,10 @@ _CONFINED = (
     (
         rb"(?m)^(?=.*permission denied)(?=.*/dev/shm)|openpty\(|forkpty\(|out of pty devices|/dev/ptmx",
         NO_OWN_DEVICES,
+    ),
+    (
+        rb"socket[^\n]*\n(?:[^\n]*\n){0,2}[^\n]*operation not permitted|socket: operation|listen eperm|/managers\.py",
+        NO_SOCKETS,
     ),
     (rb"(?m)^(?=.*permission denied)(?=.*/proc/)|mount -t proc|fatal library error, (?:reap|lookup)", NO_PROCESSES),
 )

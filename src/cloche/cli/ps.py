@@ -39,7 +39,7 @@ def list_sandboxes(*, as_json: bool) -> int:
         print("no sandbox with a name lives")
         return 0
     if not as_json:
-        rows = [{**row, **{name: _spelled(row[name]) for name in TIMES}} for row in rows]
+        rows = [{**row, **{name: spelled(row[name]) for name in TIMES}} for row in rows]
     show(rows, as_json=as_json, below=("owner",))
     return 0
 
@@ -54,7 +54,7 @@ def _row(found: Found) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _spelled(seconds: object) -> object:
+def spelled(seconds: object) -> object:
     """Return a time in its two largest units."""
     if not isinstance(seconds, int):
         return seconds

@@ -176,11 +176,13 @@ def _ps(name: str, as_json: bool) -> int:
     """
     from cloche.sync import Sandbox
 
+    from .ps import spelled
+
     with Sandbox.attach(name) as sandbox:
         rows = [
             {
                 "id": one.id, "pid": one.pid, "status": str(one.status or "running"), "exit_code": one.exit_code,
-                "age": round(one.age), "command": one.command,
+                "age": round(one.age) if as_json else spelled(round(one.age)), "command": one.command,
             }
             for one in sandbox.processes()
         ]  # fmt: skip

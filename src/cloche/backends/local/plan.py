@@ -92,19 +92,21 @@ MOST_ENVIRONMENTS = 64
 
 # Below level jail /etc/gitconfig is the host's: where it may not be read, git does nothing.
 NO_HOST_SETTINGS: Mapping[str, str] = {"GIT_CONFIG_NOSYSTEM": "1"}
+# Of a user who has an id that may have no name there: Python's getpass, and all that calls it, looks here first.
+NAMES: Mapping[str, str] = {"USER": "sandbox", "LOGNAME": "sandbox"}
 FOR_EVER_S = 1e9  # the time-out of a session's run
 _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestPaths:
-    """Name the guest's folders as the guest sees them, and whether something stands in for /dev/shm in `startup`."""
+    """Name the guest's folders as the guest sees them; where it `is_confined`, `startup` has stand-ins for /dev/shm."""
 
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
     startup: str = layout.STARTUP_FOLDER
-    has_stand_ins: bool = False
+    is_confined: bool = False
 
 
 INSIDE = GuestPaths()
@@ -121,7 +123,7 @@ def guest_paths_below(folder: str, level: Level) -> GuestPaths:
     """Return the paths in a folder of the host."""
     return GuestPaths(
         workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}",
-        has_stand_ins=level is Level.CONFINED,
+        is_confined=level is Level.CONFINED,
     )  # fmt: skip
 
 
@@ -378,7 +380,7 @@ def guest_environment(
 ) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
-    settings = NO_HOST_SETTINGS if guest_paths.folder else {}
+    settings = {} if not guest_paths.folder else {**NO_HOST_SETTINGS, **(NAMES if guest_paths.is_confined else {})}
     found = {"PATH": layout.search_path(), **minimum, **settings, **toolchain, **given}
     return layout.with_startup(found, guest_paths.startup)
 
@@ -498,7 +500,7 @@ def _build_program(
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
-        if guest_paths.has_stand_ins:
+        if guest_paths.is_confined:
             run.python["stand_ins"] = guest_paths.startup
         if files[-1].path == path and len(files[-1].data) <= SHORT_BYTES:
             run.python["source"] = files[-1].data
@@ -579,7 +581,7 @@ def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths)
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
         "capabilities": drop_all(),  # for a clone, which begins with those of its own namespaces
-        **({"stand_ins": guest_paths.startup} if guest_paths.has_stand_ins else {}),
+        **({"stand_ins": guest_paths.startup} if guest_paths.is_confined else {}),
     }
     return SessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True
