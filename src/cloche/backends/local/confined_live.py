@@ -16,6 +16,7 @@ from cloche.core.policy import Policy
 from cloche.core.processes import ListeningPort
 from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
+from cloche.jail.setup.privileges import LENGTHS_SINCE
 from cloche.jail.user_namespaces import claim_outside_id
 
 from ..enforcement import with_life_confined
@@ -79,8 +80,12 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
             # Its reapers are counted by another id, init's.
             spec.rlimits = [(name, amount - REAPERS * (name == "nproc")) for name, amount in spec.rlimits]
         if spec.seccomp is not None:
-            one_uid = {} if self._host.owns_ids else {"one_uid": True}
-            spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), resident=True, **one_uid)
+            kind = {
+                "resident": True,
+                "one_uid": not self._host.owns_ids,
+                "keeps_lengths": self._host.landlock_abi < LENGTHS_SINCE,
+            }
+            spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), **kind)
         if spec.landlock is not None:
             spec.landlock = [*spec.landlock, ("/dev/tty", "device")]
         return spec

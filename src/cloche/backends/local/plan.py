@@ -23,7 +23,7 @@ from cloche.core.request import InputFile, Request, source_of
 from cloche.hostfs import may_search_all
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
-from cloche.jail.setup.privileges import SCOPED_SINCE, drop_all
+from cloche.jail.setup.privileges import LENGTHS_SINCE, SCOPED_SINCE, drop_all
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.probe import memory_stat
 from cloche.jail.setup.seccomp import answered_calls, build_filter
@@ -179,6 +179,7 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         if level is Level.CONFINED:
             asked = {"one_uid": not host.owns_ids, "network": spec.network is not None}
             spec.answered = answered_calls(os.uname().machine, counted=is_counted, **asked)
+        asked["keeps_lengths"] = level is Level.CONFINED and host.landlock_abi < LENGTHS_SINCE
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=is_counted, **asked)
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None

@@ -33,7 +33,7 @@ from .syscall_table import ALLOWED, LAST_KNOWN, REPORTED
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
-EPERM, E2BIG, ENOTTY, ENOSYS, EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT = 1, 7, 25, 38, 93, 95, 97
+EPERM, E2BIG, EACCES, ENOTTY, ENOSYS, EPROTONOSUPPORT, EOPNOTSUPP, EAFNOSUPPORT = 1, 7, 13, 25, 38, 93, 95, 97
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NR_OFFSET, ARCH_OFFSET = 0, 4
@@ -115,6 +115,8 @@ SOL_SOCKET, SO_LINGER = 1, 13
 # compiled. Where that is used up, nobody but root installs a filter of system calls, as browsers and sandboxes do.
 ATTACH_OPTIONS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
 
+O_ACCMODE, O_TRUNC = 3, 0o1000
+
 Instruction = tuple[int, int, int, int]
 Block = list[Instruction]
 
@@ -135,6 +137,7 @@ def build_filter(
     resident: bool = False,
     one_uid: bool = False,
     network: bool = False,
+    keeps_lengths: bool = False,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
@@ -142,6 +145,7 @@ def build_filter(
     that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
     own, what changes metadata is asked for, and without control groups, which keep what is `counted`, each new process.
     With a `network`, sockets of TCP and UDP and what they are connected to are asked for (`network_calls`).
+    One that `keeps_lengths` refuses what Landlock does not before its version 3: to empty files by name.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -159,6 +163,8 @@ def build_filter(
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
     if network:
         special |= _connected_blocks()
+    if keeps_lengths:
+        special |= _length_blocks()
     if resident and confined:
         special["kill"] = [(BPF_RET, 0, 0, ASK_IF_HEARD)]
     if resident or confined:  # the caller is told that it was done
@@ -336,6 +342,20 @@ def _connected_blocks() -> dict[str, Block]:
             name: [_argument(flags), (BPF_JSET, 0, 1, MSG_FASTOPEN), _deny(EPERM), _ALLOWED]
             for name, flags in FLAGS_OF_SENDING.items()
         },
+    }
+
+
+def _length_blocks() -> dict[str, Block]:
+    """Return what is different where Landlock asks for no right to shorten a file: only who opens it to write may.
+
+    What is opened neither to read nor to write (mode 3, for `ioctl`), Landlock lets everybody open.
+    """
+    truncates = [(BPF_AND, 0, 0, O_TRUNC | O_ACCMODE), *_if_any((O_TRUNC, O_TRUNC | O_ACCMODE), _deny(EACCES))]
+    return {
+        "truncate": [_deny(EACCES)],
+        "open": [_argument(1), *truncates, _ALLOWED],
+        "openat": [_argument(2), *truncates, _ALLOWED],
+        "openat2": [_deny(ENOSYS)],  # whose flags are in memory
     }
 
 
