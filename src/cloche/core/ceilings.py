@@ -47,10 +47,10 @@ def covers(rules: NetworkRules, rule: Rule, *, networks: Iterable[Network] = ())
 def _covers_port(
     rules: NetworkRules, rule: Rule, port: int, opened: tuple[Network, ...], networks: Iterable[Network]
 ) -> bool:
-    outer = [one for one in rules.allow if one.covers(port) and _has_hosts_of(one, rule)]
+    outer = [outer_rule for outer_rule in rules.allow if outer_rule.covers(port) and _has_hosts_of(outer_rule, rule)]
     if not outer and port not in rules.open_ports:
         return False
-    return _are_inside(opened, (*networks, *(network for one in outer for network in one.networks)))
+    return _are_inside(opened, (*networks, *(network for outer_rule in outer for network in outer_rule.networks)))
 
 
 def _has_hosts_of(outer: Rule, inner: Rule) -> bool:
@@ -66,18 +66,18 @@ def _opened(rule: Rule) -> tuple[Network, ...]:
 
 def _are_inside(inner: Iterable[Network], outer: Iterable[Network]) -> bool:
     around = tuple(outer)
-    return all(any(_is_inside(one, other) for other in around) for one in inner)
+    return all(any(_is_inside(network, outer_network) for outer_network in around) for network in inner)
 
 
 def _is_inside(inner: Network, outer: Network) -> bool:
     return inner.version == outer.version and inner.prefixlen >= outer.prefixlen and inner.network_address in outer
 
 
-def allowed_by_both(one: NetworkRules, other: NetworkRules) -> tuple[str, ...]:
+def allowed_by_both(first: NetworkRules, second: NetworkRules) -> tuple[str, ...]:
     """Return the rules of each that the other one covers, as they are written."""
-    kept = [rule.text for rule in one.allow if covers(other, rule)]
-    kept += [rule.text for rule in other.allow if covers(one, rule)]
-    return tuple(dict.fromkeys(kept))
+    allowed = [rule.text for rule in first.allow if covers(second, rule)]
+    allowed += [rule.text for rule in second.allow if covers(first, rule)]
+    return tuple(dict.fromkeys(allowed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +124,24 @@ class NetworkCeiling:
         """Tell whether the ceiling itself names what a rule allows: a mode without hosts names only `open`."""
         return covers(self.as_rules(), rule, networks=self._networks())
 
-    def joined(self, other: NetworkCeiling) -> NetworkCeiling:
+    def joined(self, ceiling: NetworkCeiling) -> NetworkCeiling:
         """Return the ceiling that lets through what both do."""
-        if "bridge" in (self.mode, other.mode):  # which lets through everything
-            return other if self.mode == "bridge" else self
-        if "off" in (self.mode, other.mode):
+        if "bridge" in (self.mode, ceiling.mode):  # which lets through everything
+            return ceiling if self.mode == "bridge" else self
+        if "off" in (self.mode, ceiling.mode):
             return NetworkCeiling(mode="off")
         networks = [
             str(inner)
-            for one in self._networks()
-            for two in other._networks()
-            for inner, outer in ((one, two), (two, one))
+            for network in self._networks()
+            for two in ceiling._networks()
+            for inner, outer in ((network, two), (two, network))
             if _is_inside(inner, outer)
         ]
-        hosts = [host for host in self.hosts or () if other._permits(parse_rule(host))]
-        hosts += [host for host in other.hosts or () if self._permits(parse_rule(host))]
-        is_free = self.hosts is None and other.hosts is None
+        hosts = [host for host in self.hosts or () if ceiling._permits(parse_rule(host))]
+        hosts += [host for host in ceiling.hosts or () if self._permits(parse_rule(host))]
+        is_free = self.hosts is None and ceiling.hosts is None
         return NetworkCeiling(
-            mode=min(self.mode, other.mode, key=mode_rank),
+            mode=min(self.mode, ceiling.mode, key=mode_rank),
             hosts=None if is_free else tuple(dict.fromkeys(hosts)),
             networks=tuple(dict.fromkeys(networks)),
         )
@@ -157,26 +157,26 @@ class NetworkCeiling:
         return tuple(parse_network_range(network, name="networks") for network in self.networks)
 
 
-def packages_above(asked: PackageList, most: tuple[str, ...]) -> str:
+def packages_above(packages: PackageList, ceiling: tuple[str, ...]) -> str:
     """Return the first package that is not among `most`, names in which `*` stands for any characters.
 
     Empty for none. `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with
     versions.
     """
-    if asked == "auto":
+    if packages == "auto":
         return "auto"
-    names = ((text, _package_name(text)) for text in asked)
-    return next((escape_name(text) for text, name in names if name is None or not matches_package(name, most)), "")
+    names = ((text, _package_name(text)) for text in packages)
+    return next((escape_name(text) for text, name in names if name is None or not matches_package(name, ceiling)), "")
 
 
-def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def packages_in_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of each list that the other one has, too. A star is only within another one's star."""
-    kept = [name for name in one if matches_package(_normalized(name), other)]
-    kept += [name for name in other if matches_package(_normalized(name), one)]
-    found: dict[str, str] = {}
-    for name in kept:
-        found.setdefault(_normalized(name), name)
-    return tuple(found.values())
+    allowed = [name for name in first if matches_package(_normalized(name), second)]
+    allowed += [name for name in second if matches_package(_normalized(name), first)]
+    patterns: dict[str, str] = {}
+    for name in allowed:
+        patterns.setdefault(_normalized(name), name)
+    return tuple(patterns.values())
 
 
 def matches_package(name: str, patterns: Iterable[str]) -> bool:
@@ -192,7 +192,7 @@ def _normalized(pattern: str) -> str:
     """Return a name, or a pattern of names, as indexes compare names; npm's have one spelling."""
     if pattern.startswith(NPM_PREFIX):
         return pattern
-    return "*".join(normalize_package(part) for part in pattern.split("*"))
+    return "*".join(normalize_package(literal) for literal in pattern.split("*"))
 
 
 def normalize_package(name: str) -> str:

@@ -55,16 +55,18 @@ class HostFolder:
     @property
     def tracked_here(self) -> tuple[str, ...]:
         """Return what is hidden though the folder's own repository tracks it."""
-        return tuple(path for place, path in self.tracked if not place)
+        return tuple(path for repository, path in self.tracked if not repository)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> HostFolder:
+    def from_dict(cls, document: Mapping[str, Any]) -> HostFolder:
         """Read what `as_dict` made, perhaps through JSON. Raises TypeError."""
-        rows: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in said.items()}
+        rows: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+        }
         for name in ("masked_folders", "tracked"):
             rows[name] = tuple(map(tuple, rows.get(name, ())))
         rows["read_only"] = tuple(map(cls.from_dict, rows.get("read_only", ())))
@@ -148,16 +150,16 @@ class Diff:
     @property
     def dangerous(self) -> tuple[Change, ...]:
         """Return the changes that need a yes of their own."""
-        return tuple(one for one in self.changes if one.dangers)
+        return tuple(change for change in self.changes if change.dangers)
 
     @property
     def conflicts(self) -> tuple[Change, ...]:
         """Return the changes to what has changed on the host meanwhile."""
-        return tuple(one for one in self.changes if one.conflict)
+        return tuple(change for change in self.changes if change.conflict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {**asdict(replace(self, changes=())), "changes": [asdict(one) for one in self.changes]}
+        return {**asdict(replace(self, changes=())), "changes": [asdict(change) for change in self.changes]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,8 @@ class DebugState:
     @property
     def source(self) -> str:
         """Return where that comes from, the strongest first; `default` where nobody said anything."""
-        said = {"argument": self.argument, "environment": self.environment, "stored": self.stored}
-        return ", ".join(name for name, one in said.items() if one) or "default"
+        sources = {"argument": self.argument, "environment": self.environment, "stored": self.stored}
+        return ", ".join(name for name, names in sources.items() if names) or "default"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as the wire has it."""
@@ -74,22 +74,22 @@ class DebugState:
 
 def read_namespaces(text: str, *, where: str = VARIABLE) -> frozenset[str]:
     """Return the namespaces of a list with commas; `*` stands for all. Raises InvalidRequest for another name."""
-    return check_namespaces((word.strip() for word in text.split(",") if word.strip()), where=where)
+    return check_namespaces((name.strip() for name in text.split(",") if name.strip()), where=where)
 
 
 def check_namespaces(names: Iterable[str], *, where: str) -> frozenset[str]:
     """Return the namespaces that are named; `*` stands for all. Raises InvalidRequest for a name that is none."""
-    found: set[str] = set()
+    namespaces: set[str] = set()
     for name in names:
         if name == EVERYTHING:
-            found.update(NAMESPACES)
+            namespaces.update(NAMESPACES)
         elif name in NAMESPACES:
-            found.add(name)
+            namespaces.add(name)
         else:
             raise InvalidRequest(
                 f"{where}: {escape_name(name[:80])} is no debug namespace; use * or some of {', '.join(NAMESPACES)}"
             )
-    return frozenset(found)
+    return frozenset(namespaces)
 
 
 def logger_of(namespace: str) -> logging.Logger:

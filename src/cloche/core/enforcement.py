@@ -40,8 +40,8 @@ class Level(enum.IntEnum):
         try:
             return cls[text.strip().upper()]
         except KeyError:
-            known = ", ".join(str(level) for level in cls)
-            raise InvalidRequest(f"unknown level {text!r}; known levels: {known}") from None
+            known_levels = ", ".join(str(level) for level in cls)
+            raise InvalidRequest(f"unknown level {text!r}; known levels: {known_levels}") from None
 
 
 class Control(enum.StrEnum):
@@ -74,17 +74,17 @@ def parse_requirements(names: str | tuple[str, ...] | list[str]) -> tuple[Level 
     >>> parse_requirements("jail,memory")
     (<Level.JAIL: 3>, (<Control.MEMORY: 'memory'>,))
     """
-    parts = names.split(",") if isinstance(names, str) else list(names)
+    entries = names.split(",") if isinstance(names, str) else list(names)
     level: Level | None = None
     controls: list[Control] = []
-    for part in (str(p).strip().lower() for p in parts):
-        if part.upper() in Level.__members__:
-            level = max(level or Level.NONE, Level[part.upper()])
-        elif part in set(Control):
-            controls.append(Control(part))
-        elif part:
-            known = ", ".join([*(str(x) for x in Level), *Control])
-            raise InvalidRequest(f"require: unknown level or control {part!r}; known: {known}")
+    for entry in (str(p).strip().lower() for p in entries):
+        if entry.upper() in Level.__members__:
+            level = max(level or Level.NONE, Level[entry.upper()])
+        elif entry in set(Control):
+            controls.append(Control(entry))
+        elif entry:
+            known_names = ", ".join([*(str(x) for x in Level), *Control])
+            raise InvalidRequest(f"require: unknown level or control {entry!r}; known: {known_names}")
     return level, tuple(dict.fromkeys(controls))
 
 

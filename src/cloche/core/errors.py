@@ -20,9 +20,9 @@ class ClocheError(Exception):
 
 
 def _make_again(kind: type[ClocheError], arguments: tuple[Any, ...]) -> ClocheError:
-    made = kind.__new__(kind, *arguments)
-    made.args = arguments  # those of an OSError, `__init__` sets
-    return made
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments  # those of an OSError, `__init__` sets
+    return error
 
 
 class InvalidRequest(ClocheError, ValueError):

@@ -98,8 +98,8 @@ class FrameReader:
         self._frames_left -= 1
         if self._frames_left < 0:
             raise TooLarge(f"there are more than {MAX_FRAMES} frames")
-        message, parts = _decode(text, min(MAX_PARTS, self._parts_left))
-        self._parts_left -= parts
+        message, part_count = _decode(text, min(MAX_PARTS, self._parts_left))
+        self._parts_left -= part_count
         return message
 
 
@@ -112,10 +112,10 @@ def _decode(text: str, most_parts: int) -> tuple[dict[str, Any], int]:
 
     Half a character would travel through Python and fail wherever it is printed first, so it is replaced.
     """
-    message, parts = decode(text, most_parts, mends_text=True)
+    message, part_count = decode(text, most_parts, mends_text=True)
     if not isinstance(message, dict):
         raise ValueError("a frame is no JSON object")
-    return message, parts
+    return message, part_count
 
 
 class BashCodec:
@@ -150,14 +150,14 @@ class BashCodec:
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")
         self._is_broken = True
-        *lines, rest = (self._line + data).split(b"\n", self._lines_left + 1)
+        *lines, incomplete = (self._line + data).split(b"\n", self._lines_left + 1)
         self._lines_left -= len(lines)
         if self._lines_left < 0:
             raise TooLarge(f"there are more than {MAX_FRAMES} lines")
         messages = [message for line in lines if (message := self._parse(bytes(line))) is not None]
-        if len(rest) > _MAX_LINE_BYTES:
+        if len(incomplete) > _MAX_LINE_BYTES:
             raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
-        self._line = bytearray(rest)
+        self._line = bytearray(incomplete)
         self._is_broken = False
         return messages
 
@@ -166,14 +166,14 @@ class BashCodec:
         text = line[: _MAX_LINE_BYTES + 1].decode("ascii", "replace")
         if ready := _READY.fullmatch(text):
             return {"op": "ready", "runtime": f"Bash {ready[1]}"}
-        done = _DONE.fullmatch(text)
-        if done is None or int(done[2]) > 255:
+        ended = _DONE.fullmatch(text)
+        if ended is None or int(ended[2]) > 255:
             raise ValueError(f"{text!r} is no answer of Bash's driver")
-        run_id = int(done[1])
+        run_id = int(ended[1])
         if run_id not in self._running:
             return None
         self._running.remove(run_id)
-        message: dict[str, Any] = {"op": "done", "id": run_id, "exit_code": int(done[2])}
+        message: dict[str, Any] = {"op": "done", "id": run_id, "exit_code": int(ended[2])}
         if message["exit_code"] == EXIT_INTERRUPTED:
             message["error"] = {"name": "KeyboardInterrupt", "message": "the run was interrupted", "traceback": ""}
         return message
@@ -278,18 +278,18 @@ def _bounded(metadata: object) -> dict[str, Any]:
     return metadata if is_small(metadata, MAX_METADATA_BYTES) else {}
 
 
-def is_small(value: object, most: int) -> bool:
+def is_small(value: object, max_size: int) -> bool:
     """Tell whether a value has at most about so many bytes as JSON, without writing it."""
-    left: list[object] = [value]
-    while left and most >= 0:
-        one = left.pop()
-        most -= len(one) if isinstance(one, str) else 2
-        if isinstance(one, dict):
-            left += one
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-    return most >= 0
+    pending: list[object] = [value]
+    while pending and max_size >= 0:
+        item = pending.pop()
+        max_size -= len(item) if isinstance(item, str) else 2
+        if isinstance(item, dict):
+            pending += item
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
+    return max_size >= 0
 
 
 def _decoded(mime: str, value: str) -> str | bytes:

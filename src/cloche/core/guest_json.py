@@ -68,63 +68,63 @@ def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) 
     may_have_halves = has_escapes and _SURROGATE_ESCAPE.search(text) is not None
     if len(text) > MAX_BESIDE_BYTES:
         return _Large(text, most_parts, mends_text=mends_text, may_have_halves=may_have_halves).read()
-    value, parts = _read_at_once(text, most_parts)
-    return (_whole(value, mends_text=mends_text) if may_have_halves else value), parts
+    value, part_count = _read_at_once(text, most_parts)
+    return (_whole(value, mends_text=mends_text) if may_have_halves else value), part_count
 
 
-def _read_at_once(text: str, most: int) -> tuple[Any, int]:
+def _read_at_once(text: str, max_parts: int) -> tuple[Any, int]:
     brackets = text.count("[") + text.count("{")
-    parts = _count(text, brackets, most)
+    part_count = _count(text, brackets, max_parts)
     value = _parsed(text)
     if brackets > MAX_DEPTH and _is_deep(value):
         raise ValueError("JSON is nested too deeply")
-    return value, parts
+    return value, part_count
 
 
-def _count(text: str, brackets: int, most: int) -> int:
+def _count(text: str, brackets: int, max_parts: int) -> int:
     """Return how many parts a text has, or a few more. Raises TooLarge."""
-    parts = text.count(",") + brackets
-    if parts > FEW_PARTS:
-        beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
-        parts = beside.count(",") + beside.count("[") + beside.count("{")
+    part_count = text.count(",") + brackets
+    if part_count > FEW_PARTS:
+        beside = _outside_of_texts(text, 4 * max_parts + 4)  # a name and a text for each part, and two quotes for each
+        part_count = beside.count(",") + beside.count("[") + beside.count("{")
         if len(beside) > MAX_OUTSIDE_CHARS:
             raise TooLarge(f"JSON has more than {MAX_OUTSIDE_CHARS} characters outside of texts")
-    if parts > most:
-        raise TooLarge(f"JSON has more than {most} parts")
-    return parts
+    if part_count > max_parts:
+        raise TooLarge(f"JSON has more than {max_parts} parts")
+    return part_count
 
 
-def check_parts(text: str, most: int) -> None:
+def check_parts(text: str, max_parts: int) -> None:
     """Raise TooLarge for JSON of more parts than that, however long its texts are."""
-    if text.count(",") + text.count("[") + text.count("{") > most:
-        beside = _outside_of_texts(text, 4 * most + 4)
-        if beside.count(",") + beside.count("[") + beside.count("{") > most:
-            raise TooLarge(f"JSON has more than {most} parts")
+    if text.count(",") + text.count("[") + text.count("{") > max_parts:
+        beside = _outside_of_texts(text, 4 * max_parts + 4)
+        if beside.count(",") + beside.count("[") + beside.count("{") > max_parts:
+            raise TooLarge(f"JSON has more than {max_parts} parts")
 
 
 def _outside_of_texts(text: str, most_quotes: int) -> str:
     """Return JSON without what is in quotes. Raises TooLarge."""
-    outside, quotes, at = [], 0, 0
-    while at < len(text):
-        end = at + _BLOCK_CHARS
+    outside, quotes, position = [], 0, 0
+    while position < len(text):
+        end = position + _BLOCK_CHARS
         while end < len(text) and text[end - 1] == "\\":  # no block ends within an escape
             end += 1
-        block = text[at:end]
+        block = text[position:end]
         if "\\" in block:
             block = block.replace("\\\\", "").replace('\\"', "")
         pieces = block.split('"')
-        found = pieces[quotes % 2 :: 2]
+        unquoted = pieces[quotes % 2 :: 2]
         quotes += len(pieces) - 1
         if quotes > most_quotes:
             raise TooLarge("JSON has more texts than any value needs")
-        outside += found
-        at = end
+        outside += unquoted
+        position = end
     return "".join(outside)
 
 
-def refuse_constant(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
+def refuse_constant(constant: str) -> Any:  # noqa: ANN401 - the shape of json's hook
     """Raise ValueError: NaN and Infinity are no JSON."""
-    raise ValueError(f"{word} is not JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def finite(digits: str) -> float:
@@ -149,10 +149,10 @@ _READER: Any = json.JSONDecoder(parse_constant=refuse_constant, parse_float=fini
 _COUNTING_READER: Any = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite, parse_int=_short)
 
 
-def _scan_text(text: str, at: int) -> tuple[str, int]:
+def _scan_text(text: str, position: int) -> tuple[str, int]:
     """Return the text that begins behind a quote, and where it ends. Raises ValueError."""
-    found, end = _decoder.scanstring(text, at, True)
-    return str(found), int(end)
+    scanned, end = _decoder.scanstring(text, position, True)
+    return str(scanned), int(end)
 
 
 def _reader() -> Any:  # noqa: ANN401 - the decoder's scanner has no type
@@ -183,61 +183,61 @@ class _Large:
 
     def read(self) -> tuple[dict[str, Any], int]:
         """Return the object, and of how many parts it is. Raises ValueError."""
-        message, at = self._object(self._after_blanks(0), is_outer=True)
-        if self._after_blanks(at) != len(self._text):
+        message, position = self._object(self._after_blanks(0), is_outer=True)
+        if self._after_blanks(position) != len(self._text):
             raise ValueError("there is more behind a JSON object")
         return message, self._parts
 
-    def _after_blanks(self, at: int) -> int:
-        found = _BLANKS.match(self._text, at)
-        return found.end() if found is not None else at
+    def _after_blanks(self, position: int) -> int:
+        blanks = _BLANKS.match(self._text, position)
+        return blanks.end() if blanks is not None else position
 
-    def _expect(self, at: int, wanted: str) -> str:
-        found = self._text[at : at + 1]
-        if not found or found not in wanted:
-            raise ValueError(f"there is no {' or '.join(wanted)} at character {at} of a JSON object")
-        return found
+    def _expect(self, position: int, expected: str) -> str:
+        actual = self._text[position : position + 1]
+        if not actual or actual not in expected:
+            raise ValueError(f"there is no {' or '.join(expected)} at character {position} of a JSON object")
+        return actual
 
-    def _object(self, at: int, *, is_outer: bool) -> tuple[dict[str, Any], int]:
+    def _object(self, position: int, *, is_outer: bool) -> tuple[dict[str, Any], int]:
         """Return the object that begins at a character, and where it ends."""
-        self._expect(at, "{")
+        self._expect(position, "{")
         members: dict[str, Any] = {}
-        at = self._after_blanks(at + 1)
-        if self._text[at : at + 1] == "}":
-            return members, at + 1
+        position = self._after_blanks(position + 1)
+        if self._text[position : position + 1] == "}":
+            return members, position + 1
         while True:
             self._members_left -= 1
             if self._members_left < 0:
                 raise TooLarge(f"a large JSON object has more than {MAX_MEMBERS} members")
-            self._expect(at, '"')
-            name, at = self._scan_whole_text(at + 1)
-            at = self._after_blanks(at)
-            self._expect(at, ":")
-            members[name], at = self._value(self._after_blanks(at + 1), name if is_outer else "")
-            at = self._after_blanks(at)
-            if self._expect(at, ",}") == "}":
-                return members, at + 1
-            at = self._after_blanks(at + 1)
+            self._expect(position, '"')
+            name, position = self._scan_whole_text(position + 1)
+            position = self._after_blanks(position)
+            self._expect(position, ":")
+            members[name], position = self._value(self._after_blanks(position + 1), name if is_outer else "")
+            position = self._after_blanks(position)
+            if self._expect(position, ",}") == "}":
+                return members, position + 1
+            position = self._after_blanks(position + 1)
 
-    def _value(self, at: int, name: str) -> tuple[Any, int]:
-        first = self._text[at : at + 1]
+    def _value(self, position: int, name: str) -> tuple[Any, int]:
+        first = self._text[position : position + 1]
         if first == '"':
-            return self._scan_whole_text(at + 1)
+            return self._scan_whole_text(position + 1)
         if first == "{" and name == "data":
-            return self._object(at, is_outer=False)
+            return self._object(position, is_outer=False)
         is_list = first in ("[", "{")
         self._pieces_left -= is_list
         if self._pieces_left < 0:
             raise TooLarge(f"a large JSON object has more than {MAX_PIECES} lists and objects")
-        most = self._bytes_left if is_list else min(self._bytes_left, 2 * MAX_DIGITS)
-        piece = self._text[at : at + most]
+        max_chars = self._bytes_left if is_list else min(self._bytes_left, 2 * MAX_DIGITS)
+        piece = self._text[position : position + max_chars]
         brackets = piece.count("[") + piece.count("{") if is_list else 0
         if brackets:
             self._parts += _count(piece, brackets, self._most_parts - self._parts)
         try:
             value, end = _reader().scan_once(piece, 0)
         except (ValueError, StopIteration, RecursionError):
-            if at + most < len(self._text):
+            if position + max_chars < len(self._text):
                 raise TooLarge(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
             raise ValueError("a part of a JSON object is none") from None
         self._bytes_left -= end
@@ -245,14 +245,14 @@ class _Large:
             raise ValueError("JSON is nested too deeply")
         if self._may_have_halves and is_list and _SURROGATE_ESCAPE.search(piece, 0, end):
             value = _whole(value, mends_text=self._mends_text)
-        return value, at + end
+        return value, position + end
 
-    def _scan_whole_text(self, at: int) -> tuple[str, int]:
+    def _scan_whole_text(self, position: int) -> tuple[str, int]:
         """Return the text that begins behind a quote, without halves of characters, and where it ends."""
-        text, end = _scan_text(self._text, at)
+        text, end = _scan_text(self._text, position)
         if not self._may_have_halves or text.isascii():
             return text, end
-        blocks = [self._mended(text[at : at + _MENDED_CHARS]) for at in range(0, len(text), _MENDED_CHARS)]
+        blocks = [self._mended(text[start : start + _MENDED_CHARS]) for start in range(0, len(text), _MENDED_CHARS)]
         del text  # before it is in memory once more; one half makes all of it take twice its size
         return "".join(blocks), end
 
@@ -275,8 +275,8 @@ def _is_deep(value: object) -> bool:
     for _ in range(MAX_DEPTH):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
             if isinstance(inner, (dict, list))
         ]
         if not level:

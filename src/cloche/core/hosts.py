@@ -103,18 +103,18 @@ def parse_address(text: str) -> Address | None:
 
 def _parse_ipv4(text: str) -> IPv4Address | None:
     """Read what `inet_aton` reads."""
-    parts = text.split(".") if len(text) <= 128 else []
-    if not 1 <= len(parts) <= 4 or not all(map(_PART.fullmatch, parts)):
+    fields = text.split(".") if len(text) <= 128 else []
+    if not 1 <= len(fields) <= 4 or not all(map(_PART.fullmatch, fields)):
         return None
     try:
-        numbers = [_parse_number(part) for part in parts]
+        numbers = [_parse_number(text_field) for text_field in fields]
     except ValueError:  # an 8 or 9 in an octal number
         return None
     *leading, last = numbers
     if any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):
         return None
-    for place, number in enumerate(leading):
-        last += number << (24 - 8 * place)
+    for index, number in enumerate(leading):
+        last += number << (24 - 8 * index)
     return IPv4Address(last)
 
 

@@ -44,9 +44,11 @@ class Engine:
 
     def for_modules(self) -> Engine:
         """Return the engine as it runs programs where there are packages of npm's."""
-        words = self.with_modules
-        commands = tuple(tuple(words.get(word, word) for word in command) for command in self.commands)
-        return replace(self, commands=commands) if words else self
+        replacements = self.with_modules
+        commands = tuple(
+            tuple(replacements.get(argument, argument) for argument in command) for command in self.commands
+        )
+        return replace(self, commands=commands) if replacements else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +329,7 @@ LANGUAGES: Mapping[str, Language] = {
 # Where programs lie in /workspace: no listing shows them, and no user's file may have such a name.
 PROGRAM_FILES = frozenset(language.file_name for language in LANGUAGES.values())
 _BY_NAME: Mapping[str, Language] = {
-    word: language for language in LANGUAGES.values() for word in (language.name, *language.aliases)
+    alias: language for language in LANGUAGES.values() for alias in (language.name, *language.aliases)
 }
 _BY_SUFFIX: Mapping[str, Language] = {
     suffix: language for language in LANGUAGES.values() for suffix in language.suffixes
@@ -352,11 +354,11 @@ def language_named(name: str) -> Language:
 def detect_language(file_name: str, first_line: bytes | str = b"") -> Language:
     """Return the language of a file by its suffix, else by its first line (`#!`), or raise InvalidRequest."""
     suffix = posixpath.splitext(file_name)[1].lower()
-    found = _BY_SUFFIX.get(suffix) or _BY_NAME.get(_shebang_program(first_line))
-    if found is None:
-        known = ", ".join(LANGUAGES)
-        raise InvalidRequest(f"cannot tell the language of {file_name!r}; name one with --language: {known}")
-    return found
+    language = _BY_SUFFIX.get(suffix) or _BY_NAME.get(_shebang_program(first_line))
+    if language is None:
+        known_names = ", ".join(LANGUAGES)
+        raise InvalidRequest(f"cannot tell the language of {file_name!r}; name one with --language: {known_names}")
+    return language
 
 
 def _shebang_program(first_line: bytes | str) -> str:
@@ -364,10 +366,10 @@ def _shebang_program(first_line: bytes | str) -> str:
     line = first_line.decode("utf-8", "replace") if isinstance(first_line, bytes) else first_line
     if not line.startswith("#!"):
         return ""
-    words = (line[2:].splitlines() or [""])[0].split()
-    if words and posixpath.basename(words[0]) == "env":
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-    return _VERSION_TAIL.sub("", posixpath.basename(words[0]).lower()) if words else ""
+    arguments = (line[2:].splitlines() or [""])[0].split()
+    if arguments and posixpath.basename(arguments[0]) == "env":
+        arguments = [argument for argument in arguments[1:] if not argument.startswith("-") and "=" not in argument]
+    return _VERSION_TAIL.sub("", posixpath.basename(arguments[0]).lower()) if arguments else ""
 
 
 def render(
@@ -377,21 +379,21 @@ def render(
 
     `programs` maps program names to paths; one that is missing is called by its bare name, as images want it.
     """
-    words = _placeholders(engine, programs, source, build)
-    commands = [tuple(part.format_map(words) for part in command) for command in engine.commands]
+    values = _placeholders(engine, programs, source, build)
+    commands = [tuple(argument.format_map(values) for argument in command) for command in engine.commands]
     return (*commands[:-1], (*commands[-1], *argv))
 
 
 def render_env(engine: Engine, source: str, build: str) -> Mapping[str, str]:
     """Return the variables that all of the engine's commands need."""
-    words = _placeholders(engine, {}, source, build)
-    return MappingProxyType({name: value.format_map(words) for name, value in engine.env.items()})
+    values = _placeholders(engine, {}, source, build)
+    return MappingProxyType({name: value.format_map(values) for name, value in engine.env.items()})
 
 
 def render_generated(engine: Engine, source: str, build: str) -> Mapping[str, str]:
     """Return the files to write before the first command: absolute path, text."""
-    words = _placeholders(engine, {}, source, build)
-    files = {f"{build}/{name}": text.format_map(words) for name, text in engine.generated.items()}
+    values = _placeholders(engine, {}, source, build)
+    files = {f"{build}/{name}": text.format_map(values) for name, text in engine.generated.items()}
     return MappingProxyType(files)
 
 
@@ -404,8 +406,8 @@ def limits_note(engine: Engine, limits: Limits) -> str:
     low = [name for name, amount in engine.advised.items() if getattr(limits, name) < amount]
     if not low:
         return ""
-    wanted = ", ".join(f"{name}={_format_amount(name, engine.advised[name])}" for name in low)
-    return f"{engine.name} may need more than these limits for larger programs: {wanted}"
+    advised = ", ".join(f"{name}={_format_amount(name, engine.advised[name])}" for name in low)
+    return f"{engine.name} may need more than these limits for larger programs: {advised}"
 
 
 def _format_amount(name: str, amount: int) -> str:

@@ -29,10 +29,10 @@ class Target:
         """Return plain data, ready for JSON."""
         return asdict(self)
 
-    def fits(self, other: dict[str, object]) -> bool:
+    def fits(self, target: dict[str, object]) -> bool:
         """Tell whether wheels that were chosen for another interpreter do for this one, wherever it is."""
         return (self.tag, self.platform, self.libc.partition(" ")[0]) == (
-            other.get("tag"), other.get("platform"), str(other.get("libc", "")).partition(" ")[0]
+            target.get("tag"), target.get("platform"), str(target.get("libc", "")).partition(" ")[0]
         )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ LEAST_MEMORY_BYTES = 16 * MIB
 
 def parse_size(value: object, *, name: str) -> int:
     """Return bytes. `256m`, `512M`, `512MB` and `512MiB` are all binary; a bare number is bytes."""
-    asked = value
+    original = value
     if isinstance(value, str):
         match = _SIZE.match(value)
         if match is None:
@@ -39,7 +39,7 @@ def parse_size(value: object, *, name: str) -> int:
         value = float(match[1]) * _SIZE_FACTOR[match[2].lower()]
     size = int(_positive(value, name=name, most=MOST_BYTES))
     if size < 1:
-        raise InvalidRequest(f"{name}: {asked!r} is less than one byte; write bytes or, for example, 256m or 1g")
+        raise InvalidRequest(f"{name}: {original!r} is less than one byte; write bytes or, for example, 256m or 1g")
     return size
 
 
@@ -137,7 +137,7 @@ class Limits:
         unknown = [name for name in ceilings if name not in PARSERS]
         if unknown:
             raise InvalidRequest(f"ceilings: unknown limit {unknown[0]!r}; known limits: {', '.join(PARSERS)}")
-        return replace(self, **{name: min(getattr(self, name), most) for name, most in ceilings.items()})
+        return replace(self, **{name: min(getattr(self, name), ceiling) for name, ceiling in ceilings.items()})
 
     def as_dict(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in _NAMES}

@@ -89,13 +89,13 @@ async def any_of(*futures: asyncio.Future[Any]) -> None:
         if not woken.done():
             woken.set_result(None)
 
-    for one in futures:
-        one.add_done_callback(wake)
+    for future in futures:
+        future.add_done_callback(wake)
     try:
         await woken
     finally:
-        for one in futures:
-            one.remove_done_callback(wake)
+        for future in futures:
+            future.remove_done_callback(wake)
 
 
 async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:

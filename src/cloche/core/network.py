@@ -127,16 +127,16 @@ def _parsed(text: object, name: str, *, is_deny: bool) -> Rule:
 @functools.lru_cache(maxsize=4096)
 def _allow_rule(text: str) -> Rule:
     _check_text(text)
-    target, at, networks_text = text.partition("@")
+    target, separator, networks_text = text.partition("@")
     if "/" in target or "?" in target or "#" in target:
         if _parse_network(target) is not None:
             raise _Wrong("is a network; write host@CIDR for a name that resolves into it, or list the addresses")
         raise _Wrong("has a path. A rule sees host and port; methods and paths come with secrets. Write the host alone")
     host, is_wildcard, ports = _split_target(target)
-    networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if at else ()
+    networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if separator else ()
     address = parse_address(host)
     if address is not None:
-        _check_literal(address, is_wildcard=is_wildcard, has_networks=bool(at))
+        _check_literal(address, is_wildcard=is_wildcard, has_networks=bool(separator))
         networks = (IPv4Network(int(address)),)
     normalized = str(address) if address is not None else _checked_name(host)
     if normalized == _ALWAYS_LOOPBACK or normalized.endswith("." + _ALWAYS_LOOPBACK):
@@ -196,9 +196,9 @@ def _check_text(text: str) -> None:
 def _split_target(target: str) -> tuple[str, bool, tuple[int, ...]]:
     """Take `*.host:port,port` apart."""
     if target.startswith("["):
-        inside, closed, rest = target.partition("]")
-        host, colon, ports = (inside + closed, rest[:1], rest[1:])
-        if not closed or (rest and colon != ":"):
+        inside, closed, port_text = target.partition("]")
+        host, colon, ports = (inside + closed, port_text[:1], port_text[1:])
+        if not closed or (port_text and colon != ":"):
             raise _Wrong("is no IPv6 address in brackets")
     elif target.count(":") > 1:
         host, colon, ports = target, "", ""
@@ -333,10 +333,10 @@ class _Index:
     def named(self, host: str) -> Iterator[Rule]:
         """Yield the rules for a name or an address as it is written, the exact ones first."""
         yield from self.exact.get(host, ())
-        rest = host
-        while self.below and (dot := rest.find(".") + 1):
-            rest = rest[dot:]
-            yield from self.below.get(rest, ())
+        suffix = host
+        while self.below and (dot := suffix.find(".") + 1):
+            suffix = suffix[dot:]
+            yield from self.below.get(suffix, ())
 
     def containing(self, address: Address) -> Iterator[Rule]:
         """Yield the rules whose networks have this address."""
@@ -507,8 +507,8 @@ class NetworkRules:
             )
         if not self.allow:
             return f"{name}:{port} is not in the allowlist, which is empty; ask for it"
-        others = _listed((escape_name(rule.text) for rule in self.allow), len(self.allow))
-        return f"{name}:{port} is not in the allowlist; ask for it or use one of: {others}"
+        listed_rules = _listed((escape_name(rule.text) for rule in self.allow), len(self.allow))
+        return f"{name}:{port} is not in the allowlist; ask for it or use one of: {listed_rules}"
 
 
 def parse_ports(ports: object, *, name: str = "network_ports") -> tuple[int, ...]:

@@ -25,10 +25,10 @@ def unavailable_on(platform: str, name: str = "local") -> BackendUnavailable:
         return BackendUnavailable(
             reason, remedy="Install Cloche in WSL 2 (wsl --install), which is Linux: all works there."
         )
-    *others, last = WORK_ELSEWHERE
+    *first_names, last = WORK_ELSEWHERE
     reason = f"backend {name!r} needs Linux, and this is {system}."
     return BackendUnavailable(
-        reason, remedy=f"Use backend {', '.join(others)} or {last}, or a virtual machine with Linux."
+        reason, remedy=f"Use backend {', '.join(first_names)} or {last}, or a virtual machine with Linux."
     )
 
 

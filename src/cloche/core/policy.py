@@ -429,8 +429,8 @@ class Placement:
     why: str
 
 
-def _row(action: str, place: Place, why: str) -> tuple[str, Placement]:
-    return action, Placement(action=action, place=place, why=why)
+def _row(action: str, placement: Place, why: str) -> tuple[str, Placement]:
+    return action, Placement(action=action, place=placement, why=why)
 
 
 PLACEMENTS: Mapping[str, Placement] = dict(

@@ -116,9 +116,9 @@ def signal_number(value: int | str) -> int:
     """Read a signal: a number, or a name with or without SIG. Raises InvalidRequest."""
     if isinstance(value, str) and not value.isdigit():
         name = value.upper()
-        found = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
-        if isinstance(found, signals.Signals):
-            return int(found)
+        signal_number = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
+        if isinstance(signal_number, signals.Signals):
+            return int(signal_number)
     elif 0 < int(value) < 65:
         return int(value)
     raise InvalidRequest(f"signal: {value!r} is none; give a name such as TERM, or a number from 1 to 64")

@@ -336,7 +336,7 @@ class SupportsBuilding(Protocol):
 class SupportsWorkspaceContainers(Protocol):
     """Start containers that an agent works in, with folders of the host."""
 
-    def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+    def workspace_arguments(self, container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
         """Return the argument list that starts one. Raises BackendUnavailable for what it cannot have."""
         ...
 

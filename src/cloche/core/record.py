@@ -58,64 +58,64 @@ class _Field:
 
     def told(self) -> dict[str, Any]:
         """Return the arguments that it was made with."""
-        said = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "type")}
-        return {name: value for name, value in said.items() if value is not _MISSING}
+        settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "type")}
+        return {name: value for name, value in settings.items() if value is not _MISSING}
 
 
 def _record(cls: Any = None, /, **options: bool) -> Any:
     """Make a record of a class, as `dataclasses.dataclass` does. Options: frozen, slots, kw_only, eq, order, repr."""
     if cls is None:
         return lambda cls: _record(cls, **options)
-    found = {one.name: one for base in cls.__mro__[:0:-1] for one in base.__dict__.get("__record__", ())}
+    inherited = {spec.name: spec for base in cls.__mro__[:0:-1] for spec in base.__dict__.get("__record__", ())}
     own, slots = dict(cls.__dict__), []
     for name, kind in cls.__annotations__.items():
         if not str(kind).removeprefix("typing.").startswith("ClassVar"):
-            slots += [name] if name not in found else []
-            found[name] = _field_of(name, kind, own, **options)
-    own = {**_methods(cls, tuple(found.values()), **options), **own, "__qualname__": cls.__qualname__}
+            slots += [name] if name not in inherited else []
+            inherited[name] = _field_of(name, kind, own, **options)
+    own = {**_methods(cls, tuple(inherited.values()), **options), **own, "__qualname__": cls.__qualname__}
     for name in ("__dict__", "__weakref__"):
         own.pop(name, None)
     if options.get("slots"):
-        own = {name: value for name, value in own.items() if name not in found} | {"__slots__": tuple(slots)}
+        own = {name: value for name, value in own.items() if name not in inherited} | {"__slots__": tuple(slots)}
     return type(cls)(cls.__name__, cls.__bases__, own)
 
 
 def _field_of(name: str, kind: object, own: dict[str, Any], *, kw_only: bool = False, **_: bool) -> _Field:
     """Return the field of an annotation; where a class attribute was its description, its default takes that place."""
-    said = own.get(name, _MISSING)
-    made: _Field = said if isinstance(said, _Field) else _Field(default=said)
-    made.name, made.type, made.kw_only = name, kind, kw_only if made.kw_only is None else made.kw_only
-    if said is made:
+    default = own.get(name, _MISSING)
+    spec: _Field = default if isinstance(default, _Field) else _Field(default=default)
+    spec.name, spec.type, spec.kw_only = name, kind, kw_only if spec.kw_only is None else spec.kw_only
+    if default is spec:
         del own[name]
-        own.update({name: made.default} if made.default is not _MISSING else {})
-    return made
+        own.update({name: spec.default} if spec.default is not _MISSING else {})
+    return spec
 
 
-def _methods(cls: Any, found: tuple[_Field, ...], **options: bool) -> dict[str, Any]:
+def _methods(cls: Any, specs: tuple[_Field, ...], **options: bool) -> dict[str, Any]:
     """Return what a record of these fields has beside what its class says itself."""
-    positional = [one for one in found if one.init and not one.kw_only]
-    made: dict[str, Any] = {
-        "__record__": found,
+    positional = [spec for spec in specs if spec.init and not spec.kw_only]
+    methods: dict[str, Any] = {
+        "__record__": specs,
         "__record_options__": options,
         "__dataclass_fields__": _fields_asked_for,
         "__dataclass_params__": _params_asked_for,
-        "__match_args__": tuple(one.name for one in positional),
-        "__init__": _init_of(cls, positional, [one for one in found if one.init and one.kw_only]),
-        "_set_fields": _setter_of(found, hasattr(cls, "__post_init__")),
+        "__match_args__": tuple(spec.name for spec in positional),
+        "__init__": _init_of(cls, positional, [spec for spec in specs if spec.init and spec.kw_only]),
+        "_set_fields": _setter_of(specs, hasattr(cls, "__post_init__")),
         "__replace__": _replace,
     }
     if options.get("repr", True):
-        made["__repr__"] = _repr
+        methods["__repr__"] = _repr
     if options.get("eq", True):
-        key = attrgetter("__class__", *(one.name for one in found if one.compare))
-        made |= {"__record_key__": key, "__eq__": _equals}
-        made |= {"__hash__": _hash} if options.get("frozen") else {}
+        key = attrgetter("__class__", *(spec.name for spec in specs if spec.compare))
+        methods |= {"__record_key__": key, "__eq__": _equals}
+        methods |= {"__hash__": _hash} if options.get("frozen") else {}
     if options.get("order"):
-        made |= _COMPARISONS
+        methods |= _COMPARISONS
     if options.get("frozen"):
-        made |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
-        made |= {"__getstate__": _getstate, "__setstate__": _setstate}
-    return made
+        methods |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
+        methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
+    return methods
 
 
 def _template(self: Any) -> None:
@@ -126,22 +126,22 @@ _CODE = _template.__code__
 
 
 def _init_of(cls: Any, positional: list[_Field], by_keyword: list[_Field]) -> FunctionType:
-    names = ("self", *(one.name for one in (*positional, *by_keyword)))
+    names = ("self", *(spec.name for spec in (*positional, *by_keyword)))
     code = _CODE.replace(
         co_name="__init__", co_varnames=names, co_nlocals=len(names), co_argcount=1 + len(positional),
         co_kwonlyargcount=len(by_keyword),
     )  # fmt: skip
-    defaults = tuple(one.parameter for one in positional if one.parameter is not _MISSING)
+    defaults = tuple(spec.parameter for spec in positional if spec.parameter is not _MISSING)
     init = FunctionType(code, vars(sys.modules[cls.__module__]), "__init__", defaults)
-    init.__kwdefaults__ = {one.name: one.parameter for one in by_keyword if one.parameter is not _MISSING}
+    init.__kwdefaults__ = {spec.name: spec.parameter for spec in by_keyword if spec.parameter is not _MISSING}
     init.__qualname__ = f"{cls.__qualname__}.__init__"
-    init.__annotations__ = {one.name: one.type for one in (*positional, *by_keyword)} | {"return": None}
+    init.__annotations__ = {spec.name: spec.type for spec in (*positional, *by_keyword)} | {"return": None}
     return init
 
 
-def _setter_of(found: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any, dict[str, Any]], None]:
-    factories = [(one.name, one.default_factory) for one in found if one.default_factory is not _MISSING]
-    others = [(one.name, one.default) for one in found if not one.init and one.default is not _MISSING]
+def _setter_of(specs: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any, dict[str, Any]], None]:
+    factories = [(spec.name, spec.default_factory) for spec in specs if spec.default_factory is not _MISSING]
+    constants = [(spec.name, spec.default) for spec in specs if not spec.init and spec.default is not _MISSING]
 
     def set_fields(self: Any, values: dict[str, Any]) -> None:
         del values["self"]
@@ -150,7 +150,7 @@ def _setter_of(found: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any,
                 values[name] = make()
         for name, value in values.items():
             _set(self, name, value)
-        for name, value in others:
+        for name, value in constants:
             _set(self, name, value)
         if has_post_init:
             self.__post_init__()
@@ -159,7 +159,7 @@ def _setter_of(found: tuple[_Field, ...], has_post_init: bool) -> Callable[[Any,
 
 
 def _shown(self: Any) -> str:
-    shown = ", ".join(f"{one.name}={getattr(self, one.name)!r}" for one in self.__record__ if one.repr)
+    shown = ", ".join(f"{spec.name}={getattr(self, spec.name)!r}" for spec in self.__record__ if spec.repr)
     return f"{self.__class__.__qualname__}({shown})"
 
 
@@ -200,20 +200,20 @@ def _refuse_to_delete(self: Any, name: str) -> None:
 
 def _refuse(self: Any, action: str, name: str) -> None:
     """Raise FrozenInstanceError, but for an attribute that a further class has beside the fields."""
-    if "__record__" in type(self).__dict__ or any(name == one.name for one in self.__record__):
+    if "__record__" in type(self).__dict__ or any(name == spec.name for spec in self.__record__):
         from dataclasses import FrozenInstanceError
 
         raise FrozenInstanceError(f"cannot {action} field {name!r}")
 
 
 def _getstate(self: Any) -> list[Any]:
-    values = [getattr(self, one.name) for one in self.__record__]
+    values = [getattr(self, spec.name) for spec in self.__record__]
     return [_ReadOnly(value) if type(value) is MappingProxyType else value for value in values]
 
 
 def _setstate(self: Any, state: list[Any]) -> None:
-    for one, value in zip(self.__record__, state, strict=True):
-        _set(self, one.name, MappingProxyType(dict(value)) if type(value) is _ReadOnly else value)
+    for spec, value in zip(self.__record__, state, strict=True):
+        _set(self, spec.name, MappingProxyType(dict(value)) if type(value) is _ReadOnly else value)
 
 
 class _ReadOnly(dict):  # type: ignore[type-arg]
@@ -229,13 +229,16 @@ class _AskedFor:
     def __get__(self, _: object, owner: Any) -> Any:
         import dataclasses
 
-        cls = next(one for one in owner.__mro__ if one.__dict__.get(self.name) is self)
-        body: dict[str, Any] = {one.name: dataclasses.field(**one.told()) for one in cls.__record__}
-        body["__annotations__"] = {one.name: one.type for one in cls.__record__}
+        cls = next(base for base in owner.__mro__ if base.__dict__.get(self.name) is self)
+        body: dict[str, Any] = {spec.name: dataclasses.field(**spec.told()) for spec in cls.__record__}
+        body["__annotations__"] = {spec.name: spec.type for spec in cls.__record__}
         body["__module__"] = cls.__module__
-        made: Any = dataclasses.dataclass(**cls.__record_options__)(type(cls.__name__, (), body))
-        cls.__dataclass_fields__, cls.__dataclass_params__ = made.__dataclass_fields__, made.__dataclass_params__
-        return getattr(made, self.name)
+        described: Any = dataclasses.dataclass(**cls.__record_options__)(type(cls.__name__, (), body))
+        cls.__dataclass_fields__, cls.__dataclass_params__ = (
+            described.__dataclass_fields__,
+            described.__dataclass_params__,
+        )
+        return getattr(described, self.name)
 
 
 _fields_asked_for, _params_asked_for = _AskedFor("__dataclass_fields__"), _AskedFor("__dataclass_params__")
@@ -243,25 +246,25 @@ _fields_asked_for, _params_asked_for = _AskedFor("__dataclass_fields__"), _Asked
 
 def _replace(self: Any, /, **changes: object) -> Any:
     """Return a record with these changes."""
-    return self.__class__(**{one.name: getattr(self, one.name) for one in self.__record__ if one.init} | changes)
+    return self.__class__(**{spec.name: getattr(self, spec.name) for spec in self.__record__ if spec.init} | changes)
 
 
 def _fields(record: Any) -> tuple[_Field, ...]:
     """Return the fields of a record or its class; they have `name`, `type`, and what `field` was told."""
-    found: tuple[_Field, ...] = record.__record__
-    return found
+    specs: tuple[_Field, ...] = record.__record__
+    return specs
 
 
 def _asdict(record: Any) -> dict[str, Any]:
     """Return the fields as plain data; records, dictionaries and sequences in them are made anew, other values kept."""
-    return {one.name: _plain(getattr(record, one.name)) for one in record.__record__}
+    return {spec.name: _plain(getattr(record, spec.name)) for spec in record.__record__}
 
 
 def _plain(value: Any) -> Any:
     if hasattr(type(value), "__record__"):
         return _asdict(value)
     if isinstance(value, dict):
-        return type(value)((key, _plain(one)) for key, one in value.items())
+        return type(value)((key, _plain(item)) for key, item in value.items())
     return type(value)(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -87,10 +87,10 @@ class RemoteAccount:
         """Return where the code goes: host and port of the API, or the provider's domain."""
         from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
 
-        found = urlsplit(self.url) if "//" in self.url else None
-        if found is None:
+        address = urlsplit(self.url) if "//" in self.url else None
+        if address is None:
             return self.domain or DOMAINS.get(self.provider, "")
-        return found.netloc.rpartition("@")[2]
+        return address.netloc.rpartition("@")[2]
 
 
 def why_no_address(text: str) -> str:
@@ -98,12 +98,12 @@ def why_no_address(text: str) -> str:
     from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
 
     try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname or "", parts.port
+        address = urlsplit(text)
+        host, _ = address.hostname or "", address.port
     except ValueError:
         return "is no address"
-    if "@" in parts.netloc or parts.query or parts.fragment or not host:
+    if "@" in address.netloc or address.query or address.fragment or not host:
         return "is no plain address, without a name, a password and a query"
-    if parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK):
+    if address.scheme == "https" or (address.scheme == "http" and host in LOOPBACK):
         return ""
     return "is not https, and a key is sent there (http is for this host alone)"

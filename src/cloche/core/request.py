@@ -137,7 +137,7 @@ def _read_pattern(pattern: object) -> str:
 
 def check_argv(argv: tuple[str, ...]) -> None:
     """Raise InvalidRequest for arguments that the kernel would not take, or that are more than is passed on."""
-    sizes = [len(_encoded(word, what="argv")) + 1 for word in argv]
+    sizes = [len(_encoded(argument, what="argv")) + 1 for argument in argv]
     if sum(sizes) > MAX_ARGV_BYTES:
         raise InvalidRequest(f"argv: {sum(sizes)} bytes exceed the limit of {MAX_ARGV_BYTES}; use stdin or a file")
     if max(sizes) > MAX_ONE_ARGUMENT_BYTES:
@@ -164,11 +164,11 @@ def _encoded(text: str, *, what: str) -> bytes:
 
 
 def _check_unique(files: tuple[InputFile, ...]) -> None:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for file in files:
-        if file.path in seen:
+        if file.path in paths:
             raise InvalidRequest(f"file {file.path!r} is given twice")
-        seen.add(file.path)
+        paths.add(file.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

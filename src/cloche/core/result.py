@@ -176,7 +176,7 @@ class Result:
             "timed_out": self.timed_out,
             "value": self.value,
             "value_is_repr": self.value_is_repr,
-            "outputs": [output_as_dict(one) for one in self.outputs],
+            "outputs": [output_as_dict(output) for output in self.outputs],
             "files": [{"path": utf8_safe(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
             "usage": asdict(self.usage),
             "enforcement": self.enforcement.as_dict(),
@@ -256,7 +256,7 @@ class FixReport:
             "code": self.code,
             "diff": self.diff,
             "first": run_as_dict(self.first),
-            "rounds": [one.as_dict() for one in self.rounds],
+            "rounds": [fix_round.as_dict() for fix_round in self.rounds],
             "model": self.model,
             "host": self.host,
             "tokens": self.tokens,
@@ -279,17 +279,17 @@ def as_on_screen(text: str) -> str:
         return "\n".join(_shown_line(line) if "\r" in line else line for line in text.split("\n"))
     rows: list[list[str]] = [[]]  # of each line, all that was written from its beginning on
     ends: list[str] = [""]
-    at = 0
+    position = 0
     for number, line in enumerate(text.split("\n")):
-        at += min(number, 1)
-        if at == len(rows):
+        position += min(number, 1)
+        if position == len(rows):
             rows.append([])
             ends.append("")
         body = line.rstrip("\r")
-        for is_next, part in enumerate(body.split(_UP)):
-            at = max(0, at - min(is_next, 1))
-            rows[at] += part.split("\r")
-        ends[at] = line[len(body) :]
+        for is_next, segment in enumerate(body.split(_UP)):
+            position = max(0, position - min(is_next, 1))
+            rows[position] += segment.split("\r")
+        ends[position] = line[len(body) :]
     return "\n".join(_overlaid(row) + end for row, end in zip(rows, ends, strict=True))
 
 
@@ -298,13 +298,13 @@ def _shown_line(line: str) -> str:
     return _overlaid(body.split("\r")) + line[len(body) :]
 
 
-def _overlaid(parts: list[str]) -> str:
+def _overlaid(segments: list[str]) -> str:
     """Return what is left of texts that were written over each other; each character is looked at once."""
-    parts = [part for part in parts if part]
-    if len(parts) < 2:
-        return "".join(parts)
+    segments = [segment for segment in segments if segment]
+    if len(segments) < 2:
+        return "".join(segments)
     shown = ""
-    for part in reversed(parts):
+    for part in reversed(segments):
         text = part
         if "\x1b" in part:
             for code in _ERASE:
@@ -398,43 +398,45 @@ class Verdict:
     hits: Mapping[str, int] = field(default_factory=dict)
 
 
-def decide(seen: Observed) -> Verdict:
+def decide(observed: Observed) -> Verdict:
     """Return the verdict, by the precedence of `Status`. Exit 0 is `ok` whatever was hit."""
     raw = (
-        128 + seen.signal
-        if seen.signal is not None
-        else seen.exit_code
-        if seen.exit_code is not None
+        128 + observed.signal
+        if observed.signal is not None
+        else observed.exit_code
+        if observed.exit_code is not None
         else 128 + SIGKILL
     )
-    hits = _hits(seen)
-    if seen.cause is KillCause.TIMEOUT:
+    hits = _hits(observed)
+    if observed.cause is KillCause.TIMEOUT:
         return Verdict(status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT, hits=hits)
-    if seen.cause is None and raw == 0:
+    if observed.cause is None and raw == 0:
         return Verdict(status=Status.OK, exit_code=0, hits=hits)
-    if seen.cause is KillCause.OUT_OF_MEMORY or seen.oom_kills:
+    if observed.cause is KillCause.OUT_OF_MEMORY or observed.oom_kills:
         return Verdict(status=Status.OUT_OF_MEMORY, exit_code=128 + SIGKILL, hits=hits)
-    if seen.cause is KillCause.OUTPUT_LIMIT:
+    if observed.cause is KillCause.OUTPUT_LIMIT:
         return Verdict(status=Status.OUTPUT_LIMIT, exit_code=128 + SIGKILL, hits=hits)
-    if seen.pids_hits:
+    if observed.pids_hits:
         return Verdict(status=Status.PIDS_LIMIT, exit_code=raw, hits=hits)
-    if seen.cause is KillCause.DISK_LIMIT or seen.signal == SIGXFSZ or seen.workspace_full:
+    if observed.cause is KillCause.DISK_LIMIT or observed.signal == SIGXFSZ or observed.workspace_full:
         return Verdict(status=Status.DISK_LIMIT, exit_code=raw or 128 + SIGKILL, hits=hits)
-    if seen.signal is not None or seen.exit_code is None:
+    if observed.signal is not None or observed.exit_code is None:
         return Verdict(status=Status.SIGNALED, exit_code=raw, hits=hits)
-    if seen.denied or seen.network_refused:
+    if observed.denied or observed.network_refused:
         return Verdict(status=Status.DENIED, exit_code=raw, hits=hits)
     return Verdict(status=Status.ERROR, exit_code=raw, hits=hits)
 
 
-def _hits(seen: Observed) -> dict[str, int]:
+def _hits(observed: Observed) -> dict[str, int]:
     counts = {
-        "timeout": int(seen.cause is KillCause.TIMEOUT),
-        "out_of_memory": seen.oom_kills + int(seen.cause is KillCause.OUT_OF_MEMORY),
-        "output_limit": int(seen.cause is KillCause.OUTPUT_LIMIT),
-        "pids_limit": seen.pids_hits,
-        "disk_limit": int(seen.workspace_full or seen.cause is KillCause.DISK_LIMIT or seen.signal == SIGXFSZ),
-        "denied": seen.denied,
-        "network": seen.network_refused,
+        "timeout": int(observed.cause is KillCause.TIMEOUT),
+        "out_of_memory": observed.oom_kills + int(observed.cause is KillCause.OUT_OF_MEMORY),
+        "output_limit": int(observed.cause is KillCause.OUTPUT_LIMIT),
+        "pids_limit": observed.pids_hits,
+        "disk_limit": int(
+            observed.workspace_full or observed.cause is KillCause.DISK_LIMIT or observed.signal == SIGXFSZ
+        ),
+        "denied": observed.denied,
+        "network": observed.network_refused,
     }
     return {name: count for name, count in counts.items() if count}

@@ -140,15 +140,15 @@ def _module_finding(node: ast.stmt | ast.expr, module: str) -> Iterator[Finding]
         yield _finding(node, f"import of {module}", why)
 
 
-def _finding(node: ast.stmt | ast.expr, what: str, why: str) -> Finding:
-    return Finding(line=node.lineno, column=node.col_offset + 1, what=what, why=why)
+def _finding(node: ast.stmt | ast.expr, name: str, why: str) -> Finding:
+    return Finding(line=node.lineno, column=node.col_offset + 1, what=name, why=why)
 
 
 def _literal(call: ast.Call) -> str:
     """Return the call's first argument, by position or as `name`, when it is a text written out."""
     values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
-    found = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-    return found[0] if found else ""
+    names = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return names[0] if names else ""
 
 
 def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def suppress_logged(log: logging.Logger, what: str, *kinds: type[Exception]) -> Iterator[None]:
+def suppress_logged(log: logging.Logger, consequence: str, *kinds: type[Exception]) -> Iterator[None]:
     """Suppress errors of these kinds; log at level debug what was left undone, `what`, and the error."""
     try:
         yield
     except kinds as error:
         # An OSError's text has a file's name, which may be a guest's.
         why = getattr(error, "strerror", None) or str(error)
-        log.debug("%s: %s", what, why or type(error).__name__)
+        log.debug("%s: %s", consequence, why or type(error).__name__)

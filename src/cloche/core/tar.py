@@ -37,39 +37,44 @@ class Member:
 
 def members(archive: BinaryIO, whole_size: int) -> Iterator[Member]:
     """Yield what an archive in a file says of its members, one after the other. Raises TarError or ValueError."""
-    at, beside, name, target, has_name_elsewhere = 0, 0, "", "", False
-    while at < whole_size:
-        header = read_at(archive, at, BLOCK)
+    offset, beside, name, target, has_name_elsewhere = 0, 0, "", "", False
+    while offset < whole_size:
+        header = read_at(archive, offset, BLOCK)
         if not any(header):
             return
-        found = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
-        at += BLOCK
-        size = found.size if found.type not in EMPTY else 0
-        if not 0 <= size <= whole_size - at:
-            raise ValueError(f"a member of {size} bytes, of which {whole_size - at} came")
+        member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
+        offset += BLOCK
+        size = member.size if member.type not in EMPTY else 0
+        if not 0 <= size <= whole_size - offset:
+            raise ValueError(f"a member of {size} bytes, of which {whole_size - offset} came")
         beside += 1
         if beside > MOST_HEADERS:
             raise ValueError(f"more than {MOST_HEADERS} headers of one member")
-        if found.type == tarfile.GNUTYPE_LONGNAME:
-            name = _text(archive, at, size)
-        elif found.type == tarfile.GNUTYPE_LONGLINK:
-            target = _text(archive, at, size)
-        elif found.type in EXTENDED:
+        if member.type == tarfile.GNUTYPE_LONGNAME:
+            name = _text(archive, offset, size)
+        elif member.type == tarfile.GNUTYPE_LONGLINK:
+            target = _text(archive, offset, size)
+        elif member.type in EXTENDED:
             has_name_elsewhere = True
-        elif found.type != tarfile.XGLTYPE:
-            shown = None if has_name_elsewhere else name or found.name
+        elif member.type != tarfile.XGLTYPE:
+            shown = None if has_name_elsewhere else name or member.name
             yield Member(
-                name=shown, kind=found.type, mode=found.mode, target=target or found.linkname, offset=at, size=size
+                name=shown,
+                kind=member.type,
+                mode=member.mode,
+                target=target or member.linkname,
+                offset=offset,
+                size=size,
             )
             beside, name, target, has_name_elsewhere = 0, "", "", False
-        at += -(-size // BLOCK) * BLOCK
+        offset += -(-size // BLOCK) * BLOCK
 
 
-def _text(archive: BinaryIO, at: int, size: int) -> str:
-    return read_at(archive, at, min(size, LONGEST_NAME_BYTES)).split(b"\0", 1)[0].decode(ENCODING, ERRORS)
+def _text(archive: BinaryIO, offset: int, size: int) -> str:
+    return read_at(archive, offset, min(size, LONGEST_NAME_BYTES)).split(b"\0", 1)[0].decode(ENCODING, ERRORS)
 
 
-def read_at(archive: BinaryIO, at: int, size: int) -> bytes:
+def read_at(archive: BinaryIO, offset: int, size: int) -> bytes:
     """Return so many bytes from an offset on."""
-    archive.seek(at)
+    archive.seek(offset)
     return archive.read(size)

@@ -16,18 +16,18 @@ MOST_SQUARES = 1_000_000  # of all others, and two more for each character: 4 Mi
 
 def read_toml(text: str) -> dict[str, Any]:
     """Return what a document says. Raises ValueError for what is no TOML, and for more dots than keys have."""
-    left = MOST_SQUARES + 2 * len(text)
-    at = table = 0
-    while at < len(text) and "." in text:
-        end = text.find("\n", at) + 1 or len(text)
-        dots = text.count(".", at, end)
-        if dots > table and text[at:end].lstrip().startswith("["):
+    budget = MOST_SQUARES + 2 * len(text)
+    position = table = 0
+    while position < len(text) and "." in text:
+        end = text.find("\n", position) + 1 or len(text)
+        dots = text.count(".", position, end)
+        if dots > table and text[position:end].lstrip().startswith("["):
             table = dots
         if table + dots > FEW_DOTS:
-            left -= (table + dots) ** 2
-        if left < 0:
+            budget -= (table + dots) ** 2
+        if budget < 0:
             raise ValueError("its keys have more parts than are read")
-        at = end
+        position = end
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -43,23 +43,27 @@ class Callers:
 
     def attached(self) -> list[Caller]:
         """Return those who use the sandbox."""
-        return [one for one in self.by_end.values() if not (one.stands_in or (self.is_kept and one is self.control))]
+        return [
+            caller
+            for caller in self.by_end.values()
+            if not (caller.stands_in or (self.is_kept and caller is self.control))
+        ]
 
     def standing_in(self) -> list[Caller]:
         """Return who is asked while nobody is attached."""
-        return [one for one in self.by_end.values() if one.stands_in and one.decides]
+        return [caller for caller in self.by_end.values() if caller.stands_in and caller.decides]
 
-    def add(self, taken: dict[str, Any]) -> None:
+    def add(self, message: dict[str, Any]) -> None:
         """Note what was carried in a sandbox that is kept, for all of them and for who comes in."""
-        self.history.add(taken)
-        for one in self.attached():
-            one.untold.add(taken)
+        self.history.add(message)
+        for caller in self.attached():
+            caller.untold.add(message)
 
     def tell(self, tag: str, body: dict[str, Any], *, but: int = -1) -> None:
         """Tell all who are attached, but one."""
-        for one in self.attached():
-            if one.end != but:
-                self.tell_one(one.end, tag, body)
+        for caller in self.attached():
+            if caller.end != but:
+                self.tell_one(caller.end, tag, body)
 
     def tell_one(self, end: int, tag: str, body: dict[str, Any]) -> bool:
         """Tell one; return whether there was room for it."""
@@ -108,7 +112,7 @@ class Questions:
     def _put(self, question: Question) -> None:
         """Put a question to those who decide; it has ended, for now, where there are none."""
         attached = self._callers.attached()
-        whom = [one for one in attached if one.decides] if attached else self._callers.standing_in()
+        whom = [caller for caller in attached if caller.decides] if attached else self._callers.standing_in()
         for one in whom:
             self._tell(one, question)
         if not question.asked and (attached or not self._want()):

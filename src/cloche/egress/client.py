@@ -232,18 +232,18 @@ class _Process:
 
 def _module_paths() -> list[str]:
     """Return where the egress process finds this package, and the parser of HTTP. Raises OSError without one."""
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = importlib.util.find_spec("h11")
-    if found is None or not found.origin:
+    source_folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    module_spec = importlib.util.find_spec("h11")
+    if module_spec is None or not module_spec.origin:
         raise FileNotFoundError(errno.ENOENT, "the package h11, which reads HTTP, is not installed")
-    return list(dict.fromkeys((here, os.path.dirname(os.path.dirname(found.origin)))))
+    return list(dict.fromkeys((source_folder, os.path.dirname(os.path.dirname(module_spec.origin)))))
 
 
 class OwnNetwork:
     """Be a network with an egress process of its own, to be handed over to who keeps the sandbox. Raises OSError."""
 
     def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str], asks: bool = False):
-        _released[:] = [one for one in _released if one.is_alive]
+        _released[:] = [process for process in _released if process.is_alive]
         with _lock:
             self._process = _Process()
             _to_hand_over.add(self._process)
@@ -330,12 +330,12 @@ def operator_proxies() -> dict[str, str]:
 
     `http_proxy` counts in lower case only, as in curl: a web server sets the other for whoever asks.
     """
-    found = {
+    proxies = {
         "https": os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY", ""),
         "http": os.environ.get("http_proxy", ""),
         "no": os.environ.get("no_proxy") or os.environ.get("NO_PROXY", ""),
     }
-    return {name: value for name, value in found.items() if value} if found["https"] or found["http"] else {}
+    return {name: value for name, value in proxies.items() if value} if proxies["https"] or proxies["http"] else {}
 
 
 def rest() -> None:
@@ -348,25 +348,25 @@ def rest() -> None:
 
 def process_id() -> int | None:
     """Return the pid of the egress process that is there."""
-    found = _process
-    return found.process.pid if found is not None and found.is_alive else None
+    process = _process
+    return process.process.pid if process is not None and process.is_alive else None
 
 
 def end_process() -> None:
     """End the egress process, where there is one; the next network starts another."""
     global _process
     with _lock:
-        found, _process = _process, None
-    if found is not None:
-        found.end()
+        process, _process = _process, None
+    if process is not None:
+        process.end()
 
 
 def _forget_after_fork() -> None:
     global _lock, _process
     _lock = threading.RLock()
-    for one in (*_to_hand_over, *_released, *([_process] if _process is not None else [])):
-        one.link.close()
-        one.process.returncode = 0  # nobody's child here
+    for process in (*_to_hand_over, *_released, *([_process] if _process is not None else [])):
+        process.link.close()
+        process.process.returncode = 0  # nobody's child here
     _to_hand_over.clear()
     _released.clear()
     _process = None
@@ -382,9 +382,9 @@ def _go_on() -> None:
 
 def _leave() -> None:
     end_process()
-    for one in _released:
-        if one.is_alive:
-            one.process.returncode = 0  # it goes on without us
+    for process in _released:
+        if process.is_alive:
+            process.process.returncode = 0  # it goes on without us
 
 
 os.register_at_fork(before=_wait_for_start, after_in_parent=_go_on, after_in_child=_forget_after_fork)

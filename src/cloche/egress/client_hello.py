@@ -57,26 +57,26 @@ def read_server_name(data: bytes) -> str | None:
 
 def _read_records(data: bytes) -> bytes | None:
     """Return the body of the hello, once it is complete."""
-    hello, at = bytearray(), 0
+    hello, offset = bytearray(), 0
     for _ in range(MOST_RECORDS):
-        if not _is_handshake(data[at : at + _RECORD_HEADER_BYTES], is_first=not at):
+        if not _is_handshake(data[offset : offset + _RECORD_HEADER_BYTES], is_first=not offset):
             return None
-        size = int.from_bytes(data[at + 3 : at + _RECORD_HEADER_BYTES], "big")
-        at += _RECORD_HEADER_BYTES
+        size = int.from_bytes(data[offset + 3 : offset + _RECORD_HEADER_BYTES], "big")
+        offset += _RECORD_HEADER_BYTES
         brought = len(hello) + size
-        hello += data[at : at + size]
-        at += size
+        hello += data[offset : offset + size]
+        offset += size
         if not size or bytes(hello[:1]) not in (b"", bytes([_CLIENT_HELLO])):
             raise Refused(_MALFORMED)
         if len(hello) >= _MESSAGE_HEADER_BYTES:
-            wanted = _MESSAGE_HEADER_BYTES + int.from_bytes(hello[1:_MESSAGE_HEADER_BYTES], "big")
-            if wanted > MOST_HELLO_BYTES:
+            message_bytes = _MESSAGE_HEADER_BYTES + int.from_bytes(hello[1:_MESSAGE_HEADER_BYTES], "big")
+            if message_bytes > MOST_HELLO_BYTES:
                 raise Refused(_TOO_LARGE)
-            if brought > wanted:  # another message in the hello's last record
+            if brought > message_bytes:  # another message in the hello's last record
                 raise Refused(_MALFORMED)
-            if len(hello) == wanted:
+            if len(hello) == message_bytes:
                 return bytes(hello[_MESSAGE_HEADER_BYTES:])
-        if at > len(data):
+        if offset > len(data):
             return None
     raise Refused(_TOO_LARGE)
 

@@ -104,14 +104,14 @@ def _read(query: bytes, flags: int, counts: list[int]) -> _Question:
         raise ValueError("the message is too long, or says so")
     if questions != 1 or answers or authorities or additional > 1:
         raise ValueError("there is not one question, or there is something beside it")
-    labels, at = _read_labels(query)
-    end = at + 4
+    labels, offset = _read_labels(query)
+    end = offset + 4
     if end > len(query):
         raise ValueError("the question has no type and class")
     version, end_of_records = _read_edns(query, end) if additional else (None, end)
     if end_of_records != len(query):
         raise ValueError("there is something behind the message")
-    type_, class_ = struct.unpack_from("!2H", query, at)
+    type_, class_ = struct.unpack_from("!2H", query, offset)
     section = query[_HEADER.size : end]
     return _Question(section=section, labels=labels, type=type_, class_=class_, edns_version=version)
 
@@ -119,25 +119,25 @@ def _read(query: bytes, flags: int, counts: list[int]) -> _Question:
 def _read_labels(query: bytes) -> tuple[tuple[bytes, ...], int]:
     """Return the labels of the question's name, and where it ends."""
     labels: list[bytes] = []
-    at = _HEADER.size
-    while at < len(query):
-        size = query[at]
-        at += 1
+    offset = _HEADER.size
+    while offset < len(query):
+        size = query[offset]
+        offset += 1
         if not size:
-            return tuple(labels), at
+            return tuple(labels), offset
         if size > 63:
             raise ValueError("a pointer, or a kind of label that is none of today's")
-        if at + size - _HEADER.size >= _MOST_NAME_BYTES:
+        if offset + size - _HEADER.size >= _MOST_NAME_BYTES:
             raise ValueError("the name is too long")
-        labels.append(query[at : at + size])
-        at += size
+        labels.append(query[offset : offset + size])
+        offset += size
     raise ValueError("the name has no end")
 
 
-def _read_edns(query: bytes, at: int) -> tuple[int, int]:
+def _read_edns(query: bytes, offset: int) -> tuple[int, int]:
     """Return the version of EDNS that the one additional record is about, and where it ends."""
-    start = at + 1
-    if start + _RECORD.size > len(query) or query[at]:
+    start = offset + 1
+    if start + _RECORD.size > len(query) or query[offset]:
         raise ValueError("no record of EDNS: its name is not the root")
     type_, _, meaning, size = _RECORD.unpack_from(query, start)
     if type_ != _OPT:
@@ -164,10 +164,10 @@ def _answer(
     address: str | None = None,
 ) -> Answer:  # fmt: skip
     """Write a message. Its flags keep what the asker set, and claim recursion, without which resolvers complain."""
-    kept = flags & (_OPCODE | _RECURSION_DESIRED)
-    said = kept | _RESPONSE | _AUTHORITATIVE | _RECURSION_AVAILABLE | (code & 0xF)
+    query_flags = flags & (_OPCODE | _RECURSION_DESIRED)
+    answer_flags = query_flags | _RESPONSE | _AUTHORITATIVE | _RECURSION_AVAILABLE | (code & 0xF)
     has_edns = question is not None and question.edns_version is not None
-    header = _HEADER.pack(number, said, question is not None, address is not None, 0, has_edns)
+    header = _HEADER.pack(number, answer_flags, question is not None, address is not None, 0, has_edns)
     records = b""
     if address is not None:
         data = ipaddress.IPv4Address(address).packed

@@ -49,8 +49,8 @@ async def relay(
     needs them. `turns` are those of the guest's other connections, too. Returns when the connection is over, however
     that came about.
     """
-    place = Place(host=host, port=port, is_proxied=proxied)
-    connection = _Connection(guest, place, connect, refuse, head_s, turns or Turns())
+    target = Place(host=host, port=port, is_proxied=proxied)
+    connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns())
     try:
         async with idle_limit(idle_s) as note:
             connection.note = note
@@ -86,8 +86,8 @@ class _Turn:
         """Let others run, where it is time."""
         now = self._loop.time()
         is_slow = now - self._looked > _PARSED_S
-        wanted = self.parsed_bytes // 2 if is_slow else self.parsed_bytes * 2
-        self.parsed_bytes = max(_LEAST_PARSED_BYTES, min(_MOST_PARSED_BYTES, wanted))
+        new_bytes = self.parsed_bytes // 2 if is_slow else self.parsed_bytes * 2
+        self.parsed_bytes = max(_LEAST_PARSED_BYTES, min(_MOST_PARSED_BYTES, new_bytes))
         if now - self._since > self._turns.turn_s(now):
             await self._turns.take()
             self._since = now = self._loop.time()
@@ -104,9 +104,9 @@ class _Guest:
         self._reading: asyncio.Task[bytes] | None = None
         self.send, self.end_sending = stream.send, stream.end_sending
 
-    async def wait(self, *others: asyncio.Future[None]) -> None:
+    async def wait(self, *futures: asyncio.Future[None]) -> None:
         """Wait until the guest has sent more or has ended, or one of the others is done."""
-        waited: set[asyncio.Future[None] | asyncio.Future[bytes]] = set(others)
+        waited: set[asyncio.Future[None] | asyncio.Future[bytes]] = set(futures)
         if not self.has_ended and len(self.buffer) <= MOST_HEAD_BYTES:
             self._reading = self._reading or asyncio.create_task(self._stream.receive(_READ_BYTES))
             waited.add(self._reading)
@@ -186,11 +186,11 @@ class _Upstream:
         return _COUNTED_BYTES if self.answer.is_counted else _READ_BYTES
 
     async def _follow(self, data: bytes) -> None:
-        at, turn = 0, _Turn(self._turns)
-        while at < len(data):
+        offset, turn = 0, _Turn(self._turns)
+        while offset < len(data):
             size = len(data) if self.answer.is_counted else turn.parsed_bytes
-            self.answer.feed(data[at : at + size])
-            at += size
+            self.answer.feed(data[offset : offset + size])
+            offset += size
             await turn.pass_on()
 
     async def stop(self) -> None:
@@ -318,10 +318,10 @@ class _Connection:
             await self._upstream.stop()
             self._upstream.stream.close()
         self._guest.end_sending()
-        left = MOST_LINGER_BYTES
+        budget = MOST_LINGER_BYTES
         async with asyncio.timeout(LINGER_S):
-            while left > 0 and (data := await self._guest.receive(_READ_BYTES)):
-                left -= len(data)
+            while budget > 0 and (data := await self._guest.receive(_READ_BYTES)):
+                budget -= len(data)
 
     async def close(self) -> None:
         """Give both sides up."""

@@ -114,10 +114,17 @@ def _named(character: bytes) -> str:
 def _shown(data: bytes | bytearray) -> str:
     """Return a guest's bytes as text that may stand anywhere."""
     text = bytes(data[:MOST_SHOWN]).decode("latin-1")
-    return '"' + "".join(one if " " <= one <= "~" and one not in '"\\' else f"\\x{ord(one):02x}" for one in text) + '"'
+    return (
+        '"'
+        + "".join(
+            character if " " <= character <= "~" and character not in '"\\' else f"\\x{ord(character):02x}"
+            for character in text
+        )
+        + '"'
+    )
 
 
-def read_request(head: bytes, place: Place) -> tuple[Request, Body]:
+def read_request(head: bytes, target: Place) -> tuple[Request, Body]:
     """Return a request that may go upstream, and the reader of its body. Raises Rejected for any other.
 
     `head` is what `HeadFinder` found, with its end.
@@ -133,7 +140,7 @@ def read_request(head: bytes, place: Place) -> tuple[Request, Body]:
     assert isinstance(event, h11.Request)  # noqa: S101 - a whole head is one, or the error above
     if is_chunked and event.http_version == b"1.0":
         raise Rejected(400, "a request of HTTP/1.0 with a Transfer-Encoding")
-    return _decide(event, single, place), Body(connection, is_chunked=is_chunked)
+    return _decide(event, single, target), Body(connection, is_chunked=is_chunked)
 
 
 def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -181,12 +188,12 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> 
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
-    kept = [header for header in event.headers.raw_items() if header[0].lower() not in _NOT_PASSED]
+    headers = [header for header in event.headers.raw_items() if header[0].lower() not in _NOT_PASSED]
     if is_old:  # what keeps a connection open was never one thing before HTTP/1.1
-        kept = [*(one for one in kept if one[0].lower() != b"connection"), (b"Connection", b"close")]
+        headers = [*(header for header in headers if header[0].lower() != b"connection"), (b"Connection", b"close")]
     return Request(
         method=event.method,
-        head=_write(event, target, [(b"Host", place.authority.encode()), *kept]),
+        head=_write(event, target, [(b"Host", place.authority.encode()), *headers]),
         is_upgrade=is_upgrade,
         is_last=is_old or b"close" in options,
     )
@@ -220,9 +227,9 @@ def _options(event: h11.Request) -> set[bytes]:
 def _is_upgrade(event: h11.Request, single: Mapping[bytes, bytes], options: set[bytes]) -> bool:
     """Say that a request asks for a WebSocket as RFC 6455 does; refuse every other protocol and form."""
     has_body = single.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in single
-    wanted = single[b"upgrade"].lower()
-    if wanted != b"websocket":
-        raise Rejected(403, f"an upgrade to {_shown(wanted)}")
+    protocol = single[b"upgrade"].lower()
+    if protocol != b"websocket":
+        raise Rejected(403, f"an upgrade to {_shown(protocol)}")
     if event.method != b"GET" or event.http_version != b"1.1" or has_body or b"upgrade" not in options:
         raise Rejected(400, "a malformed upgrade to a WebSocket")
     return True

@@ -52,13 +52,13 @@ class Ledger:
         if key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
             self._unlisted += not is_allowed
             key = (MORE_HOSTS, 0, "", True) if is_allowed else key
-        found = self._rows.get(key)
-        if found is None:
-            found = Row(*key[:3], is_allowed=is_allowed)
+        row = self._rows.get(key)
+        if row is None:
+            row = Row(*key[:3], is_allowed=is_allowed)
             if is_allowed or has_room(self._rows, is_allowed=False):
-                self._rows[key] = found
-        found.connections += 1
-        return found
+                self._rows[key] = row
+        row.connections += 1
+        return row
 
     def take(self, live: set[Row]) -> dict[str, Any]:
         """Return all rows, and begin anew; `live` ones, of connections that go on, count from nothing."""
@@ -94,13 +94,13 @@ class Sum:
                 self._drop(row)
                 continue
             rows, key = self._rows[row["is_allowed"]], (row["host"], row["port"], row["why"])
-            found = rows.get(key)
-            if found is None:
+            counted = rows.get(key)
+            if counted is None:
                 rows[key] = dict(row)
                 if len(rows) > self._most_rows:
                     self._drop(rows.popitem(last=False)[1])
                 continue
-            _count(found, row)
+            _count(counted, row)
             rows.move_to_end(key)
 
     def _drop(self, row: Mapping[str, Any]) -> None:
@@ -113,6 +113,6 @@ class Sum:
             _count(self._more, row)
 
 
-def _count(found: dict[str, Any], row: Mapping[str, Any]) -> None:
+def _count(counted: dict[str, Any], row: Mapping[str, Any]) -> None:
     for name in _COUNTED:
-        found[name] += row[name]
+        counted[name] += row[name]

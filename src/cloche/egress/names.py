@@ -23,11 +23,11 @@ class Names:
 
     def address_of(self, name: str) -> str | None:
         """Return the address of a name, given now where it had none; None where there are too many."""
-        found = self._by_name.get(name)
-        if found is None and len(self._by_name) < MOST_NAMES:
-            found = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_address)))
-            self._by_address[found] = name
-        return found
+        address = self._by_name.get(name)
+        if address is None and len(self._by_name) < MOST_NAMES:
+            address = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_address)))
+            self._by_address[address] = name
+        return address
 
     def is_own(self, name: str) -> bool:
         """Tell whether a name is the sandbox's own."""

@@ -161,16 +161,16 @@ class GuestNetwork:
 
     def _take_connection(self, sockets: list[socket.socket], jail: int, host: str, port: int) -> None:
         """Serve a connection that was made outside, as if it were accepted from a listener of that address and port."""
-        found = self._jails.get(jail)
-        if found is None or len(sockets) != 1:
-            for one in sockets:
-                one.close()
+        known_jail = self._jails.get(jail)
+        if known_jail is None or len(sockets) != 1:
+            for listener in sockets:
+                listener.close()
             return
         sockets[0].setblocking(False)
         if port == DNS_PORT:
-            self._begin_name_stream(found, sockets[0])
+            self._begin_name_stream(known_jail, sockets[0])
         else:
-            self._begin_connection(found, sockets[0], host, port)
+            self._begin_connection(known_jail, sockets[0], host, port)
         pause_s = self._connection_pace.wait_s(self._loop.time())
         if pause_s:
             self._loop.remove_reader(self._jail_link)
@@ -237,8 +237,8 @@ class GuestNetwork:
             error = str(wrong)
         else:
             self._callers.tell("rules", {"rules": self._rules.as_wire()}, but=caller)
-        told = {"rules": self._rules.as_wire(), "number": number, "error": error}
-        self._callers.tell_one(caller, "rules", told)
+        message = {"rules": self._rules.as_wire(), "number": number, "error": error}
+        self._callers.tell_one(caller, "rules", message)
 
     def _report(self, caller: int, number: int, *, ends: bool) -> None:
         """Tell what was carried since the last report, once the connections of a run that `ends` are closed."""
@@ -256,17 +256,17 @@ class GuestNetwork:
         if caller is None:
             return
         self._told = 0
-        taken = self._take()
+        message = self._take()
         if self._callers.is_kept:
-            self._callers.add(taken)
-            taken, caller.untold = caller.untold.as_wire(), Sum()
-        self._callers.tell_one(end, "report", {"number": number, **taken})
+            self._callers.add(message)
+            message, caller.untold = caller.untold.as_wire(), Sum()
+        self._callers.tell_one(end, "report", {"number": number, **message})
 
     def _take(self) -> dict[str, Any]:
         """Return what was carried since this was done last."""
-        for one in self._connections:
-            one.count()
-        return self._ledger.take({one.row for one in self._connections if one.row is not None})
+        for connection in self._connections:
+            connection.count()
+        return self._ledger.take({connection.row for connection in self._connections if connection.row is not None})
 
     def _collect(self) -> None:
         """Have room in the ledger again, where what it held is kept for who comes."""
@@ -274,19 +274,21 @@ class GuestNetwork:
 
     def _change(self, rules: NetworkRules) -> None:
         self._rules = rules
-        for one in list(self._connections):
-            if one.task is not None and not self._may_go_on(one):
-                one.task.cancel()
+        for connection in list(self._connections):
+            if connection.task is not None and not self._may_go_on(connection):
+                connection.task.cancel()
 
-    def _may_go_on(self, one: Connection) -> bool:
+    def _may_go_on(self, connection: Connection) -> bool:
         """Tell whether the rules of now allow a connection, as far as it has come."""
-        decision = self._rules.decide(one.host, one.port)
-        is_approved = one.is_approved and not self._rules.denies(one.host, one.port)
+        decision = self._rules.decide(connection.host, connection.port)
+        is_approved = connection.is_approved and not self._rules.denies(connection.host, connection.port)
         if not (decision.is_allowed or is_approved):
             return False
-        if one.name and not self._rules.decide(one.name, one.port).is_allowed:
+        if connection.name and not self._rules.decide(connection.name, connection.port).is_allowed:
             return False
-        return one.address is None or not self._rules.decide_address(decision.rule, one.address, port=one.port)
+        return connection.address is None or not self._rules.decide_address(
+            decision.rule, connection.address, port=connection.port
+        )
 
     # Ends.
 
@@ -349,18 +351,18 @@ class GuestNetwork:
         return 0.0
 
     def _accept_name_stream(self, jail: Jail, listener: socket.socket) -> float:
-        found = _accepted(listener)
-        if found is None:
+        accepted = _accepted(listener)
+        if accepted is None:
             return NO_ROOM_S
-        self._begin_name_stream(jail, found)
+        self._begin_name_stream(jail, accepted)
         return self._connection_pace.wait_s(self._loop.time())
 
-    def _begin_name_stream(self, jail: Jail, found: socket.socket) -> None:
+    def _begin_name_stream(self, jail: Jail, guest_socket: socket.socket) -> None:
         if self._name_streams >= MOST_NAME_STREAMS:
-            _reset(found)
+            _reset(guest_socket)
         else:
             self._name_streams += 1
-            self._begin(jail, self._serve_name_stream(jail, found)).add_done_callback(self._end_name_stream)
+            self._begin(jail, self._serve_name_stream(jail, guest_socket)).add_done_callback(self._end_name_stream)
 
     def _end_name_stream(self, _: asyncio.Task[None]) -> None:
         self._name_streams -= 1  # also of one that was cancelled before it began
@@ -371,150 +373,157 @@ class GuestNetwork:
         task.add_done_callback(jail.tasks.discard)
         return task
 
-    async def _serve_name_stream(self, jail: Jail, found: socket.socket) -> None:
+    async def _serve_name_stream(self, jail: Jail, guest_socket: socket.socket) -> None:
         """Answer questions that come with their lengths."""
         try:
             async with asyncio.timeout(NAME_STREAM_S):
                 buffer = bytearray()
-                while more := await self._loop.sock_recv(found, MOST_DATAGRAM):
+                while more := await self._loop.sock_recv(guest_socket, MOST_DATAGRAM):
                     buffer += more
                     while (question := dns.take_message(buffer)) is not None:
                         answer = self._answer(jail, question, is_stream=True)
                         if answer is None:
                             return
-                        await self._loop.sock_sendall(found, answer)
+                        await self._loop.sock_sendall(guest_socket, answer)
                         await asyncio.sleep(self._question_pace.wait_s(self._loop.time()))
         except (OSError, ValueError, TimeoutError):
             return  # it is gone, has said nothing that is understood, or takes too long
         finally:
-            found.close()
+            guest_socket.close()
 
     # Connections.
 
     def _accept(self, jail: Jail, port: int, listener: socket.socket) -> float:
-        found = _accepted(listener)
-        if found is None:
+        accepted = _accepted(listener)
+        if accepted is None:
             return NO_ROOM_S
-        self._begin_connection(jail, found, found.getsockname()[0], port)
+        self._begin_connection(jail, accepted, accepted.getsockname()[0], port)
         return self._connection_pace.wait_s(self._loop.time())
 
-    def _begin_connection(self, jail: Jail, found: socket.socket, address: str, port: int) -> None:
+    def _begin_connection(self, jail: Jail, guest_socket: socket.socket, address: str, port: int) -> None:
         self._turns.note(self._loop.time())
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
-            _reset(found)
+            _reset(guest_socket)
         elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
             self._note_refusal(host, port, f"there are {len(self._connections)} connections, and no more at once")
-            _reset(found)
+            _reset(guest_socket)
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
-            one = Connection(jail, host, port, BUFFER_BYTES if is_many else 0)
-            self._connections.add(one)
-            _all_connections.add(one)
-            one.task = self._begin(jail, self._serve(one, found))
-            one.task.add_done_callback(lambda _: self._forget(one))
+            connection = Connection(jail, host, port, BUFFER_BYTES if is_many else 0)
+            self._connections.add(connection)
+            _all_connections.add(connection)
+            connection.task = self._begin(jail, self._serve(connection, guest_socket))
+            connection.task.add_done_callback(lambda _: self._forget(connection))
 
-    def _forget(self, one: Connection) -> None:
-        self._connections.discard(one)
-        _all_connections.discard(one)
+    def _forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        _all_connections.discard(connection)
 
-    async def _serve(self, one: Connection, found: socket.socket) -> None:
+    async def _serve(self, connection: Connection, guest_socket: socket.socket) -> None:
         """Serve a connection to its end. What is refused or fails is reset, plain HTTP after an answer."""
-        guest = one.guest = SocketStream(found, self._turns, one.buffer_bytes)
+        guest = connection.guest = SocketStream(guest_socket, self._turns, connection.buffer_bytes)
         try:
-            if one.port == HTTP_PORT:
-                await self._carry_http(one, guest)
+            if connection.port == HTTP_PORT:
+                await self._carry_http(connection, guest)
             else:
-                await self._carry(one, guest)
+                await self._carry(connection, guest)
         except Refused as error:
-            self._note_refusal(one.host, one.port, error.reason)
-            _reset(found)
+            self._note_refusal(connection.host, connection.port, error.reason)
+            _reset(guest_socket)
         except Failed as error:
-            self._ledger.row(one.host, one.port, error.reason)
-            _reset(found)
+            self._ledger.row(connection.host, connection.port, error.reason)
+            _reset(guest_socket)
         except (OSError, TimeoutError):  # of the one side or the other: both are closed
-            _reset(found)
+            _reset(guest_socket)
         except Exception as error:  # a fault of ours: nothing is carried, and it does not go unsaid
-            self._ledger.row(one.host, one.port, f"a fault of the egress process: {type(error).__name__}: {error}")
-            _reset(found)
+            self._ledger.row(
+                connection.host, connection.port, f"a fault of the egress process: {type(error).__name__}: {error}"
+            )
+            _reset(guest_socket)
         except BaseException:
-            _reset(found)
+            _reset(guest_socket)
             raise
         finally:
             guest.close()
-            one.count()
+            connection.count()
 
-    async def _decide(self, one: Connection) -> Rule | None:
+    async def _decide(self, connection: Connection) -> Rule | None:
         """Return the rule by which a connection is allowed, if it is one of the list's. Raises Refused."""
-        if Names.is_ours(one.host):
-            raise Refused(f"{one.host} stands for no name of this sandbox; ask for the name again")
-        decision = self._rules.decide(one.host, one.port)
+        if Names.is_ours(connection.host):
+            raise Refused(f"{connection.host} stands for no name of this sandbox; ask for the name again")
+        decision = self._rules.decide(connection.host, connection.port)
         if decision.is_allowed:
             return decision.rule
-        if self._asks and not self._rules.denies(one.host, one.port):
-            if why := self._why_never(one):
+        if self._asks and not self._rules.denies(connection.host, connection.port):
+            if why := self._why_never(connection):
                 raise Refused(why)
-            if await self._questions.ask(one.host, one.port):
-                one.is_approved = True
+            if await self._questions.ask(connection.host, connection.port):
+                connection.is_approved = True
                 return None
         raise Refused(decision.why)
 
-    def _why_never(self, one: Connection) -> str:
+    def _why_never(self, connection: Connection) -> str:
         """Say why a yes would not open an address, which nobody is asked about then. Names are looked up after it."""
-        address = parse_address(one.host)
-        return "" if address is None else self._rules.decide_address(None, address, host=one.host, port=one.port)
+        address = parse_address(connection.host)
+        return (
+            ""
+            if address is None
+            else self._rules.decide_address(None, address, host=connection.host, port=connection.port)
+        )
 
-    async def _carry(self, one: Connection, guest: SocketStream) -> None:
+    async def _carry(self, connection: Connection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
-        rule = await self._decide(one)
-        first = await self._read_hello(one, guest) if one.port == TLS_PORT else b""
-        upstream = await self._connect(one, rule)
+        rule = await self._decide(connection)
+        first = await self._read_hello(connection, guest) if connection.port == TLS_PORT else b""
+        upstream = await self._connect(connection, rule)
         try:
-            if one.port != TLS_PORT:
-                first = await self._read_first(one, guest, upstream)
+            if connection.port != TLS_PORT:
+                first = await self._read_first(connection, guest, upstream)
             if first:
                 await upstream.send(first)
             await splice(guest, upstream, idle_s=IDLE_S)
         finally:
             upstream.close()
 
-    async def _read_hello(self, one: Connection, guest: SocketStream) -> bytes:
+    async def _read_hello(self, connection: Connection, guest: SocketStream) -> bytes:
         """Return the bytes of a complete hello that names the host. Raises Refused for anything else."""
         data, name = b"", None
         async with asyncio.timeout(HELLO_S):
             while name is None:
                 more = await guest.receive(MOST_HELLO)
                 if not more:
-                    raise Refused(f"{one.host}:{one.port}: the connection was closed before it said what it is for")
+                    raise Refused(
+                        f"{connection.host}:{connection.port}: the connection was closed before it said what it is for"
+                    )
                 data += more
                 try:
-                    name = self._name_in(one, data)
+                    name = self._name_in(connection, data)
                 except NotTls:
-                    raise Refused(
-                        f"{one.host}:{one.port}: what was sent is not TLS, which is all that port 443 is for"
-                    ) from None
+                    target = f"{connection.host}:{connection.port}"
+                    raise Refused(f"{target}: what was sent is not TLS, which is all that port 443 is for") from None
         return data
 
-    def _name_in(self, one: Connection, data: bytes) -> str | None:
+    def _name_in(self, connection: Connection, data: bytes) -> str | None:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
-        is_address = parse_address(one.host) is not None
+        is_address = parse_address(connection.host) is not None
         try:
-            found = read_server_name(data)
-            name = found.removesuffix(".") if found is not None else None
+            server_name = read_server_name(data)
+            name = server_name.removesuffix(".") if server_name is not None else None
         except NoServerName:
             if is_address:
-                return one.host
+                return connection.host
             raise
         if is_address and name is not None:  # a name in place of which its address was connected to
-            decision = self._rules.decide(name, one.port)
+            decision = self._rules.decide(name, connection.port)
             if not decision.is_allowed:
                 raise Refused(decision.why)
-            one.name = name
-        elif name is not None and name != one.host:
-            raise Refused(f"{name} (in TLS) is not {one.host}, which the connection is to")
+            connection.name = name
+        elif name is not None and name != connection.host:
+            raise Refused(f"{name} (in TLS) is not {connection.host}, which the connection is to")
         return name
 
-    async def _read_first(self, one: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
+    async def _read_first(self, connection: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
         """Return what the guest says first, all of a hello where it is one; nothing where the server speaks first."""
         if not await _speaks_first(guest, upstream):
             return b""
@@ -524,42 +533,46 @@ class GuestNetwork:
                 more = await guest.receive(MOST_HELLO)
                 data += more
                 try:
-                    name = self._name_in(one, data) if more else ""
+                    name = self._name_in(connection, data) if more else ""
                 except NotTls:
                     return data
         return data
 
-    async def _connect(self, one: Connection, rule: Rule | None) -> SocketStream:
+    async def _connect(self, connection: Connection, rule: Rule | None) -> SocketStream:
         """Connect to the host. Raises Refused, Failed."""
-        found, one.address = await connect(
-            one.host, one.port, rules=self._rules, rule=rule, proxies=self._proxies, lookups=self._lookups
+        upstream_socket, connection.address = await connect(
+            connection.host, connection.port, rules=self._rules, rule=rule, proxies=self._proxies, lookups=self._lookups
         )
-        if not self._may_go_on(one):
-            found.close()
-            raise Refused(f"{one.host}:{one.port} was allowed until the rules changed")
-        one.row = self._ledger.row(one.host, one.port)
-        return SocketStream(found, self._turns, one.buffer_bytes)
+        if not self._may_go_on(connection):
+            upstream_socket.close()
+            raise Refused(f"{connection.host}:{connection.port} was allowed until the rules changed")
+        connection.row = self._ledger.row(connection.host, connection.port)
+        return SocketStream(upstream_socket, self._turns, connection.buffer_bytes)
 
-    async def _carry_http(self, one: Connection, guest: SocketStream) -> None:
+    async def _carry_http(self, connection: Connection, guest: SocketStream) -> None:
         """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
 
         async def connect_to_host() -> SocketStream:
             try:
-                return await self._connect(one, await self._decide(one))
+                return await self._connect(connection, await self._decide(connection))
             except Refused as error:
-                self._note_refusal(one.host, one.port, error.reason)
+                self._note_refusal(connection.host, connection.port, error.reason)
                 raise
             except Failed as error:
-                self._ledger.row(one.host, one.port, error.reason)
+                self._ledger.row(connection.host, connection.port, error.reason)
                 raise OSError(error.reason) from error
 
-        def refuse(what: str) -> str:
-            why = f"{what} on a connection to {one.host}:{one.port}; each name is connected to by itself"
-            self._note_refusal(one.host, one.port, why)
+        def refuse(reason: str) -> str:
+            why = (
+                f"{reason} on a connection to {connection.host}:{connection.port}; each name is connected to by itself"
+            )
+            self._note_refusal(connection.host, connection.port, why)
             return why
 
-        is_proxied = self._proxies.url_for(one.host, one.port) is not None
-        await relay(guest, one.host, one.port, connect_to_host, refuse, proxied=is_proxied, turns=self._turns)
+        is_proxied = self._proxies.url_for(connection.host, connection.port) is not None
+        await relay(
+            guest, connection.host, connection.port, connect_to_host, refuse, proxied=is_proxied, turns=self._turns
+        )
 
     def _note_refusal(self, host: str, port: int, why: str) -> None:
         row = self._ledger.row(host, port, why or "refused", is_allowed=False)
@@ -574,7 +587,7 @@ def most_connections() -> tuple[int, int]:
     return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // FILES_FOR_EACH)), files // FILES_FOR_ANY
 
 
-async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:
+async def _speaks_first(stream: SocketStream, peer: SocketStream) -> bool:
     """Wait until there is something to be read from one or the other; tell whether from the first."""
     loop = asyncio.get_running_loop()
     first: asyncio.Future[bool] = loop.create_future()
@@ -583,7 +596,7 @@ async def _speaks_first(one: SocketStream, other: SocketStream) -> bool:
         if not first.done():
             first.set_result(is_one)
 
-    fds = {one.fileno(): True, other.fileno(): False}
+    fds = {stream.fileno(): True, peer.fileno(): False}
     for fd, is_one in fds.items():
         loop.add_reader(fd, functools.partial(note, is_one=is_one))
     try:
@@ -600,17 +613,17 @@ async def _all_done(tasks: list[asyncio.Task[None]]) -> None:
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
     try:
-        found, _ = listener.accept()
+        accepted, _ = listener.accept()
     except OSError:
         return None
-    found.setblocking(False)
-    return found
+    accepted.setblocking(False)
+    return accepted
 
 
-def _reset(found: socket.socket) -> None:
+def _reset(guest_socket: socket.socket) -> None:
     """Close a connection so that the guest sees it refused; what it had not read is dropped."""
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     except OSError:
         pass  # it was closed
-    found.close()
+    guest_socket.close()

@@ -29,12 +29,12 @@ MESSAGE_BYTES = 64 << 20  # of the memory file of a message, the only kind of fi
 
 def main(link: int) -> None:
     """Serve until the caller is gone, whose first message is the filter of system calls, as the kernel takes it."""
-    _, said, _ = messages.receive(link)
+    _, settings, _ = messages.receive(link)
     "\u00fc".encode("idna")  # rules need that codec, whose modules another user may not be able to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _give_up_rights()
-    install_filter(said["program"])
+    install_filter(settings["program"])
     gc.freeze()
     asyncio.run(_serve(link))
 
@@ -63,11 +63,11 @@ def install_filter(program: bytes) -> None:
     call("seccomp", SECCOMP_SET_MODE_FILTER, 0, struct.pack("Hxxxxxx", len(program) // 8) + address_of(program))
 
 
-def _limit(kind: int, most: int) -> None:
+def _limit(kind: int, limit: int) -> None:
     """Set a limit, or what the caller's own allows of it."""
     _, hard = resource.getrlimit(kind)
-    most = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    resource.setrlimit(kind, (most, most))
+    limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+    resource.setrlimit(kind, (limit, limit))
 
 
 async def _serve(link: int) -> None:

@@ -60,7 +60,7 @@ class Turns:
 
     def turn_s(self, now: float) -> float:
         """Return how long one may compute in one turn: less where there are others to be let through."""
-        return SHORT_TURN_S if any(one is not self for one in _recently_active(now)) else TURN_S
+        return SHORT_TURN_S if any(stream is not self for stream in _recently_active(now)) else TURN_S
 
     def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -95,14 +95,16 @@ class Turns:
             return False
         share = used_s / FAR_MORE
         return any(
-            one is not self and (one._is_passing or now - one._active_at < QUIET_S) and one._use(now) < share
-            for one in _recently_active(now)
+            stream is not self
+            and (stream._is_passing or now - stream._active_at < QUIET_S)
+            and stream._use(now) < share
+            for stream in _recently_active(now)
         )
 
 
 def _recently_active(now: float) -> Collection[Turns]:
     """Return the turns of sandboxes in which something has gone on of late."""
-    for one in [one for one in _recent if now - one._active_at > RECENT_S]:
+    for one in [stream for stream in _recent if now - stream._active_at > RECENT_S]:
         del _recent[one]
     return _recent
 
@@ -194,12 +196,12 @@ async def idle_limit(idle_s: float) -> AsyncIterator[Callable[[], None]]:
 End = Literal["ended", "broken", "idle"]
 
 
-async def splice(one: Stream, other: Stream, *, idle_s: float) -> End:
+async def splice(stream: Stream, peer: Stream, *, idle_s: float) -> End:
     """Pass on what comes, in both directions, until both have ended; then close both, as also when cancelled."""
     try:
         async with idle_limit(idle_s) as note, asyncio.TaskGroup() as group:
-            group.create_task(_pass_on(one, other, note))
-            group.create_task(_pass_on(other, one, note))
+            group.create_task(_pass_on(stream, peer, note))
+            group.create_task(_pass_on(peer, stream, note))
     except TimeoutError:
         return "idle"
     except ExceptionGroup as errors:
@@ -207,8 +209,8 @@ async def splice(one: Stream, other: Stream, *, idle_s: float) -> End:
             raise
         return "broken"
     finally:
-        one.close()
-        other.close()
+        stream.close()
+        peer.close()
     return "ended"
 
 

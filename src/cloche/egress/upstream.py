@@ -43,15 +43,15 @@ class Proxies:
 
     def __init__(self, settings: Mapping[str, str]):
         self._urls = {scheme: settings[scheme] for scheme in ("http", "https") if settings.get(scheme)}
-        self._without = [one.strip().lower().lstrip(".") for one in settings.get("no", "").split(",") if one.strip()]
+        self._without = [name.strip().lower().lstrip(".") for name in settings.get("no", "").split(",") if name.strip()]
 
     def url_for(self, host: str, port: int) -> str | None:
         """Return the proxy for a host, None where it is connected to directly."""
-        found = self._urls.get("http" if port == 80 else "https")
-        if found is None or "*" in self._without:
+        proxy_url = self._urls.get("http" if port == 80 else "https")
+        if proxy_url is None or "*" in self._without:
             return None
-        is_without = any(host == one or host.endswith(f".{one}") for one in self._without)
-        return None if is_without else found
+        is_without = any(host == suffix or host.endswith(f".{suffix}") for suffix in self._without)
+        return None if is_without else proxy_url
 
 
 async def connect(
@@ -80,11 +80,11 @@ async def _connect_to_first(host: str, addresses: list[Address], port: int) -> t
     raise Failed(f"{host}:{port} cannot be connected to: {why}")
 
 
-def _checked(host: str, port: int, found: list[Address], rules: NetworkRules, rule: Rule | None) -> list[Address]:
+def _checked(host: str, port: int, addresses: list[Address], rules: NetworkRules, rule: Rule | None) -> list[Address]:
     """Return those of a host's addresses that may be connected to. Raises Refused where there are none."""
     allowed: list[Address] = []
     why = f"{host} has no address"
-    for address in found[:MOST_ADDRESSES]:
+    for address in addresses[:MOST_ADDRESSES]:
         reason = rules.decide_address(rule, address, host=host, port=port)
         if not reason and not is_elsewhere(address):
             reason = f"{address} is one of this host's own addresses, or is not reached from it"
@@ -106,11 +106,13 @@ async def _resolve(host: str, port: int, lookups: asyncio.Semaphore) -> list[Add
     loop = asyncio.get_running_loop()
     name = host.encode("ascii")
     await lookups.acquire()
-    asked = _resolvers.submit(lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP))
-    asked.add_done_callback(lambda _: loop.call_soon_threadsafe(lookups.release))
+    lookup = _resolvers.submit(
+        lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    )
+    lookup.add_done_callback(lambda _: loop.call_soon_threadsafe(lookups.release))
     try:
         async with asyncio.timeout(RESOLVE_S):
-            rows = await asyncio.wrap_future(asked)
+            rows = await asyncio.wrap_future(lookup)
     except TimeoutError:
         raise Failed(f"{host} was not resolved within {RESOLVE_S:.0f} s") from None
     except socket.gaierror as error:
@@ -120,16 +122,16 @@ async def _resolve(host: str, port: int, lookups: asyncio.Semaphore) -> list[Add
 
 async def _connect_to(address: Address, port: int) -> socket.socket:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setblocking(False)
+    upstream_socket = socket.socket(family, socket.SOCK_STREAM)
+    upstream_socket.setblocking(False)
     try:
         async with asyncio.timeout(CONNECT_S):
-            await asyncio.get_running_loop().sock_connect(found, (str(address), port))
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(upstream_socket, (str(address), port))
+        upstream_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
-        found.close()
+        upstream_socket.close()
         raise
-    return found
+    return upstream_socket
 
 
 async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Semaphore) -> socket.socket:
@@ -142,30 +144,30 @@ async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Sem
         raise Refused(f"{host}: addresses are not sent to an upstream proxy; use a name")
     if "." not in host or host.endswith(PRIVATE_SUFFIXES):
         raise Refused(f"{host} looks like a private name, which is not sent to an upstream proxy")
-    parts, proxy_port = _split(url)
-    proxy = parts.hostname or ""
-    found, _ = await _connect_to_first(proxy, await _resolve(proxy, 0, lookups), proxy_port)
+    address, proxy_port = _split(url)
+    proxy = address.hostname or ""
+    upstream_socket, _ = await _connect_to_first(proxy, await _resolve(proxy, 0, lookups), proxy_port)
     if port == 80:
-        return found
+        return upstream_socket
     try:
         async with asyncio.timeout(PROXY_S):
-            await _open_tunnel(found, host, port, _credentials(parts.username, parts.password))
+            await _open_tunnel(upstream_socket, host, port, _credentials(address.username, address.password))
     except (OSError, TimeoutError) as error:
-        found.close()
+        upstream_socket.close()
         raise Failed(f"the upstream proxy did not open a tunnel: {str(error) or 'time is up'}") from error
     except BaseException:
-        found.close()
+        upstream_socket.close()
         raise
-    return found
+    return upstream_socket
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
     """Return the parts of the proxy's address, and its port. Raises Refused, without any of it: it has a password."""
     try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        is_whole = parts.path in ("", "/") and not (parts.query or parts.fragment)
-        if parts.scheme == "http" and parts.hostname and is_whole:
-            return parts, parts.port or 8080
+        address = urlsplit(url if "//" in url else f"http://{url}")
+        is_whole = address.path in ("", "/") and not (address.query or address.fragment)
+        if address.scheme == "http" and address.hostname and is_whole:
+            return address, address.port or 8080
     except ValueError:  # whose words are parts of the address
         pass
     raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")

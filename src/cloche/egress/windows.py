@@ -74,10 +74,10 @@ class SharedNetwork:
         for number in list(self._waiting):
             self._end_wait(number)
 
-    def _end_wait(self, number: int, said: str = "") -> None:
+    def _end_wait(self, number: int, error: str = "") -> None:
         waiting = self._waiting.pop(number, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(said)
+            waiting.set_result(error)
 
     def _take(self, tag: str, body: dict[str, Any]) -> None:
         if tag == "report":

@@ -25,7 +25,7 @@ from .container import Container, G, Link, Rootfs, Wire, boot_message
 from .program import IMAGE_PATH, PROGRAMS, Equipment, Program, SessionProgram, engine_of, program_of, session_in
 from .sandbox import C, ContainerSandbox, SessionSandbox
 
-log = logging.getLogger("cloche.machines")
+log = logging.getLogger("cloche.backends")
 LEAVE_S = 20.0
 MOST_PROGRAMS = 200
 
