@@ -10,7 +10,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.prefork import close_pools
-from tests.harness.processes import children, kill_and_wait, run_pooled, wait_for_word
+from tests.harness.processes import children, descendants, kill_and_wait, run_pooled, wait_for_word
 
 pytestmark = pytest.mark.both_users
 CONFINED: Any = {"level": "confined"}
@@ -63,6 +63,50 @@ def test_guests_that_were_killed_while_they_waited_cost_a_run_nothing() -> None:
     helpers = [helper for template in children(os.getpid()) for helper in children(template)]
     kill_and_wait([guest for helper in helpers for reaper in children(helper) for guest in children(reaper)])
     assert cloche.run("print('once')", **CONFINED).stdout == "once\n"
+
+
+NAMES = """
+import os
+for number in range(12):
+    open(f"{number}-Seen-By-Others-{'x' * 80}", "w").close()
+"""
+SEARCHES = """
+import re
+word, found = bytes.fromhex("HEX"), set()
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        (first, last), rights = [int(one, 16) for one in line.split()[0].split("-")], line.split()[1]
+        if "w" in rights:
+            memory.seek(first)
+            found |= set(re.findall(rb"[0-9]+-" + word, memory.read(last - first)))
+print(found)
+""".replace("HEX", b"Seen-By-Others".hex())
+
+
+def test_a_run_finds_no_names_of_the_files_of_others_in_its_memory() -> None:
+    """Who measures and removes a run's files is never the parent of what becomes another run's guest."""
+    for _ in range(3):
+        assert run_pooled(NAMES, **CONFINED).ok
+        for _ in range(2):
+            assert run_pooled(SEARCHES, **CONFINED).stdout == "set()\n"
+
+
+PARENT = "import os; print(os.getppid())"
+
+
+def test_a_guests_parent_goes_on_unless_it_has_read_something_of_a_guest() -> None:
+    """Runs that ask it nothing have the same one after the other, and its helper has no more open for that."""
+    first = run_pooled(PARENT, **CONFINED).stdout
+    helper = next(one for one in descendants(os.getpid()) if int(first) in children(one))
+    opened = len(os.listdir(f"/proc/{helper}/fd")) if os.geteuid() == 0 else 0
+    found = {run_pooled(PARENT, **CONFINED).stdout for _ in range(8)}
+    assert first in found
+    assert len(found) < 4, "there are as many as may be in use at once, and one more"
+    assert os.geteuid() != 0 or len(os.listdir(f"/proc/{helper}/fd")) <= opened + 1
+    asks = "import ctypes; ctypes.CDLL(None).mount(b'/', b'/', None, 4096, None)"
+    asked = run_pooled(f"{PARENT}; {asks}", **CONFINED).stdout
+    assert asked in found
+    assert asked not in {run_pooled(PARENT, **CONFINED).stdout for _ in range(8)}
 
 
 def test_no_folder_is_left() -> None:

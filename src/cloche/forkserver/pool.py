@@ -181,7 +181,8 @@ class Pool:
         """Take back a slot whose run has ended and left nothing."""
         with self._lock:
             self._busy.discard(slot)
-            if self._is_closed or slot.is_dying or slot.template.is_gone or slot.template is not self._template:
+            is_worn = slot.is_dying or slot.is_used_up
+            if self._is_closed or is_worn or slot.template.is_gone or slot.template is not self._template:
                 self._close(slot)
             else:
                 slot.rest()
@@ -255,13 +256,14 @@ class Pool:
 
         A helper keeps to the level that it has begun with: what it makes outside of namespaces depends on that.
         """
-        for slot in reversed(self._idle):  # as nearly always: the last one that was in use
+        # As nearly always, the last one that was in use; where nobody knows if a guest waits, the one that rested most.
+        for slot in reversed(self._idle) if level == "jail" else list(self._idle):
             if slot.key == key and slot.is_well and slot.has_guest():
                 self._idle.remove(slot)
                 return slot
         alike = [slot for slot in reversed(self._idle) if slot.key == key]
         ready = next((slot for slot in alike if slot.has_guest()), None)
-        others = [slot for slot in reversed(self._idle) if slot.key != key and slot.level in ("", level)]
+        others = [slot for slot in reversed(self._idle) if slot.key != key and slot.may_build(level)]
         for slots in ([ready] if ready is not None else [], alike[::-1], others):
             for slot in slots:
                 if slot not in self._idle:

@@ -293,7 +293,8 @@ class Slot:
     results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
     helper waits for that. `pid` is the helper's, 0 until it has reported it. `network` is where
     the jail that it has built sends the sockets by which its network is served, None where it has none. `folder` is
-    where its helper makes what stands in for mounts below level jail.
+    where its helper makes what stands in for mounts below level jail. It `has_run` from its first run on, and `goes_on`
+    where the last one has left a guest's parent that is as it was before.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -310,7 +311,7 @@ class Slot:
         self.folder = ""
         self.rebuilds = True
         self.kept_bytes = 0
-        self.is_dying = self.is_dead = False
+        self.is_dying = self.is_dead = self.has_run = self.goes_on = False
         self.pid = 0
         self.idle_since = time.monotonic()
 
@@ -318,6 +319,15 @@ class Slot:
     def is_well(self) -> bool:
         """Tell whether it was there and well when its link was last read."""
         return self.pid != 0 and not self.is_dead
+
+    @property
+    def is_used_up(self) -> bool:
+        """Tell whether no guest of another run may come from its helper: below level jail, it knows files of runs."""
+        return self.has_run and not self.goes_on and self.level not in ("", "jail")
+
+    def may_build(self, level: str) -> bool:
+        """Tell whether its helper may build a jail of another kind, of this level."""
+        return self.level in ("", level) and (not self.has_run or level == "jail")
 
     def has_guest(self) -> bool:
         """Tell whether a guest waits at the handoff socket; True where there is none, and nobody knows."""
@@ -421,7 +431,7 @@ class Slot:
         report["tasks"] = most if most > before.get("tasks", 0) else 0
         figures = now.items() if now != before else ()  # nearly always as before
         report["counters"] = {name: number - before.get(name, 0) for name, number in figures if name != "tasks"}
-        self.is_dying = bool(report.get("is_quiet"))
+        self.is_dying, self.goes_on, self.has_run = bool(report.get("is_quiet")), bool(report.get("goes_on")), True
 
     def account_failure(self) -> None:
         """Take note that a run failed before its program started; a jail that keeps a workspace ends by that."""

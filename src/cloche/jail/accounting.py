@@ -46,6 +46,10 @@ class Accounting:
         """Take note of what our container's own memory is before a run, by this file; there may be none."""
         self._memory_stat, self._before = memory_stat, _text_of(memory_stat)
 
+    def begin_later(self) -> None:
+        """Look for the first time when the run has lasted for a while: most are over by then."""
+        self._next_at = monotonic() + self.tick_s
+
     def begin(self) -> bool:
         """Tell whether it is time to look; if so, what is done until `end` is the cost of it."""
         self._begun_s = process_time()

@@ -66,14 +66,16 @@ def end_scope(take: Callable[[Usage], None]) -> None:
     This process is their subreaper, and single-threaded. As root a guest that has yet to take its id cannot be killed
     by us, who have it already: it is as soon as it has.
     """
+    pause_s = 0.0
     while True:
-        _kill_reachable()
         try:
             while (found := wait4(-1, WNOHANG))[0]:
                 take(found[2])
         except ChildProcessError:
-            return
-        ppoll((), PAUSE_S)
+            return  # and whoever could make others was one
+        ppoll((), pause_s)
+        _kill_reachable()
+        pause_s = PAUSE_S
 
 
 def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: Callable[[], bool]) -> Usage:

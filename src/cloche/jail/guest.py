@@ -48,20 +48,28 @@ notify: Any = None  # our module `seccomp_notify`, once it is needed
 class Guest:
     """Be a guest: build what is its own, hand over what its parent needs, take the order, become the program."""
 
-    building: Building  # what `_build` goes by
-
-    def __init__(self, parent: Parent, index: int, asking: int, processors: set[int] | None = None):
+    def __init__(
+        self,
+        parent: Parent,
+        index: int,
+        asking: int,
+        processors: set[int] | None = None,
+        *,
+        is_of_later_run: bool = False,
+    ):
         """Take what the parent knows, and the processors on which the program may run, if we are moved about.
 
-        By the link `asking` the parent and we send each other messages.
+        By the link `asking` the parent and we send each other messages. The parent of one `is_of_later_run` has its
+        identity already.
         """
         self.spec, self.link, self.registers = parent.spec, parent.link, parent.registers  # ours alone since the fork
         self.plan_fd, self.go, self.load_interpreter = parent.plan_fd, parent.go, parent.load_interpreter
         self.index, self.asking, self.processors = index, asking, processors or set()
+        self.is_first = index == 0 and not is_of_later_run
         self.seconds: list[float] = []  # that each step took
         self.listener, self.holds = -1, False
         self.interpreter: Any = None
-        self.privileges = parent.privileges
+        self.privileges, self.building = parent.privileges, parent.building_of_guests
         self.gives_exit_notice = False
 
     def become(self) -> None:
@@ -79,11 +87,13 @@ class Guest:
 
     def _build(self) -> None:
         """Get ready while the reaper builds, and go into what it has built, for good."""
-        self.building = Building.of_parts(messages.unpack(self.plan_fd)["guests"])
+        self.building = self.building or unpack_building(self.plan_fd)
         self._get_ready()
-        if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
+        if self.go >= 0 and self.is_first and posix.read(self.go, 1) != GO:  # nobody gives us an identity
             posix._exit(1)
-        self.seconds = perform(self.building.first if self.index == 0 else self.building.later, self.registers)
+        self.seconds = perform(self.building.first if self.is_first else self.building.later, self.registers)
+        if not self.is_first:
+            self.seconds = [0.0] * len(self.building.first)  # of which the parent has made what takes time
         self._receive("built")
         run_anywhere(self.processors)
         self._restrict(holds=bool(self.spec.answered))  # what was done for it must not be asked for again
@@ -97,12 +107,18 @@ class Guest:
     def _take_order(self) -> tuple[Order, list[int]]:
         """Wait for the order; return it and the streams: standard input, output, error, the value's pipe.
 
-        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then.
+        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then,
+        but where it must not have read what is this run's: then we do.
         """
         if self._has_time(self.asking):
             self._warm_up()
-        packed, *fds = self._receive("order")
+        body, (packed, *fds) = self._receive("order")
         order = Order(**messages.unpack(packed))
+        if body.get("has_files"):
+            files = fds.pop(0)
+            posix.umask(0)  # their modes are those that they are made with
+            perform(messages.unpack(files)["steps"], self.registers)
+            posix.close(files)
         if self.index == 0:  # after which we may be killed at any time
             messages.send(self.link, "started", {"at": monotonic(), "seconds": self.seconds})
         return order, fds
@@ -166,12 +182,12 @@ class Guest:
         posix.close(reading)
         posix.close(writing)
 
-    def _receive(self, expected: str) -> list[int]:
-        """Wait for this message of the parent's, and return its descriptors."""
-        tag, _, fds = messages.receive(self.asking)
+    def _receive(self, expected: str) -> tuple[dict[str, Any], list[int]]:
+        """Wait for this message of the parent's, and return its body and descriptors."""
+        tag, body, fds = messages.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
             posix._exit(1)
-        return fds
+        return body, fds
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
         posix.umask(0o022)
@@ -214,6 +230,11 @@ class Guest:
         if self.gives_exit_notice:
             privileges.exit_early = give_exit_notice
         run(order.python, order.env, self.interpreter.prepare(), privileges, *kept)
+
+
+def unpack_building(plan_fd: int) -> Building:
+    """Return what guests go by, of a building that was packed."""
+    return Building.of_parts(messages.unpack(plan_fd)["guests"])
 
 
 def name_output() -> str:

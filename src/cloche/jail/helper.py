@@ -121,10 +121,27 @@ class Helper(SandboxState):
     def _serve_run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
         """See a run to its end, and build anew where that is wanted; returns a callable in a guest."""
         self._run(body, fds)
-        if body["rebuilds"] and self.supervisor is None:
+        if self.spec.is_ahead:
+            self._go_on()
+        elif body["rebuilds"] and self.supervisor is None:
             self.generation += 1
             return self._prepare(self.prepared, self.plan_fd)
         return None
+
+    def _go_on(self) -> None:
+        """Have the reaper that a run has left, if it has, go on with another guest.
+
+        We have read the names of the run's files, so no other reaper may be forked from here.
+        """
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        try:
+            self._open()
+            supervisor.go_on()
+        except OSError as error:
+            self._discard()
+            self.failed = failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
 
     def _prepare(self, body: dict[str, Any], plan_fd: int) -> Callable[[], None] | None:
         """Start to build; an error of ours is kept and reported when the run comes that this was for."""
@@ -237,7 +254,7 @@ class Helper(SandboxState):
         if self.is_open:
             if self.is_folder_used and self.folder is not None:
                 self.used.append(self.folder)
-                self._make_folder()
+                self._make_folder(self.folder)
             elif self.folder is not None and not spec.shares_folder:
                 self.folder.renew_tmp()
             return
@@ -251,7 +268,7 @@ class Helper(SandboxState):
             self._make_folder()
         self.is_open = True
 
-    def _make_folder(self) -> None:
+    def _make_folder(self, before: WorkFolder | None = None) -> None:
         """Make the folders that stand in for mounts, or hold those of the sandbox that this helper is one of."""
         from .work_folder import WorkFolder
 
@@ -261,7 +278,7 @@ class Helper(SandboxState):
         if spec.shares_folder:
             self.folder.hold()
         else:
-            self.folder.create(spec.modules, spec.startup)
+            self.folder.create(spec.modules, spec.startup, before)
 
     def _clear_up(self) -> None:
         self._discard()

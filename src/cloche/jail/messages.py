@@ -267,6 +267,11 @@ class Run(_Record):
         """Tell whether anything must be written before the program starts."""
         return bool(self.files or self.leftover or self.folders or self.generated)
 
+    @property
+    def has_one_process(self) -> bool:
+        """Tell whether one guest does all of it, and writes nothing but what is its own."""
+        return len(self.commands) + (self.python is not None) <= 1 and not (self.is_session or self.generated)
+
     def as_order(self) -> dict[str, Any]:
         """Return what the guest must do, as plain data."""
         return {

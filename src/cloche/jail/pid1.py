@@ -42,6 +42,7 @@ class Parent:
     ):
         self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
         self.load_interpreter = load_interpreter
+        self.building_of_guests: Any = None  # where it was unpacked for all of them at once
         self.privileges: Any = None  # for Python guests, where the helper was forgotten for all of them at once
 
     def await_go(self) -> list[int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import posix
 
 from . import messages
-from .guest import Guest, load_notify
+from .guest import Guest, load_notify, unpack_building
 from .messages import Building, Order
 from .pid1 import ChildWatcher, Parent
 from .steps import OOM_PROC, StepFailed, perform
@@ -39,7 +39,7 @@ class Reaper(Parent):
 
         Guests may run on all `processors`, whatever the helper makes of our own mask meanwhile.
         """
-        self.processors = processors
+        self.processors, self.folder = processors, self.spec.folder
         self.watcher = GuestWatcher(self.spec)
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
@@ -56,37 +56,65 @@ class Reaper(Parent):
         if not must_wait_first:
             private = self.await_go()
         seconds = self.build(Building.of_parts(messages.unpack(self.plan_fd)["reapers"]), private)
-        self._hand_over(seconds)
-        self._release_guest()
-        if self.spec.is_ahead:
-            self._await_guest()
-        order, fds = self._take_order(pid)
-        status = 0
-        if order.is_session or self.spec.level == "confined":
-            self.watcher.listen_to(self.link)
-        for index in range(order.guests):
-            if index > 0:
-                pid = posix.fork()
-                if pid == 0:
-                    return self._guest(index)
-                self._release_guest()
-            messages.send_retrying(self.watcher.ours, "order", {}, fds)
-            if index == order.guests - 1:
-                for fd in set(fds):  # so that the streams end with the guest
-                    posix.close(fd)
-            status = self.watcher.wait_for(pid)
-            if status != 0:
-                break
+        while True:
+            self._hand_over(seconds)
+            self._release_guest()
+            if self.spec.is_ahead:
+                self._await_guest()
+            order, body, fds = self._take_order(pid)
+            status = 0
+            if order.is_session or self.spec.level == "confined":
+                self.watcher.listen_to(self.link)
+            for index in range(order.guests):
+                if index > 0:
+                    pid = posix.fork()
+                    if pid == 0:
+                        return self._guest(index)
+                    self._release_guest()
+                messages.send_retrying(self.watcher.ours, "order", body, fds)
+                if index == order.guests - 1:
+                    for fd in set(fds):  # so that the streams end with the guest
+                        posix.close(fd)
+                status = self.watcher.wait_for(pid)
+                if status != 0:
+                    break
+            if not self._report(status, may_go_on=bool(body)):
+                ppoll((self.link,), LINGER_S)  # the helper has yet to report: our end would keep the processor from it
+                posix._exit(0)
+            self._renew()
+            pid = posix.fork()
+            if pid == 0:
+                return self._guest(0, is_of_later_run=True)
+
+    def _guest(self, index: int, *, is_of_later_run: bool = False) -> Callable[[], None]:
+        asking = self.watcher.leave()
+        return Guest(self, index, asking, self.processors, is_of_later_run=is_of_later_run).become
+
+    def _report(self, status: int, *, may_go_on: bool) -> bool:
+        """End what is left, report the run's end, and tell whether another run's guest may be forked from here.
+
+        It may where nobody is left, and nothing that this process has read was a guest's: of that, the next one would
+        find traces in its memory.
+        """
         observed = self._observe(status)
         self.watcher.end_scope()
         ended = {"wait_status": status, **self.watcher.conclude(), **observed}
         ended["denied"] = self.watcher.denied + (self._count_unreachable() if status else 0)
+        ended["goes_on"] = may_go_on and ended["is_alone"] and not self.watcher.has_read
         messages.send(self.link, "ended", ended)
-        ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to report
-        posix._exit(0)
+        return bool(ended["goes_on"])
 
-    def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.watcher.leave(), self.processors).become
+    def _renew(self) -> None:
+        """Wait until a folder was made for another run, by the name that the first one had; forget the run before."""
+        if messages.receive(self.link)[0] != "again":  # the helper is gone, or needs us no more
+            posix._exit(0)
+        self.watcher.close()
+        self.spec.move(self.folder)
+        self.watcher = GuestWatcher(self.spec)
+        if self.building_of_guests is None:  # what follows is the same for all of them from now on
+            self.building_of_guests = unpack_building(self.plan_fd)
+            if self.load_interpreter is not None:
+                self.load_interpreter("oneshot").prepare()
 
     def _hand_over(self, seconds: list[float]) -> None:
         """Report to the helper what the building took, and hand it the workspace."""
@@ -106,8 +134,12 @@ class Reaper(Parent):
         if self.watcher.await_listener(self.link):
             messages.send(self.link, "waiting")
 
-    def _take_order(self, guest: int) -> tuple[Order, list[int]]:
-        """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
+    def _take_order(self, guest: int) -> tuple[Order, dict[str, Any], list[int]]:
+        """Wait for orders, write the input files; return the orders, what to tell the guest, and its descriptors.
+
+        Where a reaper in whose scope nobody else is can go on with another run's guest, it reads nothing that is this
+        run's: the guest writes its files, and the order that is returned is an empty one.
+        """
         tag, body, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
             self.watcher.end_scope()
@@ -115,7 +147,8 @@ class Reaper(Parent):
         if body["folder"]:
             self.spec.move(body["folder"])
             self.watcher.own_mounts = [self.spec.workspace, self.spec.tmp]
-        if body["has_files"]:
+        is_unread = self.spec.is_ahead and self.spec.scope_abi > 0 and body["is_single"]
+        if body["has_files"] and not is_unread:
             files = fds.pop(1)
             try:
                 perform(messages.unpack(files)["steps"], self.registers)
@@ -124,7 +157,9 @@ class Reaper(Parent):
             posix.close(files)
         if wait4(guest, WNOHANG)[0]:  # it died while it waited, and not of the program
             posix._exit(1)
-        return Order(**messages.unpack(fds[0])), fds
+        if is_unread:
+            return Order(), {"has_files": body["has_files"]}, fds
+        return Order(**messages.unpack(fds[0])), {}, fds
 
     def _observe(self, status: int) -> dict[str, int]:
         """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
@@ -161,6 +196,7 @@ class GuestWatcher(ChildWatcher):
         self.helper_link = self.armed = -1
         self.denied = 0
         self.must_stay = False
+        self.has_read = False  # something that was a guest's
         self.sum: Any = None  # of the guests' memory, while it is made
 
     def listen_to(self, helper_link: int) -> None:
@@ -170,6 +206,7 @@ class GuestWatcher(ChildWatcher):
 
     def _receive_from_helper(self) -> None:
         tag, body, _ = messages.receive(self.helper_link)
+        self.has_read = True  # or is about to
         if tag == "arm":
             self.armed = body["pid"]
         elif tag == "stay":
@@ -234,6 +271,7 @@ class GuestWatcher(ChildWatcher):
 
     def _answer(self, listener: int) -> None:
         """Answer one question, by who makes the call in the guest's place where there is somebody."""
+        self.has_read = True
         if self.answerers is None:
             from .answered_calls import load
 
@@ -246,6 +284,11 @@ class GuestWatcher(ChildWatcher):
         self.watched += listeners
         if not tag:
             self.watched.remove(self.ours)
+
+    def close(self) -> None:
+        """Close what was opened for this guest."""
+        for fd in {self.wake, self.theirs, self.ours, *self.watched} - {self.helper_link}:
+            posix.close(fd)
 
     def end_scope(self) -> None:
         """End everybody but ourselves, where scopes say who that is; elsewhere the helper does it."""

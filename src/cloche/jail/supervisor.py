@@ -146,14 +146,14 @@ class Supervisor:
             prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
             self.reaper, self.must_move = clone_into(CLONED_NAMESPACES if is_jail else 0, cgroup)
         except BaseException:
-            _become_helper(is_owner=is_owner)
+            user_namespaces.become_helper(is_owner=is_owner)
             for fd in (waiting, go, self.link, self._reaper_link):
                 posix.close(fd)
             raise
         if self.reaper == 0:
             posix.close(go)
             return self._be_reaper(plan_fd, waiting)
-        _become_helper(is_owner=is_owner)
+        user_namespaces.become_helper(is_owner=is_owner)
         posix.close(self._reaper_link)
         posix.close(waiting)
         private: list[int] = []
@@ -257,8 +257,16 @@ class Supervisor:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_TIMEOUT_S
         if fds:
-            order = {"has_files": body["has_files"], "folder": body.get("folder", "")}
-            messages.send_retrying(self.link, "order", order, fds)
+            messages.send_retrying(self.link, "order", {"folder": "", "is_single": False, **body}, fds)
+            self.accounting.begin_later()
+
+    def go_on(self) -> None:
+        """Have the reaper fork a guest for another run, for which the folder was made anew. Raises OSError."""
+        self.ready.close()
+        self.run, self.is_guest_waiting = RunState(), False
+        self.accounting.renew()
+        messages.send(self.link, "again")
+        self.state.begin_counting()
 
     def _begin(self, body: dict[str, Any]) -> None:
         """Forget the run before, if there was one."""
@@ -325,6 +333,7 @@ class Supervisor:
         """Report the run, and kill what is left, unless a jail is left that can go on."""
         run = self.run
         if run.ended is not None and run.ended["is_alone"] and not run.cause:
+            run.can_go_on = run.can_go_on or run.ended.get("goes_on", False)
             self._report(None)  # nothing but the reaper is left: its own end need not be waited for
             if run.can_go_on:
                 return
@@ -628,6 +637,7 @@ def make_report(
         "cause": run.cause,
         "ended": run.ended,
         "is_quiet": is_dying,
+        "goes_on": run.can_go_on,
         "wall_s": ended.get("at", monotonic()) - run.started_at if run.started_at else 0.0,
         "cpu_user_s": user_s,
         "cpu_system_s": system_s,
@@ -638,10 +648,3 @@ def make_report(
         "is_folder_over": state.is_folder_over(at_end=True),
         "entries": state.folder.entries if state.folder is not None else 0,
     }
-
-
-def _become_helper(*, is_owner: bool) -> None:
-    """Be who we were before the reaper was made: the helper lives on, and must not be anybody's to look into."""
-    if is_owner:
-        user_namespaces.become_root()
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

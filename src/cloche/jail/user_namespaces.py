@@ -22,6 +22,7 @@ from .syscalls import (
     MOUNT_ATTR_IDMAP,
     OPEN_TREE_CLOEXEC,
     OPEN_TREE_CLONE,
+    PR_SET_DUMPABLE,
     call,
     clone,
     fresh,
@@ -186,6 +187,13 @@ def become_owner(outside_id: int) -> bool:
 def become_root() -> None:
     """Undo `become_owner`; the kernel gives the capabilities back by itself."""
     call("setresuid", UNCHANGED, 0, 0)
+
+
+def become_helper(*, is_owner: bool) -> None:
+    """Be who we were before the reaper was made: the helper lives on, and must not be anybody's to look into."""
+    if is_owner:
+        become_root()
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def write_maps(

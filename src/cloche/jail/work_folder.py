@@ -37,18 +37,21 @@ READABLE = 0o755  # the guest may have an id of its own
 class WorkFolder:
     """Make, measure and remove one sandbox's folders. `owner` is the guest's uid when it differs from ours."""
 
-    __slots__ = ("_excused", "_last", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
+    __slots__ = ("_excused", "_held", "_last", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
 
     def __init__(self, folder: str, workspace: str, tmp: str, owner: int | None):
         self.folder, self.workspace, self.tmp, self.owner = folder, workspace, tmp, owner
-        self._tick, self._last = 0, False
+        self._tick, self._last, self._held = 0, False, -1
         self._stored = self._excused = (0, 0)
 
-    def create(self, modules: str = "", startup: dict[str, str] | None = None) -> None:
+    def create(
+        self, modules: str = "", startup: dict[str, str] | None = None, before: WorkFolder | None = None
+    ) -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's.
 
         A link to `modules` lies beside them: Node looks in every folder above a program for its packages. So does a
-        folder with the files `startup` for interpreters of Python, which the guest can but read.
+        folder with the files `startup` for interpreters of Python, which the guest can but read: that of the folder
+        `before`, if there is one, which is not used any more.
         """
         os.mkdir(self.folder, 0o700)
         for _ in range(MOST_TRIES):
@@ -65,6 +68,9 @@ class WorkFolder:
             self._make(path)
         if modules:
             os.symlink(modules, f"{self.folder}/node_modules")
+        if startup and before is not None:
+            os.rename(f"{before.folder}/{STARTUP}", f"{self.folder}/{STARTUP}")
+            return
         if startup:
             os.mkdir(f"{self.folder}/{STARTUP}")
             os.chmod(f"{self.folder}/{STARTUP}", READABLE)  # whatever the mask is
@@ -74,7 +80,7 @@ class WorkFolder:
                 os.fchmod(file.fileno(), 0o644)
 
     def hold(self) -> bool:
-        """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.
+        """Lock the folder until it is removed, so that nobody takes it for left; False where it is gone.
 
         Where a file system knows no locks (some of clusters), nobody can take it for left either.
         """
@@ -82,6 +88,7 @@ class WorkFolder:
             held = os.open(self.folder, _DIRECTORY)
         except FileNotFoundError:
             return False
+        self._held = held
         try:
             call("flock", held, LOCK_SH | LOCK_NB)
             if os.path.samestat(os.fstat(held), os.lstat(self.folder)):
@@ -89,8 +96,13 @@ class WorkFolder:
         except OSError as error:
             if error.errno not in (EAGAIN, ENOENT):
                 return True
-        os.close(held)
+        self._let_go()
         return False
+
+    def _let_go(self) -> None:
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def _make(self, path: str) -> None:
         os.mkdir(path, 0o700)
@@ -130,6 +142,7 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove everything, never following a link."""
         _remove(self.folder)
+        self._let_go()
 
 
 def _measure(roots: tuple[str, ...], most: int) -> tuple[int, int]:

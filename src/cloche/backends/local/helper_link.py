@@ -309,11 +309,14 @@ class Connection:
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._end, self._run = None, RunEnd(next(_numbers))
-        files = messages.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
+        # One program in a guest that was built ahead: nobody else reads what is this run's, see `Reaper.live`.
+        is_single = again and bool(self._spec.folder) and run.has_one_process
+        steps = compile_files(self._spec, run, is_first=is_single, is_by_guest=is_single) if run.has_files else []
+        files = messages.pack({"steps": steps}) if run.has_files else -1
         body: dict[str, Any] = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
         body |= {"is_last": is_last, "again": again, "rebuilds": again}
         if again and self._spec.folder:
-            body["folder"] = self._spec.folder
+            body |= {"folder": self._spec.folder, "is_single": is_single}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:

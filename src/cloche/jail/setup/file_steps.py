@@ -17,17 +17,18 @@ _NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]:
+def compile_files(spec: Spec, run: Run, *, is_first: bool = False, is_by_guest: bool = False) -> list[Step]:
     """Return how the input files come to be. Earlier runs may have left links: nothing is followed.
 
-    Where a run `is_first`, in a workspace that is empty, there is nothing to replace.
+    Where a run `is_first`, in a workspace that is empty, there is nothing to replace. What is done `is_by_guest`, whose
+    mask is 0, changes no mode.
     """
     folder = _FOLDER & ~os.O_NOFOLLOW
     calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
     if run.leftover:  # unless an earlier guest made something else of it, or locked the folder
         calls.append(make("unlinkat", "root", os.fsencode(run.leftover), 0, excuse=_NOT_REMOVED))
     for path, mode, data in run.files:
-        calls += _file("root", path, mode, data, is_new=is_first)
+        calls += _file("root", path, mode, data, is_new=is_first, is_by_guest=is_by_guest)
     calls.append(make("close", "root"))
     # In a jail, whose /tmp is new, one that is there already is on the way to what is shown of the host.
     excuse = (EEXIST,) if spec.level == "jail" else ()
@@ -41,23 +42,25 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]
     return [("files", f"write {len(run.files)} files into {spec.workspace}", calls)]
 
 
-def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool) -> list[Call]:
+def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool, is_by_guest: bool) -> list[Call]:
     """Create or replace a file below the directory in register `root`, making folders, following no link."""
-    key = root, path, mode, is_new
+    key = root, path, mode, is_new, is_by_guest
     found = _files.get(key)
     if found is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
-        found = _files[key] = _around_content(root, path, mode, is_new=is_new)
+        found = _files[key] = _around_content(root, path, mode, is_new=is_new, is_by_guest=is_by_guest)
     before, after = found
     return [*before, *([make("write", "file", data)] if data else []), *after]
 
 
 MOST_FILES = 64
-_files: dict[tuple[str, str, int, bool], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
+_files: dict[tuple[str, str, int, bool, bool], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
 
 
-def _around_content(root: str, path: str, mode: int, *, is_new: bool) -> tuple[list[Call], list[Call]]:
+def _around_content(
+    root: str, path: str, mode: int, *, is_new: bool, is_by_guest: bool
+) -> tuple[list[Call], list[Call]]:
     """Return the calls before and after the one that writes the content; a call that fails takes its time."""
     *folders, name = path.split("/")
     here, calls = root, []
@@ -68,6 +71,6 @@ def _around_content(root: str, path: str, mode: int, *, is_new: bool) -> tuple[l
         here = there
     if not is_new:
         calls.append(make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)))
-    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"))
+    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, mode if is_by_guest else 0o600, keep="file"))
     closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
-    return calls, [make("fchmod", "file", mode), make("close", "file"), *closing]
+    return calls, [*([] if is_by_guest else [make("fchmod", "file", mode)]), make("close", "file"), *closing]

@@ -64,12 +64,16 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     who, drops = _identity(spec, run), _drop_privileges(spec)
     die, session = who[-1:], _lead_session()
     choice = _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice())
+    rules = [*(spec.landlock or ()), *run.readable] if spec.is_ahead else []
+    calls, opened = privileges.opened_ahead(rules, has_all=True, but=(OWN_PROC, f"{spec.folder}/"))
+    opening = [_step("open_rules", "open what guests may use, for their Landlock rules", *calls)] if calls else []
+    given_up = [*limits, *_affinity(spec), *drops, *opening]
     return Building(
-        build=_build(spec, run, who, [*limits, *_affinity(spec), *drops], has_workspace=has_workspace),
+        build=_build(spec, run, who, given_up, has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one starts without them.
-        first=[*who, choice, *limits, *drops, session],
+        first=[*who, choice, *limits, *drops, session, *opening],
         later=[*die, choice, session],
-        late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
+        late=[*_affinity(spec), *_last_restrictions(spec, run, opened)],  # who has been moved, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
         unheard=unheard,
@@ -155,7 +159,7 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
     what a guest would need for a signal to it.
     """
     rules = [*(spec.landlock or ()), *run.readable]
-    open_rules, opened = privileges.opened_ahead([rule for rule in rules if rule[0] != OWN_PROC], has_all=True)
+    open_rules, opened = privileges.opened_ahead(rules, has_all=True, but=(OWN_PROC,))
     who = _drop_callers(spec)
     if spec.outside is not None:
         switch = [

@@ -181,12 +181,15 @@ def restrict(rules: Iterable[tuple[str, str]]) -> None:
     perform_calls(restriction(rules, abi()))
 
 
-def opened_ahead(rules: Iterable[tuple[str, str]], *, has_all: bool = False) -> tuple[list[Call], dict[str, str]]:
+def opened_ahead(
+    rules: Iterable[tuple[str, str]], *, has_all: bool = False, but: tuple[str, ...] = ()
+) -> tuple[list[Call], dict[str, str]]:
     """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions.
 
-    Where all guests have the same mounts, it `has_all`.
+    Where all guests have the same mounts, it `has_all`, but for paths that begin so.
     """
-    registers = {path: f"rule {path}" for path, kind in rules if has_all or kind != "write"}
+    shared = (path for path, kind in rules if (has_all or kind != "write") and not path.startswith(but))
+    registers = {path: f"rule {path}" for path in shared}
     return [_opening(path, register) for path, register in registers.items()], registers
 
 
