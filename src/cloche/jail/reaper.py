@@ -8,6 +8,10 @@ reaper builds, the guest puts its interpreter in order, on the other processor; 
 all capabilities, applies the last restrictions, and waits. Landlock and seccomp are applied in the guest alone, which
 leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no process
 namespace.
+
+Where guests are built ahead and scopes say that nobody of a run is left, the reaper forks the next run's guest, too.
+Then it holds nothing of the runs before: it reads neither orders nor files, and one that has read something of a
+guest's goes on no more.
 """
 
 from __future__ import annotations

@@ -61,18 +61,14 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
     is_asked = "task_count" in spec.answered  # and the kernel's own count is for where the filter is not heard
     limits, unheard = (_limits(spec, but=COUNTED), _limits(spec, only=COUNTED)) if is_asked else (_limits(spec), [])
-    who, drops = _identity(spec, run), _drop_privileges(spec)
-    die, session = who[-1:], _lead_session()
+    who, drops, session = _identity(spec, run), _drop_privileges(spec), _lead_session()
     choice = _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice())
-    rules = [*(spec.landlock or ()), *run.readable] if spec.is_ahead else []
-    calls, opened = privileges.opened_ahead(rules, has_all=True, but=(OWN_PROC, f"{spec.folder}/"))
-    opening = [_step("open_rules", "open what guests may use, for their Landlock rules", *calls)] if calls else []
-    given_up = [*limits, *_affinity(spec), *drops, *opening]
+    opening, opened = privileges.open_rules(spec, run, but=(OWN_PROC, f"{spec.folder}/"))
     return Building(
-        build=_build(spec, run, who, given_up, has_workspace=has_workspace),
+        build=_build(spec, run, who, [*limits, *_affinity(spec), *drops, *opening], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one starts without them.
         first=[*who, choice, *limits, *drops, session, *opening],
-        later=[*die, choice, session],
+        later=[*who[-1:], choice, session],
         late=[*_affinity(spec), *_last_restrictions(spec, run, opened)],  # who has been moved, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,

@@ -36,7 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..steps import Call
+    from ..messages import Run, Spec
+    from ..steps import Call, Step
 
 _VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
@@ -191,6 +192,14 @@ def opened_ahead(
     shared = (path for path, kind in rules if (has_all or kind != "write") and not path.startswith(but))
     registers = {path: f"rule {path}" for path in shared}
     return [_opening(path, register) for path, register in registers.items()], registers
+
+
+def open_rules(spec: Spec, run: Run, *, but: tuple[str, ...]) -> tuple[list[Step], dict[str, str]]:
+    """Return the step that does so where one guest follows the other, none elsewhere, and the registers."""
+    if not spec.is_ahead:
+        return [], {}
+    calls, registers = opened_ahead([*(spec.landlock or ()), *run.readable], has_all=True, but=but)
+    return [("open_rules", "open what all guests may use, for their Landlock rules", calls)], registers
 
 
 def restriction(
