@@ -26,6 +26,7 @@ from .syscalls import (
     call,
     clone,
     fresh,
+    prctl,
     read_uint,
 )
 
@@ -193,7 +194,7 @@ def become_helper(*, is_owner: bool) -> None:
     """Be who we were before the reaper was made: the helper lives on, and must not be anybody's to look into."""
     if is_owner:
         become_root()
-    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def write_maps(

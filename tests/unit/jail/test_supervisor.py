@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloche.jail import cgroups, messages, shared_status, supervisor
+from cloche.jail import cgroups, messages, shared_status, supervisor, user_namespaces
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.messages import Spec
 from cloche.jail.sandbox_state import SandboxState
@@ -263,7 +263,8 @@ def test_a_refused_clone_into_a_group_is_no_clone_outside(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(cgroups, "clone", clone)
-    monkeypatch.setattr(supervisor, "prctl", lambda *arguments: settings.append(arguments[1]))
+    for module in (supervisor, user_namespaces):
+        monkeypatch.setattr(module, "prctl", lambda *arguments: settings.append(arguments[1]))
     before = os.listdir("/proc/self/fd")
     one = _supervisor(tmp_path)
     with pytest.raises(OSError, match=os.strerror(number)):
@@ -279,7 +280,8 @@ def test_a_group_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyte
     """Then there are no limits, and so there is no group to clone into."""
     settings = list[int]()
     monkeypatch.setattr(cgroups, "clone", lambda *_: pytest.fail("cloned without limits"))
-    monkeypatch.setattr(supervisor, "prctl", lambda *arguments: settings.append(arguments[1]))
+    for module in (supervisor, user_namespaces):
+        monkeypatch.setattr(module, "prctl", lambda *arguments: settings.append(arguments[1]))
     before = os.listdir("/proc/self/fd")
     one = _supervisor(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
