@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true",
 OTHER = "3.13"
 NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
-AT_ONCE = 3 * (os.cpu_count() or 1)  # tests wait about two thirds of their time
+# Tests wait for half of their time; more of them at once cost more of the processors each, as these cache less.
+AT_ONCE = int(os.environ.get("GATE_AT_ONCE") or 2 * (os.cpu_count() or 1) + 1)
 EVERY_S, SLOWEST, DEFAULT_S = 10, 10, 1.0
 # The longest that a test leaves something lying about which `cloche gc` is to remove, seen by those beside it.
 LIES_ABOUT_S = "180"
@@ -127,7 +128,8 @@ class Worker(Process):
         """Ask for a job."""
         self.job, self.began, self.begun = job, time.monotonic(), job.tests[0]
         self.engine = job.engine or self.engine
-        self.connection.sendall(json.dumps({"tests": list(job.tests), "engine": self.engine}).encode() + b"\n")
+        with suppress(OSError):  # it has ended meanwhile, which is noted as that
+            self.connection.sendall(json.dumps({"tests": list(job.tests), "engine": self.engine}).encode() + b"\n")
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Return what it has said since; there must be something."""
@@ -139,7 +141,8 @@ class Worker(Process):
 
     def let_end(self) -> None:
         """Ask for nothing more."""
-        self.connection.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
 
 
 class Gate:
@@ -153,6 +156,7 @@ class Gate:
         self.waiting = sorted(jobs, key=lambda job: -chains[job.place.name, job.engine or job.tests[0]])
         self._at_once, self.account = at_once, Account()
         self._installing: dict[str, Process] = {}
+        self._beside: Sequence[Process] = ()
         self._left_out: set[str] = set()
         self._is_ready = {job.place.name: not job.place.install for job in jobs}
         self._workers: list[Worker] = []
@@ -163,6 +167,7 @@ class Gate:
 
     def run(self, beside: Sequence[Process] = ()) -> None:
         """Run all of it, beside processes of another kind."""
+        self._beside = beside
         for place in {job.place.name: job.place for job in self.waiting if job.place.install}.values():
             self._installing[place.name] = Process(f"install-{place.name}", place.install)
         while (self.waiting or self._busy()) and not self.stopped_by:
@@ -182,7 +187,7 @@ class Gate:
     def stop(self, number: int, _: object) -> None:
         """Hand a signal to all that run; nothing is started any more."""
         self.stopped_by = number
-        for process in (*self._workers, *self._installing.values()):
+        for process in (*self._workers, *self._installing.values(), *self._beside):
             process.tell(number)
 
     def _busy(self) -> list[Worker]:
@@ -327,7 +332,7 @@ class Gate:
 
 def name_of(test: str) -> str:
     """Return a test's name without its folders and cases."""
-    return test.rpartition("/")[2].partition("[")[0]
+    return test.partition("[")[0].rpartition("/")[2]
 
 
 def say(text: str) -> None:
@@ -385,10 +390,8 @@ def look_again(account: Account, jobs: Sequence[Job]) -> list[str]:
     if not 0 < len(account.failed) <= SECOND_LOOKS:
         return []
     say("a second look, alone, at what failed")
-    places = {job.place.name: job.place for job in jobs}
-    again = run(
-        Gate([Job(replace(places[name], install=()), [test], engine="any") for name, test in account.failed], 1)
-    )
+    places = {job.place.name: replace(job.place, install=()) for job in jobs}
+    again = run(Gate([Job(places[name], [test], engine="any") for name, test in account.failed], at_once=1))
     account.wrong += again.wrong
     account.passed += again.passed
     accident = [key for key in account.failed if key not in again.failed]
