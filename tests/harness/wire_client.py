@@ -1,20 +1,18 @@
-"""A client of `/api/wire` for tests: calls at once, each read, or not, by itself; credit is given as a test reads."""
+"""A client of `/api/wire` for tests: calls at once, each read, or not, by itself; bytes are granted as a test reads."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-HEADER = struct.Struct(">IBB")
-DATA, END, CREDIT = range(3)
+from cloche.init import wire
+
 IN, OUT, ERR, JSON = range(4)
-WINDOW, MOST_DATA = 1 << 18, 1 << 16
 
 
 class CallFailed(Exception):
@@ -29,43 +27,49 @@ class CallFailed(Exception):
 class WireCall:
     """Hold one call."""
 
-    def __init__(self, wire: WireClient, number: int):
-        self._wire, self.number = wire, number
+    def __init__(self, client: WireClient, number: int):
+        self._wire, self.number = client, number
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.came = dict.fromkeys((OUT, ERR, JSON), 0)  # bytes of each channel, read or not
         self._pieces: dict[int, asyncio.Queue[bytes | None]] = {one: asyncio.Queue() for one in (OUT, ERR, JSON)}
         self._json = bytearray()
-        self._window, self._room = WINDOW, asyncio.Event()
+        self._window, self._room = wire.WINDOW_BYTES, asyncio.Event()
         self.reads_events = True
 
-    async def take(self, channel: int, kind: int, data: bytes) -> None:
-        """Take a binary frame."""
-        if kind == CREDIT:
-            self._window += int.from_bytes(data, "big")
+    async def take(self, kind: int, body: bytes) -> None:
+        """Take a frame."""
+        if kind == wire.WINDOW:
+            self._window += wire.read_grant(body)[1]
             self._room.set()
-        elif channel == JSON:
-            self._json += data
-            if data:
-                await self._wire.credit(self.number, JSON, len(data))
+        elif kind == wire.EVENT:
+            await self._take_event(json.loads(body), len(body))
+        elif kind == wire.CLOSE:
+            self._take_close(json.loads(body))
+        elif body[0] == JSON:
+            self._json += body[1:]
+            if kind == wire.DATA:
+                await self._wire.grant(self.number, JSON, len(body) - 1)
         else:
-            self.came[channel] += len(data)
-            self._pieces[channel].put_nowait(None if kind == END else data)
+            self.came[body[0]] += len(body) - 1
+            self._pieces[body[0]].put_nowait(None if kind == wire.END else body[1:])
 
-    async def hear(self, said: dict[str, Any], size: int) -> None:
-        """Take a text frame."""
-        if said.get("dataOn") or said.get("resultOn"):
-            whole, self._json = json.loads(self._json), bytearray()
-            said = {**said, ("data" if "event" in said else "result"): whole}
-        if "event" in said:
-            self.events.put_nowait((said["event"], said["data"]))
-            if self.reads_events:
-                await self._wire.credit(self.number, JSON, size)
-        elif "error" in said:
+    async def _take_event(self, said: dict[str, Any], size: int) -> None:
+        data = self._taken() if "dataOn" in said else said["data"]
+        self.events.put_nowait((said["event"], data))
+        if self.reads_events:
+            await self._wire.grant(self.number, JSON, size)
+
+    def _take_close(self, said: dict[str, Any]) -> None:
+        if "error" in said:
             self.result.set_exception(CallFailed(said["error"]))
             self.result.exception()
         else:
-            self.result.set_result(said["result"])
+            self.result.set_result(self._taken() if "resultOn" in said else said["result"])
+
+    def _taken(self) -> Any:
+        whole, self._json = json.loads(self._json), bytearray()
+        return whole
 
     async def event(self) -> tuple[str, Any]:
         """Return the next event."""
@@ -74,7 +78,7 @@ class WireCall:
     async def pieces(self, channel: int = OUT) -> AsyncIterator[bytes]:
         """Yield what comes on a channel until its end, giving credit for it."""
         while (piece := await self._pieces[channel].get()) is not None:
-            await self._wire.credit(self.number, channel, len(piece))
+            await self._wire.grant(self.number, channel, len(piece))
             yield piece
 
     async def read(self, channel: int = OUT) -> bytes:
@@ -88,16 +92,16 @@ class WireCall:
             while not self._window:
                 self._room.clear()
                 await self._room.wait()
-            piece = left[: min(self._window, MOST_DATA)]
+            piece = left[: min(self._window, wire.MOST_DATA)]
             self._window -= len(piece)
-            await self._wire.socket.send(HEADER.pack(self.number, channel, DATA) + piece)
+            await self._wire.socket.send(wire.data_frame(self.number, channel, piece))
             left = left[len(piece) :]
         if end:
-            await self._wire.socket.send(HEADER.pack(self.number, channel, END))
+            await self._wire.socket.send(wire.frame(wire.END, self.number, bytes((channel,))))
 
     async def cancel(self) -> None:
         """Cancel it."""
-        await self._wire.say(cancel=self.number)
+        await self._wire.socket.send(wire.frame(wire.CLOSE, self.number))
 
 
 class WireClient:
@@ -108,19 +112,16 @@ class WireClient:
         self.hello: dict[str, Any] = {}
         self.pongs: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def say(self, **said: Any) -> None:
-        """Send a text frame."""
-        await self.socket.send(json.dumps(said))
-
-    async def credit(self, number: int, channel: int, count: int) -> None:
-        """Give credit."""
-        await self.socket.send(HEADER.pack(number, channel, CREDIT) + count.to_bytes(4, "big"))
+    async def grant(self, number: int, channel: int, count: int) -> None:
+        """Let the service send so much more."""
+        if count:
+            await self.socket.send(wire.grant_frame(number, channel, count))
 
     async def begin(self, verb: str, **fields: Any) -> WireCall:
         """Begin a call."""
         self._number += 1
         call = self.calls[self._number] = WireCall(self, self._number)
-        await self.say(call=self._number, verb=verb, **fields)
+        await self.socket.send(wire.json_frame(wire.OPEN, self._number, verb=verb, **fields))
         return call
 
     async def do(self, verb: str, **fields: Any) -> Any:
@@ -129,18 +130,16 @@ class WireClient:
 
     async def read(self) -> None:
         """Hand what comes to its call, until the connection ends."""
+        frames = wire.FrameBuffer(last_kind=wire.PONG)
         async for message in self.socket:
-            if isinstance(message, bytes):
-                number, channel, kind = HEADER.unpack_from(message)
-                await self.calls[number].take(channel, kind, message[HEADER.size :])
+            if isinstance(message, str):
+                self.hello = json.loads(message)["hello"]
                 continue
-            said = json.loads(message)
-            if "call" in said:
-                await self.calls[said["call"]].hear(said, len(message.encode()))
-            elif "pong" in said:
-                self.pongs.put_nowait(said["pong"])
-            else:
-                self.hello = said.get("hello", self.hello)
+            for kind, number, body in frames.feed(message):
+                if kind == wire.PONG:
+                    self.pongs.put_nowait(body)
+                elif kind != wire.PING:
+                    await self.calls[number].take(kind, body)
 
 
 @asynccontextmanager

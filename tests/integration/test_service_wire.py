@@ -18,8 +18,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from cloche.init import wire as frames
 from tests.harness.service import Service, serving
-from tests.harness.wire_client import DATA, ERR, HEADER, IN, JSON, OUT, WINDOW, CallFailed, WireClient, wired
+from tests.harness.wire_client import ERR, IN, JSON, OUT, CallFailed, WireClient, wired
 
 PATIENCE_S = 60
 MIB = 1 << 20
@@ -98,7 +99,7 @@ async def test_a_call_that_is_not_read_holds_only_itself_up(wire: WireClient, sa
     assert len(await other.read()) == 2_000_000
     await other.result
     assert await shell(wire, sandbox, "cat /tmp/over 2>/dev/null || echo waits") == "waits\n"
-    assert 0 < unread.came[OUT] <= WINDOW
+    assert 0 < unread.came[OUT] <= frames.WINDOW_BYTES
     deaf = await wire.begin("exec", sandbox=sandbox, shell="sleep 1000")  # and one that does not read what it is sent
     stuck = asyncio.ensure_future(deaf.send(b"x" * (2 * MIB)))
     assert len(await unread.read()) == 2_000_000
@@ -269,8 +270,8 @@ async def test_what_is_wrong_is_named_and_ends_its_call_alone(wire: WireClient, 
         await one.send(b"[]", channel=JSON)
     await asyncio.wait([one.result for one in many])
     assert {type(one.result.exception()) for one in many} == {CallFailed}
-    await wire.say(ping=7)
-    assert await wire.pongs.get() == 7
+    await wire.socket.send(frames.frame(frames.PING, 0, b"7"))
+    assert await wire.pongs.get() == b"7"
     opened = await wire.do("sandbox.open", lifetime="5m", labels={"for": "wire"})
     listed = await wire.do("sandbox.list", label=["for=wire"])
     facts = await wire.do("sandbox.attach", sandbox=opened["id"])
@@ -323,8 +324,8 @@ async def broken(service: Service, key: str, message: str | bytes) -> tuple[int 
     url = service.address.replace("http", "ws", 1) + "/api/wire"
     async with connect(url, additional_headers=headers, proxy=None) as socket:
         await socket.recv()
-        await socket.send('{"call": 1, "verb": "file.write", "sandbox": "sb_none", "path": "x"}')
-        await socket.send('{"call": 2, "verb": "sandbox.open", "fieldsOn": 3}')
+        await socket.send(frames.json_frame(frames.OPEN, 1, verb="file.write", sandbox="sb_none", path="x"))
+        await socket.send(frames.json_frame(frames.OPEN, 2, verb="sandbox.open", fieldsOn=3))
         await socket.send(message)
         with suppress(ConnectionClosed):
             while True:
@@ -333,16 +334,26 @@ async def broken(service: Service, key: str, message: str | bytes) -> tuple[int 
 
 
 def test_who_breaks_the_protocol_loses_the_connection(service: Service, key: str) -> None:
-    """Frames that are too long, of no kind or no JSON, more than the window, credit for nothing, a number in use."""
+    """Frames that are too long, of no kind or no JSON, more than the window, a grant of nothing, a number in use.
+
+    So does a client of another version, and it is told so.
+    """
 
     async def attempt() -> None:
         for message, code, said in (
-            ("x" * (MIB + 1), 1009, ""),
-            (HEADER.pack(2, IN, DATA) + b"x" * (MIB // 2), 1007, "524288 bytes"),
-            (b"x", 1007, "header"), (HEADER.pack(2, OUT, DATA), 1007, "channel 1"),
-            (HEADER.pack(2, 9, 9), 1007, "kind 9"), (HEADER.pack(2, OUT, 2) + b"\0\0\0\1", 1007, "credit"),
-            ("[]", 1007, "object"), ("{", 1007, "JSON"), ('{"tunnel": 1}', 1007, "send call"),
-            ('{"call": 2, "verb": "run"}', 1007, "goes on already"), ('{"call": 0, "verb": "run"}', 1007, "number"),
+            (b"x" * (MIB + 1), 1009, ""), ('{"call": 1, "verb": "run"}', 1007, "version 2 of the wire"),
+            (frames.data_frame(2, IN, bytes(MIB // 2)), 1007, "524289 bytes"),
+            (frames.HEADER.pack(MIB + 1, 2, frames.DATA), 1007, f"{MIB + 1} bytes"),
+            (frames.data_frame(2, IN, bytes(1 << 16)) * 5, 1007, "call 2: stream 0: more than its window"),
+            (frames.data_frame(2, OUT, b"x"), 1007, "stream 1"), (frames.data_frame(2, 9, b"x"), 1007, "stream 9"),
+            (frames.data_frame(2, IN, b""), 1007, "no empty piece"), (frames.frame(99, 2), 1007, "kind 99"),
+            (frames.frame(frames.EVENT, 2, b"{}"), 1007, "no frame of kind 2"),
+            (frames.grant_frame(2, OUT, 1), 1007, "a window for what was not sent"),
+            (frames.frame(frames.OPEN, 3, b"[]"), 1007, "object"), (frames.frame(frames.OPEN, 3, b"{"), 1007, "JSON"),
+            (frames.json_frame(frames.OPEN, 3, tunnel=1), 1007, "has a verb"),
+            (frames.json_frame(frames.OPEN, 2, verb="run"), 1007, "goes on already"),
+            (frames.json_frame(frames.OPEN, 0, verb="run"), 1007, "number"),
+            (frames.frame(frames.PING, 0, bytes(200)), 1007, "ping"),
         ):  # fmt: skip
             async with asyncio.timeout(PATIENCE_S):
                 closed, reason = await broken(service, key, message)

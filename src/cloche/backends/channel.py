@@ -7,6 +7,7 @@ the service's wire are made of these.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,25 +31,26 @@ class Link(Protocol):
         ...
 
 
-class Channel:
-    """Carry the streams of one operation. `on_data` gets each piece; who has consumed it grants as much again.
+class Streams(ABC):
+    """Carry the streams of one channel, whichever end this is. `closed` has the channel's result, or its error."""
 
-    `closed` has the result of the operation, or its error.
-    """
-
-    def __init__(self, link: Link, number: int):
-        self._frames, self.number = link, number
+    def __init__(self, number: int):
+        self.number = number
         self.credit = wire.Credit()
         self._sendable = asyncio.Event()
         self.closed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.on_data: Callable[[int, memoryview], None] = lambda stream, data: self.grant(stream, len(data))
-        self.on_end: Callable[[int], None] = lambda _: None
 
-    def grant(self, stream: int, count: int) -> None:
-        """Let the other side send `count` bytes more of a stream, soon."""
-        granted = self.credit.note_consumed(stream, count)
-        if granted and not self.closed.done():
-            self._frames.send(wire.grant_frame(self.number, stream, granted))
+    @abstractmethod
+    async def transmit(self, frame: bytes) -> None:
+        """Send a frame, as fast as the other side reads."""
+
+    @abstractmethod
+    def take_data(self, stream: int, data: memoryview) -> None:
+        """Take content that came, within the window."""
+
+    @abstractmethod
+    def take_end(self, stream: int) -> None:
+        """Take note that nothing more comes on a stream."""
 
     async def send(self, stream: int, data: bytes | memoryview) -> bool:
         """Send all of `data`, as fast as it is granted; False where the channel was closed meanwhile."""
@@ -69,6 +71,61 @@ class Channel:
             await self._sendable.wait()
         return self.credit.sendable(stream)
 
+    async def settle(self, stream: int) -> None:
+        """Wait until all that was sent has been consumed at the other end, or the channel is closed."""
+        while self.credit.sendable(stream) < wire.WINDOW_BYTES and not self.closed.done():
+            self._sendable.clear()
+            await self._sendable.wait()
+
+    def take(self, kind: int, body: bytes) -> None:
+        """Take a frame about a stream. Raises WireError."""
+        if kind == wire.DATA:
+            stream, data = wire.read_data(body)
+            self.credit.note_received(stream, len(data))
+            self.take_data(stream, data)
+        elif kind == wire.WINDOW:
+            self.credit.note_granted(*wire.read_grant(body))
+            self._sendable.set()
+        elif kind == wire.END and len(body) == 1:
+            self.take_end(body[0])
+        else:
+            raise wire.WireError(f"a frame of kind {kind} with {len(body)} bytes")
+
+    def conclude(self, error: Exception | None, result: object = None) -> None:
+        """Take note of the end of the channel."""
+        self._sendable.set()
+        if self.closed.done():
+            return
+        if error is None:
+            self.closed.set_result(result)
+        else:
+            self.closed.set_exception(error)
+            self.closed.exception()  # retrieved: nobody need wait for it
+
+
+class Channel(Streams):
+    """Be the end that has opened it. `on_data` gets each piece; who has consumed it grants as much again."""
+
+    def __init__(self, link: Link, number: int):
+        super().__init__(number)
+        self._frames = link
+        self.on_data: Callable[[int, Any], None] = lambda stream, data: self.grant(stream, len(data))
+        self.on_end: Callable[[int], None] = lambda _: None
+
+    def take_data(self, stream: int, data: memoryview) -> None:
+        """Hand it to `on_data`."""
+        self.on_data(stream, data)
+
+    def take_end(self, stream: int) -> None:
+        """Tell `on_end`."""
+        self.on_end(stream)
+
+    def grant(self, stream: int, count: int) -> None:
+        """Let the other side send `count` bytes more of a stream, soon."""
+        granted = self.credit.note_consumed(stream, count)
+        if granted and not self.closed.done():
+            self._frames.send(wire.grant_frame(self.number, stream, granted))
+
     async def transmit(self, frame: bytes) -> None:
         """Send a frame, and wait while the other side does not read."""
         self._frames.send(frame)
@@ -84,41 +141,10 @@ class Channel:
         self._frames.send(wire.data_frame(self.number, stream, data))
         return True
 
-    async def settle(self, stream: int) -> None:
-        """Wait until all that was sent has been consumed at the other end, or the channel is closed."""
-        while self.credit.sendable(stream) < wire.WINDOW_BYTES and not self.closed.done():
-            self._sendable.clear()
-            await self._sendable.wait()
-
     def end(self, stream: int) -> None:
         """Say that nothing more comes on a stream."""
         if not self.closed.done():
             self._frames.send(wire.frame(wire.END, self.number, bytes((stream,))))
-
-    def take(self, kind: int, body: bytes) -> None:
-        """Take a frame about a stream. Raises WireError."""
-        if kind == wire.DATA:
-            stream, data = wire.read_data(body)
-            self.credit.note_received(stream, len(data))
-            self.on_data(stream, data)
-        elif kind == wire.WINDOW:
-            self.credit.note_granted(*wire.read_grant(body))
-            self._sendable.set()
-        elif kind == wire.END and len(body) == 1:
-            self.on_end(body[0])
-        else:
-            raise wire.WireError(f"a frame of kind {kind} with {len(body)} bytes")
-
-    def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Take note of the end of the channel."""
-        self._sendable.set()
-        if self.closed.done():
-            return
-        if error is None:
-            self.closed.set_result(result)
-        else:
-            self.closed.set_exception(error)
-            self.closed.exception()  # retrieved: nobody need wait for it
 
 
 class FrameTurns:

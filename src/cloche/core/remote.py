@@ -13,6 +13,12 @@ from .record import dataclass, field
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
+LOOKS = 5  # in the time after which a silent connection is lost
+# Of the wire of a service, both ends.
+SERVICE_WIRE = 2  # its version
+MOST_MESSAGE = 1 << 20  # bytes of one web socket message
+MOST_INLINE = 1 << 18  # bytes of JSON in one frame; more is sent on the stream for JSON
+MOST_FIELDS = 32 << 20  # bytes of JSON of one call
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -56,7 +62,8 @@ class RemoteAccount:
     `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
     what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. For `lifetime_s` at most
     the provider keeps a sandbox. A connection that carries a call, and from which nothing has come for `silence_s`, is
-    lost; both sides ask each other before that. `quota_file` holds the counters; without one nothing is counted.
+    lost; both sides ask each other before that, and the other times of the wire are multiples of it. `quota_file` holds
+    the counters; without one nothing is counted.
     """
 
     provider: str
@@ -72,6 +79,31 @@ class RemoteAccount:
     silence_s: float = SILENCE_S
     quota: Quota = Quota()
     quota_file: str | None = None
+
+    @property
+    def look_s(self) -> float:
+        """Return how often a connection with calls is looked after."""
+        return self.silence_s / LOOKS
+
+    @property
+    def pong_s(self) -> float:
+        """Return the time for an answer to a ping."""
+        return self.silence_s / 2
+
+    @property
+    def cancel_s(self) -> float:
+        """Return the time for the service to end a call that was cancelled."""
+        return self.silence_s
+
+    @property
+    def open_s(self) -> float:
+        """Return the time to connect and to be greeted."""
+        return 2 * self.silence_s
+
+    @property
+    def stall_s(self) -> float:
+        """Return the time for the service to take more of a call's fields."""
+        return 6 * self.silence_s
 
     @property
     def id(self) -> str:

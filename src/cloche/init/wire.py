@@ -128,22 +128,30 @@ class FrameBuffer:
         If `most` frames are returned, `feed(b"", most)` returns the next. Raises WireError for a frame that is too long
         or of no kind.
         """
-        buffer = self._buffer
-        buffer += data
-        start, size = 0, len(buffer)
+        if self._buffer:
+            self._buffer += data
+            with memoryview(self._buffer) as view:
+                frames, end = self._cut(view, most)
+            del self._buffer[:end]
+        else:  # as nearly always: nothing is copied but the bodies
+            frames, end = self._cut(memoryview(data), most)
+            self._buffer += data[end:] if end else data
+        return frames
+
+    def _cut(self, view: memoryview, most: int) -> tuple[list[tuple[int, int, bytes]], int]:
+        """Return the frames, and where the last one ends."""
+        start, size = 0, len(view)
         frames: list[tuple[int, int, bytes]] = []
         while size - start >= HEADER.size and len(frames) != most:
-            length, channel, kind = HEADER.unpack_from(buffer, start)
+            length, channel, kind = HEADER.unpack_from(view, start)
             if length > self._most or kind > self._last_kind:
                 raise WireError(f"a frame of kind {kind} with {length} bytes")
             end = start + HEADER.size + length
             if end > size:
                 break
-            frames.append((kind, channel, bytes(buffer[start + HEADER.size : end])))
+            frames.append((kind, channel, bytes(view[start + HEADER.size : end])))
             start = end
-        if start:
-            del buffer[:start]
-        return frames
+        return frames, start
 
 
 class Credit:

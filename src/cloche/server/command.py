@@ -71,12 +71,12 @@ async def serving(command: ServeCommand) -> None:
     """Serve until this is cancelled. Raises InvalidRequest, BackendUnavailable."""
     import uvicorn
 
+    from cloche.core.remote import MOST_MESSAGE
     from cloche.serving import http
 
     from .app import create_app
     from .peers import UNIX, Listening
     from .service import ServiceOptions, opened
-    from .sockets import MOST_MESSAGE
     from .telemetry import configure_telemetry
 
     is_secure = _check_tls(command)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from cloche.core.remote import MOST_MESSAGE
 from cloche.records.workers import WorkerFacts
 
 from .peers import gone
-from .sockets import CLOSE_S, FAILED, GOING_AWAY, MOST_MESSAGE
+from .sockets import CLOSE_S, FAILED, GOING_AWAY
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

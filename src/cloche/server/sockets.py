@@ -19,23 +19,21 @@ LOOK_EVERY_S = 5.0  # at whether the key still holds
 CLOSE_S = 5.0  # for a client to take the close
 GOING_AWAY, INVALID_DATA, NOT_ALLOWED, FAILED = 1001, 1007, 1008, 1011  # codes of RFC 6455
 MOST_REASON = 100
-MOST_MESSAGE = 1 << 20  # of a web socket; one that is not read holds the next one up, so that pings say nothing
 
 
 class BadMessage(Exception):
     """Report a message that makes no sense here."""
 
 
-def read_object(text: str) -> dict[str, Any]:
-    """Return what a text message says, which is bounded before it is parsed. Raises BadMessage."""
-    data = text.encode()
+def read_object(data: bytes, what: str = "text") -> dict[str, Any]:
+    """Return what a message says, which is bounded before it is parsed. Raises BadMessage, which says `what` it is."""
     try:
         JsonBounds().feed(data)
         said = parse(data)
     except Refused as error:
-        raise BadMessage(f"text is JSON here; bytes are binary messages: {error.detail}") from error
+        raise BadMessage(f"{what} is JSON here; bytes are binary messages: {error.detail}") from error
     if not isinstance(said, dict):
-        raise BadMessage("text is a JSON object here")
+        raise BadMessage(f"{what} is a JSON object here")
     return said
 
 

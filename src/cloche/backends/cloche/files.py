@@ -256,7 +256,7 @@ class RemoteWatch:
     def follow(self, call: Call) -> None:
         """Take the call whose events these are."""
         self._call, call.keeps_events = call, True
-        call.ended.add_done_callback(lambda _: self._more.set())
+        call.closed.add_done_callback(lambda _: self._more.set())
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:
         """Take an event; credit for it is given when it is read."""
@@ -274,7 +274,7 @@ class RemoteWatch:
         assert self._call is not None  # noqa: S101 - it follows one
         try:
             async with asyncio.timeout(FILE_S):
-                while not self._has_begun and not self._call.ended.done():
+                while not self._has_begun and not self._call.closed.done():
                     self._more.clear()
                     await self._more.wait()
         except TimeoutError as error:
@@ -298,7 +298,7 @@ class RemoteWatch:
                 yield change
             if self._is_over:
                 return
-            if self._call.ended.done():
+            if self._call.closed.done():
                 await outcome(self._call, self._account, "a folder was watched", timeout_s=FILE_S, path=self._path)
                 return
             self._more.clear()
@@ -317,7 +317,7 @@ def incoming(call: Call, channel: int) -> ByteStream:
 
     call.on_data = take
     call.on_end = lambda number: stream.put_end() if number == channel else None
-    call.ended.add_done_callback(lambda _: stream.put_end())
+    call.closed.add_done_callback(lambda _: stream.put_end())
     return stream
 
 

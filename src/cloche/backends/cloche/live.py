@@ -274,7 +274,7 @@ class RemoteConnection:
     def follow(self, call: Call) -> None:
         """Take the call that carries it."""
         self._call, self._stream, self._has_ended = call, incoming(call, OUT), False
-        call.ended.add_done_callback(self._note_over)
+        call.closed.add_done_callback(self._note_over)
 
     def _note_over(self, _: object) -> None:
         if not self.opened.done():
@@ -301,7 +301,7 @@ class RemoteConnection:
 
     async def wait_closed(self) -> None:
         """Wait until it is closed."""
-        await asyncio.wait([self._call.ended])
+        await asyncio.wait([self._call.closed])
 
 
 def _object(found: object) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from ..live_streams import ByteStream
 from .calls import SandboxCalls
 from .connections import begin, outcome
 from .results import ResultReader
-from .wire import CANCEL_S, ERR, IN, OUT, Call
+from .wire import ERR, IN, OUT, Call
 
 log = logging.getLogger("cloche.live")
 START_S = 60.0  # for the sandbox to say that a process has started
@@ -52,14 +52,14 @@ class RemoteProcess:
         call = self._call = await begin(account, verb, fields, on_event=self._hear)
         self.stdout, self.stderr = ByteStream(call, OUT), ByteStream(call, ERR)
         call.on_data, call.on_end = self._take, self._take_end
-        call.ended.add_done_callback(self._note_over)
+        call.closed.add_done_callback(self._note_over)
         try:
             await asyncio.wait([self._started], timeout=START_S + (self._timeout_s or 0.0))  # it may wait for room
         except asyncio.CancelledError:
             call.cancel()
-            await asyncio.wait([call.ended], timeout=CANCEL_S)
+            await asyncio.wait([call.closed], timeout=account.cancel_s)
             raise
-        if not self.id and not call.ended.done():
+        if not self.id and not call.closed.done():
             call.cancel()
             raise OutcomeUnknown(f"the service did not say that it had started a process. {self._sandbox.where()}")
         if not self.id:
@@ -122,7 +122,7 @@ class RemoteProcess:
         for at in range(0, len(data), MOST_WRITE):
             encoded = base64.b64encode(data[at : at + MOST_WRITE]).decode()
             await self._sandbox.ask_inside("process.write", {"process": self.id, "base64": encoded})
-        return not self._call.ended.done()
+        return not self._call.closed.done()
 
     def close_stdin(self) -> None:
         """End its standard input; on a terminal, say so as Ctrl-D does."""

@@ -27,7 +27,7 @@ from .connections import begin, begin_on, outcome
 from .fields import MOST_FILES, MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
 from .results import ResultReader, kept, read_output, read_records
-from .wire import CANCEL_S, IN, OUT, Call, TakeEvent
+from .wire import IN, OUT, Call, TakeEvent
 
 OPEN_S = 120.0
 MOST_MISSED = 1 << 53
@@ -103,21 +103,21 @@ async def run_outcome(
     loop = asyncio.get_running_loop()
     ends = loop.time() + account.lifetime_s + timeout_s
     try:
-        await asyncio.wait([call.ended], timeout=timeout_s)
-        while not call.ended.done() and loop.time() < ends and is_held is not None and await is_held():
-            await asyncio.wait([call.ended], timeout=timeout_s)
+        await asyncio.wait([call.closed], timeout=timeout_s)
+        while not call.closed.done() and loop.time() < ends and is_held is not None and await is_held():
+            await asyncio.wait([call.closed], timeout=timeout_s)
         return await outcome(call, account, what, timeout_s=0.0)
     except asyncio.CancelledError:
         call.cancel()
-        await finish(asyncio.wait([call.ended], timeout=CANCEL_S))
+        await finish(asyncio.wait([call.closed], timeout=account.cancel_s))
         raise
     except RemoteUnavailable as error:
         if error.failure not in AFTERWARDS or error.retry_after_s is not None:
             raise
         raise OutcomeUnknown(f"{error} It may have run all the same. {where()}".rstrip()) from error
     except OutcomeUnknown as error:
-        if not call.ended.done():  # it was late, and is cancelled
-            await asyncio.wait([call.ended], timeout=CANCEL_S)
+        if not call.closed.done():  # it was late, and is cancelled
+            await asyncio.wait([call.closed], timeout=account.cancel_s)
         raise OutcomeUnknown(f"{error} {where()}".rstrip()) from error
 
 
@@ -263,14 +263,14 @@ class _Workspace:
 
     async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
         """Begin a call about it. Raises BackendUnavailable where it is gone."""
-        if self._call.ended.done():
+        if self._call.closed.done():
             await outcome(self._call, self._account, "a workspace was kept", timeout_s=0.0)
-        return await begin_on(self._call.wire, verb, {"workspace": self.id, **fields}, on_event=on_event)
+        return await begin_on(self._call.connection, verb, {"workspace": self.id, **fields}, on_event=on_event)
 
     async def close(self) -> None:
         """Have it closed, and wait for that."""
         self._call.cancel()
-        await finish(asyncio.wait([self._call.ended], timeout=CANCEL_S))
+        await finish(asyncio.wait([self._call.closed], timeout=self._account.cancel_s))
 
 
 async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) -> _Workspace:
@@ -282,7 +282,7 @@ async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) ->
 
     call = await begin(account, "workspace.open", options, on_event=hear)
     try:
-        await asyncio.wait([opened, call.ended], timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([opened, call.closed], timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         call.cancel()
         raise

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import MOST_MESSAGE, RemoteAccount
 
 from ..remote.failures import Failure, by_status, remote_error
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
     from websockets.http11 import Response
 
-MOST_MESSAGE = 1 << 20
+SLICE_BYTES = 1 << 13  # that are parsed at once
+MOST_FRAMES = 512  # that are handled in one turn of the event loop
 MOST_FRAGMENTS = 1024  # of one message
 MOST_UNSENT = 64 << 20  # bytes: more than all windows of a connection
 
@@ -86,6 +87,9 @@ class WebSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []  # of a message that comes in several frames
         self._is_text = False
+        self._unparsed = bytearray()
+        self._is_parsing = self._is_paused = self._has_ended = False
+        self._why_lost: tuple[Failure, str] | None = None
         self.on_end: Callable[[Failure, str], None] = lambda *_: None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_open = False
@@ -105,12 +109,35 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        self._ws.receive_data(data)
-        for event in self._ws.events_received():
-            if self.opened.done():
-                self._take(cast("Frame", event))
-            else:
-                self._take_answer(cast("Response", event))
+        self._unparsed += data
+        if not self._is_parsing:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Handle what came: the rest in the next turn of the event loop, where it is many small frames."""
+        frames, start, data = 0, 0, bytes(self._unparsed)
+        while start < len(data) and frames < MOST_FRAMES and not self._has_ended and self._ws.parser_exc is None:
+            self._ws.receive_data(data[start : start + SLICE_BYTES])
+            start += SLICE_BYTES
+            for event in self._ws.events_received():
+                frames += 1
+                if self.opened.done():
+                    self._take(cast("Frame", event))
+                else:
+                    self._take_answer(cast("Response", event))
+        del self._unparsed[:start]
+        self._check()
+        was_parsing, self._is_parsing = self._is_parsing, bool(self._unparsed) and not self._has_ended
+        if self._is_parsing:
+            asyncio.get_running_loop().call_soon(self._parse)
+        elif self._why_lost is not None:
+            self._end(*self._why_lost)
+        if was_parsing is not self._is_parsing:
+            self._set_reading()
+
+    def _check(self) -> None:
+        if self._has_ended:
+            return
         if self._ws.parser_exc is not None:
             self._end(Failure.BAD_ANSWER, "a frame makes no sense")
         elif self._ws.handshake_exc is not None:
@@ -122,7 +149,11 @@ class WebSocket(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(Failure.TLS if isinstance(exc, ssl.SSLError) else Failure.NO_NETWORK, "the connection was closed")
+        why = Failure.TLS if isinstance(exc, ssl.SSLError) else Failure.NO_NETWORK, "the connection was closed"
+        if self._is_parsing:
+            self._why_lost = why
+        else:
+            self._end(*why)
 
     def _take_answer(self, response: Response) -> None:
         if self._ws.handshake_exc is None:
@@ -161,11 +192,15 @@ class WebSocket(asyncio.Protocol):
 
     # What is done with it.
 
-    def send_text(self, text: str) -> None:
-        """Send a text frame; on a connection that has ended, nothing."""
-        if self.is_open:
-            self._ws.send_text(text.encode())
-            self._flush()
+    def pause_reading(self, *, is_paused: bool) -> None:
+        """Read nothing more, or go on."""
+        self._is_paused = is_paused
+        self._set_reading()
+
+    def _set_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            is_paused = self._is_paused or self._is_parsing
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
     def send_bytes(self, data: bytes) -> None:
         """Send a binary frame; on a connection that has ended, nothing."""
@@ -189,7 +224,7 @@ class WebSocket(asyncio.Protocol):
                 self._end(Failure.TIMEOUT, "it does not read what is sent")
 
     def _end(self, failure: Failure, why: str) -> None:
-        self.is_open = False
+        self.is_open, self._has_ended = False, True
         if not self.opened.done():
             self.opened.set_exception(remote_error("cloche", failure, detail=why, account=self._account))
         self.opened.exception()  # perhaps nobody waits for it

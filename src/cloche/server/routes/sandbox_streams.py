@@ -109,4 +109,4 @@ async def _receive_all(
             with suppress(BrokenPipeError):  # it takes no more; what it sends may still come
                 await write(data)
             continue
-        await take(read_object(message["text"]))
+        await take(read_object(message["text"].encode()))

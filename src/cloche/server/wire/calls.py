@@ -1,25 +1,39 @@
-"""One call of the wire: what it was asked, its channels, and how its work tells events and ends."""
+"""One call of the wire: what it was asked, its streams, and how its work tells events and ends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
 
+from cloche.backends.channel import Streams
+from cloche.core.remote import MOST_FIELDS, MOST_INLINE
+from cloche.init import wire
 from cloche.records.results import as_json
 
-from ...core.record import dataclass, field
+from ...core.record import dataclass
 from ..bodies import JsonBounds, parse_apart
 from ..exec_options import WireModel
 from ..guard import MOST_UPLOAD
 from ..identities import Caller
+from ..observe import NO_ROUTE
 from ..problems import Refused
 from ..sandbox_use import Use
 from ..service import Service
-from .frames import FROM_CLIENT, FROM_SERVICE, IN, JSON, MOST_FIELDS, MOST_INLINE, Incoming, Outgoing, Send
 
-SendText = Callable[[str], Awaitable[None]]
+IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one both ways
+FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
+STALL_S = 300.0  # a call whose client takes nothing for so long is ended
+
+
+class Connection(Protocol):
+    """Send frames to a client."""
+
+    async def send_frame(self, frame: bytes, /) -> None:
+        """Send a frame, as fast as the client reads."""
+        ...
 
 
 class Nothing(WireModel):
@@ -37,24 +51,20 @@ class Asked:
     use: Use | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Call:
+class Call(Streams):
     """Hold one call. Its number may be used again once its last frame, a result or an error, is on its way."""
 
-    number: int
-    verb: str
-    _send: Send
-    _send_text: SendText
-    held: int = 0  # bytes of fields that came in pieces, and of files
-    whose: str | None = None  # the key that they count for
-    task: asyncio.Task[None] | None = None
-    is_cancelled: bool = False
-    incoming: dict[int, Incoming] = field(default_factory=dict)
-    outgoing: dict[int, Outgoing] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.incoming = {channel: Incoming(self.number, channel, self._send) for channel in FROM_CLIENT}
-        self.outgoing = {channel: Outgoing(self.number, channel, self._send) for channel in FROM_SERVICE}
+    def __init__(self, connection: Connection, number: int):
+        super().__init__(number)
+        self._connection = connection
+        self.verb = NO_ROUTE
+        self.held = 0  # bytes of fields that came in pieces, and of files
+        self.whose: str | None = None  # the key that they count for
+        self.task: asyncio.Task[None] | None = None
+        self.is_cancelled = False
+        self._pieces: dict[int, deque[bytes]] = {stream: deque() for stream in FROM_CLIENT}
+        self._ended: set[int] = set()
+        self._arrived = asyncio.Event()
 
     def hold(self, service: Service, size: int) -> None:
         """Count bytes until it ends. Raises Refused (503) where too many are held."""
@@ -67,44 +77,39 @@ class Call:
             self.is_cancelled = True
             self.task.cancel()
 
-    async def event(self, name: str, data: Mapping[str, Any] | str) -> None:
-        """Tell an event, once there is credit for it."""
-        text = data if isinstance(data, str) else as_json(data)
-        channel = self.outgoing[JSON]
-        if len(text) > MOST_INLINE:
-            await self._in_pieces(text)
-            text = f'{{"call": {self.number}, "event": {json.dumps(name)}, "dataOn": {JSON}}}'
-        else:
-            text = f'{{"call": {self.number}, "event": {json.dumps(name)}, "data": {text}}}'
-        await channel.room()
-        channel.note_sent(len(text.encode()))
-        await self._send_text(text)
+    # What comes.
 
-    async def prepared(self, result: object) -> str:
-        """Return the last frame of a call that succeeded; a long result is sent in pieces before."""
-        text = result if isinstance(result, str) else await asyncio.to_thread(json.dumps, result)
-        if len(text) <= MOST_INLINE:
-            return f'{{"call": {self.number}, "result": {text}}}'
-        await self._in_pieces(text)
-        return f'{{"call": {self.number}, "resultOn": {JSON}}}'
+    def take_data(self, stream: int, data: memoryview) -> None:
+        """Keep a piece until it is read. Raises WireError for what the client may not send."""
+        if stream not in FROM_CLIENT or stream in self._ended or not data:
+            raise wire.WireError(f"stream {stream}: a client sends nothing there, or after its end, and no empty piece")
+        self._pieces[stream].append(bytes(data))
+        self._arrived.set()
 
-    async def _in_pieces(self, text: str) -> None:
-        await self.outgoing[JSON].send(await asyncio.to_thread(text.encode))
-        await self.outgoing[JSON].end()
+    def take_end(self, stream: int) -> None:
+        """Take note that nothing more comes on a stream."""
+        self._ended.add(stream)
+        self._arrived.set()
 
-    async def send_all(self, channel: int, pieces: AsyncIterator[bytes]) -> int:
-        """Send what comes piece by piece, then the channel's end; return how much it was."""
-        size = 0
-        async for piece in pieces:
-            size += len(piece)
-            await self.outgoing[channel].send(piece)
-        await self.outgoing[channel].end()
-        return size
+    async def pieces(self, stream: int) -> AsyncIterator[bytes]:
+        """Yield what comes on a stream, until its end; a piece is consumed when the next one is asked for."""
+        pieces = self._pieces[stream]
+        while True:
+            while not pieces:
+                if stream in self._ended:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+            piece = pieces.popleft()
+            yield piece
+            granted = self.credit.note_consumed(stream, len(piece))
+            if granted and stream not in self._ended:
+                await self.transmit(wire.grant_frame(self.number, stream, granted))
 
     async def content(self) -> AsyncIterator[bytes]:
         """Yield what the client sends, up to the bound of an upload. Raises Refused (413)."""
         size = 0
-        async for piece in self.incoming[IN].pieces():
+        async for piece in self.pieces(IN):
             size += len(piece)
             if size > MOST_UPLOAD:
                 raise Refused(413, "body-too-large", f"more than {MOST_UPLOAD} bytes in one call")
@@ -112,16 +117,69 @@ class Call:
 
     async def read_fields(self, service: Service) -> dict[str, Any]:
         """Return the fields that come in pieces, counted until the call ends. Raises Refused."""
-        found, bounds = list[bytes](), JsonBounds()
-        async for piece in self.incoming[JSON].pieces():
+        pieces, bounds = list[bytes](), JsonBounds()
+        async for piece in self.pieces(JSON):
             if bounds.seen + len(piece) > MOST_FIELDS:
                 raise Refused(413, "body-too-large", f"the fields of this call have more than {MOST_FIELDS} bytes")
             self.hold(service, len(piece))
             bounds.feed(piece)
-            found.append(piece)
-        text = b"".join(found)
-        found.clear()
+            pieces.append(piece)
+        text = b"".join(pieces)
+        pieces.clear()
         fields = await parse_apart(text)
         if not isinstance(fields, dict):
-            raise Refused(400, "bad-request", f"what came on channel {JSON} is no JSON object")
+            raise Refused(400, "bad-request", f"what came on stream {JSON} is no JSON object")
         return fields
+
+    # What goes.
+
+    async def transmit(self, frame: bytes) -> None:
+        """Send a frame, as fast as the client reads."""
+        await self._connection.send_frame(frame)
+
+    async def sendable(self, stream: int) -> int:
+        """Wait for a grant and return how much may be sent. Raises Refused (409) where none comes for minutes."""
+        if (count := self.credit.sendable(stream)) > 0:
+            return count
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await super().sendable(stream)
+        except TimeoutError:
+            raise Refused(409, "not-read", f"nothing of this call was read for {STALL_S:g} s") from None
+
+    async def end_stream(self, stream: int) -> None:
+        """Say that nothing more comes on a stream."""
+        await self.transmit(wire.frame(wire.END, self.number, bytes((stream,))))
+
+    async def send_all(self, stream: int, pieces: AsyncIterator[bytes]) -> int:
+        """Send what comes piece by piece, then the stream's end; return how much it was."""
+        size = 0
+        async for piece in pieces:
+            size += len(piece)
+            await self.send(stream, piece)
+        await self.end_stream(stream)
+        return size
+
+    async def event(self, name: str, data: Mapping[str, Any] | str) -> None:
+        """Tell an event, once anything is left of the window of JSON."""
+        text = data if isinstance(data, str) else as_json(data)
+        if len(text) > MOST_INLINE:
+            await self._send_json(text)
+            body = f'{{"event": {json.dumps(name)}, "dataOn": {JSON}}}'.encode()
+        else:
+            body = f'{{"event": {json.dumps(name)}, "data": {text}}}'.encode()
+        await self.sendable(JSON)
+        self.credit.note_sent(JSON, len(body))
+        await self.transmit(wire.frame(wire.EVENT, self.number, body))
+
+    async def prepared(self, result: object) -> bytes:
+        """Return the last frame of a call that succeeded; a long result is sent in pieces before."""
+        text = result if isinstance(result, str) else await asyncio.to_thread(json.dumps, result)
+        if len(text) > MOST_INLINE:
+            await self._send_json(text)
+            return wire.json_frame(wire.CLOSE, self.number, resultOn=JSON)
+        return wire.frame(wire.CLOSE, self.number, f'{{"result": {text}}}'.encode())
+
+    async def _send_json(self, text: str) -> None:
+        await self.send(JSON, await asyncio.to_thread(text.encode))
+        await self.end_stream(JSON)

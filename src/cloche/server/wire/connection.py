@@ -16,25 +16,26 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cloche import __version__
 from cloche.core.escape import escape_name
 from cloche.core.record import replace
-from cloche.core.remote import LEAST_SILENCE_S, SILENCE_S
+from cloche.core.remote import LEAST_SILENCE_S, LOOKS, MOST_MESSAGE, SERVICE_WIRE, SILENCE_S
+from cloche.init import wire
 
 from ..auth import find_caller
 from ..bodies import validated
 from ..log import log_access
-from ..observe import CALLER, NO_ROUTE
+from ..observe import CALLER
 from ..problems import Refused, response_to
 from ..sandbox_use import using
 from ..service import Service
 from ..sockets import GOING_AWAY, BadMessage, carry, read_object
-from . import frames
-from .calls import Asked, Call
+from .calls import JSON, Asked, Call
 from .verbs import VERBS, Verb
 
 SILENCE_HEADER = "cloche-silence"
 MOST_SILENCE_S = 300.0
-LOOKS = 5  # at whether anything has come, in the time after which a silent client with calls is gone
-IDLE_S = 20.0  # between two of them at a client without calls
+IDLE_S = 20.0  # between two looks at a client without calls
 MOST_ID = 256
+MOST_CALLS = 64  # of one connection, at once
+MOST_PING = 128  # bytes
 
 
 class Wire:
@@ -49,7 +50,7 @@ class Wire:
 
     async def serve(self) -> None:
         """Serve until the client goes, or may no more."""
-        await self._send_text(_hello())
+        await self._websocket.send_text(_hello())
         try:
             await carry(self._websocket, self._receive(), self._watch_client(), scope=None)
         finally:
@@ -66,50 +67,65 @@ class Wire:
     # What comes.
 
     async def _receive(self) -> None:
+        buffer = wire.FrameBuffer(MOST_MESSAGE, wire.PONG)
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", GOING_AWAY))
             self._heard_at = asyncio.get_running_loop().time()
-            if (frame := message.get("bytes")) is not None:
-                self._take(frame)
-            else:
-                await self._obey(read_object(message["text"]))
+            data = message.get("bytes")
+            if data is None:
+                raise BadMessage(
+                    f"this is version {SERVICE_WIRE} of the wire: send binary frames, see docs/service/wire.md"
+                )
+            try:
+                await self._take_all(buffer, data)
+            except wire.WireError as error:
+                raise BadMessage(str(error)) from error
 
-    def _take(self, frame: bytes) -> None:
-        number, channel, kind, data = frames.read_frame(frame)
-        call = self._calls.get(number)
-        if call is None:  # it has just ended
-            return
-        if kind == frames.CREDIT:
-            call.outgoing[channel].credit(*frames.GRANT.unpack(data))
-        elif kind == frames.DATA:
-            call.incoming[channel].take(data)
+    async def _take_all(self, buffer: wire.FrameBuffer, data: bytes) -> None:
+        """Handle the frames that are complete, only so many in one turn of the event loop."""
+        while True:
+            frames = buffer.feed(data, wire.MOST_AT_ONCE)
+            for kind, number, body in frames:
+                await self._take(kind, number, body)
+            if len(frames) < wire.MOST_AT_ONCE:
+                return
+            data = b""
+            await asyncio.sleep(0)
+
+    async def _take(self, kind: int, number: int, body: bytes) -> None:
+        if kind == wire.OPEN:
+            await self._begin(number, read_object(body, "an OPEN frame"))
+        elif kind == wire.PING:
+            if len(body) > MOST_PING:
+                raise BadMessage(f"a ping of {len(body)} bytes; at most {MOST_PING} are answered")
+            await self.send_frame(wire.frame(wire.PONG, number, body))
+        elif kind == wire.PONG:
+            pass
+        elif kind in (wire.HELLO, wire.EVENT, wire.ASK):
+            raise BadMessage(f"call {number}: a client sends no frame of kind {kind}")
+        elif (call := self._calls.get(number)) is None:  # it has just ended
+            pass
+        elif kind == wire.CLOSE:
+            call.cancel()
         else:
-            call.incoming[channel].end()
+            try:
+                call.take(kind, body)
+            except wire.WireError as error:
+                raise BadMessage(f"call {number}: {error}") from error
 
-    async def _obey(self, said: dict[str, Any]) -> None:
-        if "verb" in said:
-            await self._begin(said)
-        elif said.keys() == {"cancel"}:
-            call = self._calls.get(said["cancel"]) if isinstance(said["cancel"], int) else None
-            if call is not None:
-                call.cancel()
-        elif said.keys() == {"ping"}:
-            await self._send_text(json.dumps({"pong": said["ping"]}))
-        elif said.keys() != {"pong"}:
-            raise BadMessage("send call and verb, or cancel, or ping, or pong")
-
-    async def _begin(self, said: dict[str, Any]) -> None:
-        number = said.pop("call", None)
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number <= frames.MOST_NUMBER:
-            raise BadMessage(f"call: give a number from 1 to {frames.MOST_NUMBER}")
+    async def _begin(self, number: int, said: dict[str, Any]) -> None:
+        if "verb" not in said:
+            raise BadMessage(f"call {number}: an OPEN frame has a verb")
+        if not number:
+            raise BadMessage("call 0: give a number from 1 on")
         if number in self._calls:
-            raise BadMessage(f"call: {number} goes on already; use another number")
-        call = Call(number, NO_ROUTE, self._send, self._send_text)
-        if len(self._calls) >= frames.MOST_CALLS:
-            error = Refused(429, "too-many-calls", f"{frames.MOST_CALLS} calls go on over this connection")
-            await self._send_text(_error(number, error)[1])
+            raise BadMessage(f"call {number} goes on already; use another number")
+        call = Call(self, number)
+        if len(self._calls) >= MOST_CALLS:
+            error = Refused(429, "too-many-calls", f"{MOST_CALLS} calls go on over this connection")
+            await self.send_frame(_error(number, error)[1])
             return
         self._calls[number] = call
         call.task = asyncio.ensure_future(self._carry_out(call, said))
@@ -132,7 +148,7 @@ class Wire:
             self._service.wire.held.give_back(call.whose, call.held)
             self._calls.pop(call.number, None)
         self._note(call.verb, status, asyncio.get_running_loop().time() - begun)
-        await self._send_text(last)
+        await self.send_frame(last)
 
     def _note(self, verb: str, status: int, seconds: float) -> None:
         """Leave for the operator what a request leaves."""
@@ -147,10 +163,8 @@ class Wire:
         call.verb = said.pop("verb")
         caller.require(verb.scope)
         if "fieldsOn" in said:
-            if said != {"fieldsOn": frames.JSON}:
-                raise Refused(
-                    422, "invalid-request", f"fieldsOn: it is {frames.JSON}, and stands alone", field="fieldsOn"
-                )
+            if said != {"fieldsOn": JSON}:
+                raise Refused(422, "invalid-request", f"fieldsOn: it is {JSON}, and stands alone", field="fieldsOn")
             said = await call.read_fields(self._service)
         ids = {name: _identifier(said, name) for name in verb.of}
         asked = Asked(caller=caller, service=self._service, ids=ids, fields=await _fields(verb, said, call.held))
@@ -174,15 +188,12 @@ class Wire:
                 raise TimeoutError
             unanswered += 1
             async with asyncio.timeout(self._silence_s):
-                await self._send_text('{"ping": true}')
+                await self.send_frame(wire.frame(wire.PING, 0))
 
-    async def _send(self, frame: bytes) -> None:
+    async def send_frame(self, frame: bytes, /) -> None:
+        """Send a frame, as fast as the client reads; to one that has gone, nothing."""
         if not self._is_over:
             await self._websocket.send_bytes(frame)
-
-    async def _send_text(self, text: str) -> None:
-        if not self._is_over:
-            await self._websocket.send_text(text)
 
 
 def _silence_of(websocket: WebSocket) -> float:
@@ -195,8 +206,8 @@ def _silence_of(websocket: WebSocket) -> float:
 
 
 def _hello() -> str:
-    bounds = {"frame": frames.MOST_DATA, "window": frames.WINDOW, "calls": frames.MOST_CALLS}
-    return json.dumps({"hello": {"wire": frames.VERSION, "version": __version__, "bounds": bounds}})
+    bounds = {"frame": wire.MOST_DATA, "window": wire.WINDOW_BYTES, "calls": MOST_CALLS}
+    return json.dumps({"hello": {"wire": SERVICE_WIRE, "version": __version__, "bounds": bounds}})
 
 
 def _verb(name: object) -> Verb:
@@ -226,9 +237,9 @@ def _plain(answer: object) -> object:
     return bytes(answer.body).decode() if isinstance(answer, Response) else answer
 
 
-def _error(number: int, error: Exception) -> tuple[int, str]:
+def _error(number: int, error: Exception) -> tuple[int, bytes]:
     """Return the status and the frame of a call that failed."""
     response = response_to(error)
     after = response.headers.get("retry-after")
     problem = {**json.loads(bytes(response.body)), **({} if after is None else {"retryAfter": after})}
-    return response.status_code, json.dumps({"call": number, "error": problem})
+    return response.status_code, wire.json_frame(wire.CLOSE, number, error=problem)

@@ -16,6 +16,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink
 from cloche.core.processes import Detached
 from cloche.core.record import replace
+from cloche.core.remote import MOST_FIELDS
 from cloche.core.result import Result
 from cloche.execution.paths import file_time
 from cloche.execution.ports import AsyncConnection
@@ -36,8 +37,7 @@ from ..routes.code import allowed_options, make_order
 from ..runs import RunOrder
 from ..sandbox_use import Use
 from ..sandboxes import sandbox_name
-from .calls import Asked, Call
-from .frames import ERR, IN, MOST_FIELDS, OUT
+from .calls import ERR, IN, OUT, Asked, Call
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
@@ -274,8 +274,8 @@ async def write_of_session(call: Call, asked: Asked) -> object:
 async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
     data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
     call.hold(asked.service, len(data))
-    await call.outgoing[OUT].send(data)
-    await call.outgoing[OUT].end()
+    await call.send(OUT, data)
+    await call.end_stream(OUT)
     return {"size": len(data)}
 
 
@@ -400,7 +400,7 @@ async def _follow(call: Call, shared: SharedProcess) -> object:
 async def _feed(call: Call, process: AsyncProcess) -> None:
     """Pass input on as fast as it is read; what nobody reads any more is dropped."""
     is_read = True
-    async for data in call.incoming[IN].pieces():
+    async for data in call.pieces(IN):
         is_read = is_read and await process.write(data)
     await process.close_stdin()
 
@@ -531,7 +531,7 @@ async def _received(connection: AsyncConnection) -> AsyncIterator[bytes]:
 
 async def _pass_in(call: Call, connection: AsyncConnection) -> None:
     is_taken = True
-    async for data in call.incoming[IN].pieces():
+    async for data in call.pieces(IN):
         try:
             if is_taken:
                 await connection.write(data)
