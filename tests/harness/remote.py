@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import SERVICE_WIRE, RemoteAccount, Secret
 
 from .containers import make_certificates
 from .service import END_S, Service, serving
@@ -122,10 +122,12 @@ def posing(
     certificates: Path,
     talk: Callable[[ServerConnection], None],
     answer: tuple[int, dict[str, str], bytes] | None = None,
+    *,
+    version: int = SERVICE_WIRE,
 ) -> Iterator[tuple[RemoteAccount, list[str]]]:
-    """Pose as a service over TLS: greet, then `talk`; or `answer` the first request by status, headers and body.
+    """Pose as a service over TLS: greet with a `version` of the wire, then `talk`.
 
-    The list has the path of each request.
+    Or `answer` the first request by status, headers and body. The list has the path of each request.
     """
     seen: list[str] = []
 
@@ -138,7 +140,8 @@ def posing(
 
     def handle(connection: ServerConnection) -> None:
         with suppress(ConnectionClosed, OSError):
-            connection.send(HELLO)
+            bounds = {"frame": 65536, "window": 262144, "calls": 64}
+            connection.send(json.dumps({"hello": {"wire": version, "version": "1", "bounds": bounds}}))
             talk(connection)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -149,6 +152,3 @@ def posing(
         port = listener.socket.getsockname()[1]
         yield account_at(f"https://127.0.0.1:{port}", "cloche_posed", certificates / "ca.pem"), seen
         listener.shutdown()
-
-
-HELLO = json.dumps({"hello": {"wire": 1, "version": "1", "bounds": {"frame": 65536, "window": 262144, "calls": 64}}})

@@ -22,7 +22,7 @@ import pytest
 from websockets.sync.server import ServerConnection
 
 import cloche
-from cloche.backends.cloche import ClocheBackend, live, sandbox, wire
+from cloche.backends.cloche import ClocheBackend, live, sandbox
 from cloche.backends.remote.quota import Counter
 from cloche.core.enforcement import Control, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, PolicyDenied, SandboxFileError
@@ -32,6 +32,7 @@ from cloche.core.processes import ProcessRequest
 from cloche.core.remote import Quota, RemoteAccount, Secret
 from cloche.core.request import Request
 from cloche.core.result import Result
+from cloche.init import wire
 from tests.harness.containers import make_certificates
 from tests.harness.remote import account_at, posing, relayed, serving_tls, tls_words
 from tests.harness.service import Service, start
@@ -164,10 +165,10 @@ def test_what_nobody_reads_is_not_held_here(account: RemoteAccount) -> None:
             process = await live.start_process(ProcessRequest(argv=("yes",)))
             held = lambda: sum(map(len, process.stdout._pieces))  # type: ignore[attr-defined]  # noqa: E731
             async with asyncio.timeout(PATIENCE_S):
-                while held() < wire.WINDOW:  # noqa: ASYNC110 - nobody is told of what is not read
+                while held() < wire.WINDOW_BYTES:  # noqa: ASYNC110 - nobody is told of what is not read
                     await asyncio.sleep(0.02)
             assert (await live.run(Request(code="print(1)"))).stdout == "1\n"
-            assert held() == wire.WINDOW
+            assert held() == wire.WINDOW_BYTES
             await process.close()
 
     asyncio.run(attempt())
@@ -296,7 +297,7 @@ def test_certificates_are_checked(account: RemoteAccount, certificates: Path) ->
 
 def test_a_service_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the connection and never answers holds nobody up for long."""
-    monkeypatch.setattr(wire.Wire.open, "__defaults__", (0.3,))
+    monkeypatch.setattr(RemoteAccount, "open_s", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(BackendUnavailable, match="did not answer in time"),
@@ -307,11 +308,14 @@ def test_a_service_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
 # What may go wrong afterwards.
 
 
-def call_of(connection: ServerConnection) -> int:
-    """Wait for a call and return its number."""
-    while "call" not in (said := json.loads(connection.recv())):
-        pass
-    return int(said["call"])
+def call_of(connection: ServerConnection, verb: str = "") -> int:
+    """Wait for a call, of this verb if one is named, and return its number."""
+    while True:
+        message = connection.recv()
+        assert isinstance(message, bytes)
+        for kind, number, body in wire.FrameBuffer(last_kind=wire.PONG).feed(message):
+            if kind == wire.OPEN and (not verb or wire.read_object(body)["verb"] == verb):
+                return number
 
 
 def frames(*messages: Callable[[int], str | bytes]) -> Callable[[ServerConnection], None]:
@@ -325,6 +329,21 @@ def frames(*messages: Callable[[int], str | bytes]) -> Callable[[ServerConnectio
             connection.recv()
 
     return talk
+
+
+def event(name: str, **data: Any) -> Callable[[int], bytes]:
+    """Return an event of a call."""
+    return lambda n: wire.json_frame(wire.EVENT, n, event=name, data=data)
+
+
+def result(value: Any) -> Callable[[int], bytes]:
+    """Return the end of a call."""
+    return lambda n: wire.frame(wire.CLOSE, n, json.dumps({"result": value}).encode())
+
+
+def done(**facts: Any) -> Callable[[int], bytes]:
+    """Return the end of a run that succeeded."""
+    return result({"status": "ok", "exitCode": 0, "stdout": "", "stderr": "", "files": [], **facts})
 
 
 def half_frame(connection: ServerConnection) -> None:
@@ -341,50 +360,37 @@ def fragments(connection: ServerConnection) -> None:
     connection.recv()
 
 
-DATA = wire.HEADER
 FAULTS: dict[str, Callable[[ServerConnection], None]] = {
-    "no JSON": frames(lambda _: "{"),
-    "no object": frames(lambda _: "[]"),
-    "deep": frames(lambda _: "[" * 100_000),
-    "unknown text": frames(lambda _: '{"what": 1}'),
-    "another call": frames(lambda n: json.dumps({"call": n + 1, "result": {}})),
-    "no end": frames(lambda n: json.dumps({"call": n})),
-    "event without data": frames(lambda n: json.dumps({"call": n, "event": "run"})),
-    "short frame": frames(lambda _: b"abc"),
-    "unknown kind": frames(lambda n: DATA.pack(n, 1, 9)),
-    "client's channel": frames(lambda n: DATA.pack(n, 0, 0) + b"x"),
-    "credit for nothing": frames(lambda n: DATA.pack(n, 0, 2) + b"\0\0\0\1"),
-    "too large": frames(lambda n: DATA.pack(n, 1, 0) + bytes((1 << 16) + 1)),
-    "after its end": frames(lambda n: DATA.pack(n, 1, 1), lambda n: DATA.pack(n, 1, 0) + b"x"),
+    "no JSON": frames(lambda n: wire.frame(wire.CLOSE, n, b"{")),
+    "no object": frames(lambda n: wire.frame(wire.CLOSE, n, b"[]")),
+    "deep": frames(lambda n: wire.frame(wire.CLOSE, n, b"[" * 100_000)),
+    "text": frames(lambda _: '{"what": 1}'), "another greeting": frames(lambda _: '{"hello": {"wire": 1}}'),
+    "another call": frames(lambda n: result({})(n + 1)),
+    "no end": frames(lambda n: wire.frame(wire.CLOSE, n, b"{}")),
+    "event without data": frames(lambda n: wire.json_frame(wire.EVENT, n, event="run")),
+    "a frame that only clients send": frames(lambda n: wire.json_frame(wire.OPEN, n, verb="run")),
+    "unknown kind": frames(lambda n: wire.frame(99, n)),
+    "client's stream": frames(lambda n: wire.data_frame(n, 0, b"x")),
+    "no such stream": frames(lambda n: wire.data_frame(n, 5, b"x")),
+    "credit for nothing": frames(lambda n: wire.grant_frame(n, 0, 1)),
+    "too large": frames(lambda n: wire.data_frame(n, 1, bytes((1 << 16) + 1))),
+    "a body without bounds": frames(lambda n: wire.HEADER.pack((1 << 32) - 1, n, wire.DATA)),
+    "after its end": frames(lambda n: wire.frame(wire.END, n, b"\1"), lambda n: wire.data_frame(n, 1, b"x")),
     "giant": frames(lambda _: b"x" * (1 << 21)),
-    "no result": frames(lambda n: json.dumps({"call": n, "result": [1]})),
-    "result of nothing": frames(lambda n: json.dumps({"call": n, "result": {"status": "fine"}})),
-    "files that did not come": frames(
-        lambda n: json.dumps({
-            "call": n, "result": {
-                "status": "ok", "exitCode": 0, "stdout": "", "stderr": "",
-                "files": [{"path": "a", "size": 1, "sha256": "0" * 64}],
-            }
-        })
-    ),
-    "path of ours": frames(
-        lambda n: json.dumps({
-            "call": n, "result": {
-                "status": "ok", "exitCode": 0, "stdout": "", "stderr": "",
-                "files": [{"path": "../a", "size": 0, "sha256": "0" * 64}],
-            }
-        })
-    ),
+    "no result": frames(result([1])),
+    "result of nothing": frames(result({"status": "fine"})),
+    "files that did not come": frames(done(files=[{"path": "a", "size": 1, "sha256": "0" * 64}])),
+    "path of ours": frames(done(files=[{"path": "../a", "size": 0, "sha256": "0" * 64}])),
     "pieces that are no JSON": frames(
-        lambda n: DATA.pack(n, 3, 0) + b"nonsense", lambda n: DATA.pack(n, 3, 1),
-        lambda n: json.dumps({"call": n, "resultOn": 3}),
+        lambda n: wire.data_frame(n, 3, b"nonsense"), lambda n: wire.frame(wire.END, n, b"\3"),
+        lambda n: wire.json_frame(wire.CLOSE, n, resultOn=3),
     ),
-    "an empty piece": frames(lambda n: DATA.pack(n, 1, 0)),
-    "a number that is none": frames(lambda n: json.dumps({"call": n, "result": {"value": float("nan")}})),
+    "an empty piece": frames(lambda n: wire.data_frame(n, 1, b"")),
+    "a number that is none": frames(result({"value": float("nan")})),
     "millions of values": frames(
-        *[lambda n: DATA.pack(n, 3, 0) + b"[" + b"[]," * 20_000 for _ in range(32)],
-        lambda n: DATA.pack(n, 3, 0) + b"[]" + b"]" * 32, lambda n: DATA.pack(n, 3, 1),
-        lambda n: json.dumps({"call": n, "resultOn": 3}),
+        *[lambda n: wire.data_frame(n, 3, b"[" + b"[]," * 20_000) for _ in range(32)],
+        lambda n: wire.data_frame(n, 3, b"[]" + b"]" * 32), lambda n: wire.frame(wire.END, n, b"\3"),
+        lambda n: wire.json_frame(wire.CLOSE, n, resultOn=3),
     ),
     "fragments without an end": fragments,
     "half a frame": half_frame,
@@ -402,16 +408,50 @@ def test_wrong_frames_end_the_connection_with_a_clear_error(certificates: Path, 
         run(account)
 
 
-def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields for which it gives no credit are given up, whatever else it says; so is a file that it does not take."""
-    monkeypatch.setattr(wire, "STALL_S", 0.3)
-    monkeypatch.setattr(sandbox, "FILE_S", 0.3)
+def test_a_service_of_another_version_is_named(certificates: Path) -> None:
+    """Before anything is sent, the error says which version is spoken here, and what to do."""
+    for version in (1, 3):
+        with (
+            posing(certificates, lambda _: None, version=version) as (account, _),
+            pytest.raises(BackendUnavailable, match="not version 2: have the same version of Cloche on both"),
+        ):
+            run(account)
+
+
+def test_small_frames_of_a_service_do_not_hold_the_loop(certificates: Path) -> None:
+    """By the ten thousand, one in a message or many, they are handled turn by turn, and the result behind them is read."""
+    turns = 0
 
     def talk(connection: ServerConnection) -> None:
         number = call_of(connection)
-        connection.send(json.dumps({"call": number, "event": "opened", "data": {"id": "ws_1"}}))
+        smallest = wire.frame(wire.END, number + 1, b"\1")
+        connection.send(smallest * 50_000)
+        for _ in range(3000):
+            connection.send(smallest)
+        connection.send(done()(number))
+
+    async def attempt(account: RemoteAccount) -> None:
+        nonlocal turns
+        running = asyncio.ensure_future(cloche.arun("1", backend=ClocheBackend(account)))
+        while not running.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert (await running).ok
+
+    with posing(certificates, talk) as (account, _):
+        asyncio.run(asyncio.wait_for(attempt(account), PATIENCE_S))
+    assert turns > 50_000 // wire.MOST_AT_ONCE
+
+
+def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields for which it gives no credit are given up, whatever else it says; so is a file that it does not take."""
+    monkeypatch.setattr(RemoteAccount, "stall_s", 0.3)
+    monkeypatch.setattr(sandbox, "FILE_S", 0.3)
+
+    def talk(connection: ServerConnection) -> None:
+        connection.send(event("opened", id="ws_1")(call_of(connection)))
         while True:
-            connection.send(json.dumps({"ping": 1}))
+            connection.send(wire.frame(wire.PING, 0))
             time.sleep(0.05)
 
     async def attempt(account: RemoteAccount) -> None:
@@ -430,13 +470,11 @@ def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypat
 def test_a_pause_without_end_ends_with_the_lifetime(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that says for ever that a sandbox is paused keeps nobody longer than the sandbox may live."""
     monkeypatch.setattr(live, "GRACE_S", 0.1)
-    monkeypatch.setattr(sandbox, "CANCEL_S", 0.1)
+    monkeypatch.setattr(RemoteAccount, "cancel_s", 0.1)
 
     def talk(connection: ServerConnection) -> None:
         while True:
-            said = json.loads(connection.recv())
-            if said.get("verb") == "sandbox.look":
-                connection.send(json.dumps({"call": said["call"], "result": {"state": "paused"}}))
+            connection.send(result({"state": "paused"})(call_of(connection, "sandbox.look")))
 
     async def attempt(account: RemoteAccount) -> None:
         opened = live.RemoteSandbox(replace(account, lifetime_s=0.5), "sb_1", Policy(), Limits())
@@ -449,9 +487,8 @@ def test_a_pause_without_end_ends_with_the_lifetime(certificates: Path, monkeypa
 
 def test_time_is_counted_by_the_clock_here(certificates: Path, tmp_path: Path) -> None:
     """What a service says that a run took neither uses up an account nor spares it."""
-    said = {"status": "ok", "exitCode": 0, "stdout": "", "stderr": "", "files": [], "duration": 1e12}
     quota = Quota(seconds_per_day=100)
-    with posing(certificates, frames(lambda n: json.dumps({"call": n, "result": said}))) as (account, _):
+    with posing(certificates, frames(done(duration=1e12))) as (account, _):
         limited = replace(account, quota=quota, quota_file=str(tmp_path / "quota.db"))
         asyncio.run(cloche.arun("1", backend=ClocheBackend(limited), timeout=20))
     assert 0 < Counter(limited).used_today()["seconds"] < 20
@@ -471,9 +508,9 @@ def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
 
     def flood(connection: ServerConnection) -> None:
         number = call_of(connection)
-        connection.send(json.dumps({"call": number, "event": "started", "data": {"id": "1", "pid": 2}}))
+        connection.send(event("started", id="1", pid=2)(number))
         for _ in range(5):
-            connection.send(DATA.pack(number, 1, 0) + bytes(1 << 16))
+            connection.send(wire.data_frame(number, 1, bytes(1 << 16)))
         while True:
             connection.recv()
 
@@ -482,7 +519,7 @@ def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
 
         live = RemoteSandbox(account, "sb_1", Policy(), Limits())
         process = await live.start_process(ProcessRequest(argv=("yes",)))
-        with pytest.raises(OutcomeUnknown, match="more content than its window"):
+        with pytest.raises(OutcomeUnknown, match="stream 1: more than its window"):
             await process.result(takes_output=False)
 
     with posing(certificates, flood) as (account, _):
@@ -497,7 +534,7 @@ def test_a_service_that_fails_when_it_has_the_code(certificates: Path, status: i
 
     def failing(status: int, kind: str) -> Callable[[ServerConnection], None]:
         problem = {"type": f"https://cloche.example/{kind}", "title": kind, "status": status, "detail": "it fell"}
-        return frames(lambda n: json.dumps({"call": n, "error": problem}))
+        return frames(lambda n: wire.json_frame(wire.CLOSE, n, error=problem))
 
     for one, error, said in (
         (failing(status, kind), OutcomeUnknown, "may have run all the same"),
@@ -519,8 +556,8 @@ def test_a_full_account_gives_no_sandbox_of_another_kind(account: RemoteAccount,
 def test_a_service_that_never_ends_a_run_is_given_up(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time-outs are counted here as well."""
     monkeypatch.setattr(sandbox, "GRACE_S", 0.1)
-    monkeypatch.setattr(sandbox, "CANCEL_S", 0.1)
-    begun = frames(lambda n: json.dumps({"call": n, "event": "run", "data": {"id": "run_7"}}))
+    monkeypatch.setattr(RemoteAccount, "cancel_s", 0.1)
+    begun = frames(event("run", id="run_7"))
     with (
         posing(certificates, begun) as (account, _),
         pytest.raises(OutcomeUnknown, match=r"did not say in time.*run_7"),

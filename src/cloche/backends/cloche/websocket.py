@@ -77,13 +77,14 @@ class WebSocket(asyncio.Protocol):
 
     def __init__(self, account: RemoteAccount, address: Address, on_message: Callable[[bytes, bool], None]):
         from websockets.client import ClientProtocol
+        from websockets.protocol import State
         from websockets.uri import parse_uri
 
         self._account, self._on_message = account, on_message
         # A logger that nobody has configured: the package would write the key into its debug log.
         logger = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001
         self._ws = ClientProtocol(parse_uri(address.uri), max_size=MOST_MESSAGE, logger=logger)
-        self._is_secure = address.is_secure
+        self._is_secure, self._open = address.is_secure, State.OPEN
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []  # of a message that comes in several frames
         self._is_text = False
@@ -202,16 +203,20 @@ class WebSocket(asyncio.Protocol):
             is_paused = self._is_paused or self._is_parsing
             (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
+    @property
+    def _takes_frames(self) -> bool:
+        return self.is_open and self._ws.state is self._open  # else it is closing, and the frame that says so is next
+
     def send_bytes(self, data: bytes) -> None:
         """Send a binary frame; on a connection that has ended, nothing."""
-        if self.is_open:
+        if self._takes_frames:
             self._ws.send_binary(data)
             self._flush()
 
     def close(self) -> None:
         """Say that it is over, and close it."""
         self.on_end = lambda *_: None
-        if self.is_open:
+        if self._takes_frames:
             self._ws.send_close(1000)
             self._flush()
         self._end(Failure.NO_NETWORK, "it was closed here")
