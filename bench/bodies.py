@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed
 
+from cloche.init import wire as frames
 from tests.harness import wire_client
 from tests.harness.service import Service, start
 
@@ -271,8 +272,8 @@ async def _over_wire(service: Service, key: str, meter: Meter) -> list[Row]:
 async def _in_frame(wire: wire_client.WireClient, body: bytes) -> str:
     """Send a call with its fields; what is no object as it is."""
     call = wire.calls[1] = wire_client.WireCall(wire, 1)
-    text = b'{"call":1,"verb":"code.exec",' + body[1:] if body.startswith(b"{") else body
-    await wire.socket.send(text, text=True)
+    text = b'{"verb":"code.exec",' + body[1:] if body.startswith(b"{") else body
+    await wire.socket.send(frames.frame(frames.OPEN, 1, text))
     return await _status(wire, call)
 
 

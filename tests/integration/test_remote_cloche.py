@@ -419,7 +419,7 @@ def test_a_service_of_another_version_is_named(certificates: Path) -> None:
 
 
 def test_small_frames_of_a_service_do_not_hold_the_loop(certificates: Path) -> None:
-    """By the ten thousand, one in a message or many, they are handled turn by turn, and the result behind them is read."""
+    """By the ten thousand, alone in a message or many, they are handled turn by turn; the result behind them is read."""
     turns = 0
 
     def talk(connection: ServerConnection) -> None:

@@ -15,7 +15,7 @@ from ..identities import Caller
 from ..problems import Refused
 from ..shares import Shares
 
-MOST_CONNECTIONS = 32  # each with a window for every channel of its calls
+MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
 MOST_HELD = 128 << 20  # bytes of fields and files that are held whole
 MOST_WORKSPACES = 64
 

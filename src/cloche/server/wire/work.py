@@ -1,4 +1,4 @@
-"""What those verbs do that no route does in the same way: above all those whose content passes on channels."""
+"""What those verbs do that no route does in the same way: above all those whose content passes on streams."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
 
 
 async def execute(call: Call, asked: Asked) -> object:
-    """Run a command to its end, its streams on the call's channels."""
+    """Run a command to its end, its streams on the call's streams."""
     one: processes.NewProcess = asked.fields
     use = _use(asked)
     timeout = use.sandbox.timeout_s(await sandboxes.allowed_timeout(use, one.timeout))
@@ -346,7 +346,7 @@ async def execute(call: Call, asked: Asked) -> object:
 
 
 async def start(call: Call, asked: Asked) -> object:
-    """Start a process, its streams on the call's channels until it ends, or is let go."""
+    """Start a process, its streams carried by the call until it ends, or is let go."""
     one: StartedProcess = asked.fields
     sandbox = _use(asked).sandbox
     if one.terminal is None:
