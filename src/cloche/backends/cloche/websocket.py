@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
 from cloche.core.remote import MOST_MESSAGE, RemoteAccount
+from cloche.init.wire import MOST_AT_ONCE
 
 from ..remote.failures import Failure, by_status, remote_error
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
     from websockets.http11 import Response
 
-SLICE_BYTES = 1 << 13  # that are parsed at once
-MOST_FRAMES = 512  # that are handled in one turn of the event loop
 MOST_FRAGMENTS = 1024  # of one message
 MOST_UNSENT = 64 << 20  # bytes: more than all windows of a connection
 
@@ -88,7 +87,7 @@ class WebSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []  # of a message that comes in several frames
         self._is_text = False
-        self._unparsed = bytearray()
+        self._unparsed, self._frame_left = bytearray(), 0
         self._is_parsing = self._is_paused = self._has_ended = False
         self._why_lost: tuple[Failure, str] | None = None
         self.on_end: Callable[[Failure, str], None] = lambda *_: None
@@ -110,31 +109,58 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        self._unparsed += data
-        if not self._is_parsing:
-            self._parse()
+        if self._is_parsing or self._unparsed:
+            self._unparsed += data
+            if not self._is_parsing:
+                self._parse_rest()
+        else:
+            self._parse(data)
 
-    def _parse(self) -> None:
-        """Handle what came: the rest in the next turn of the event loop, where it is many small frames."""
-        frames, start, data = 0, 0, bytes(self._unparsed)
-        while start < len(data) and frames < MOST_FRAMES and not self._has_ended and self._ws.parser_exc is None:
-            self._ws.receive_data(data[start : start + SLICE_BYTES])
-            start += SLICE_BYTES
+    def _parse_rest(self) -> None:
+        data, self._unparsed = bytes(self._unparsed), bytearray()
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Handle what came frame by frame, at most `MOST_AT_ONCE` of them in one turn of the event loop."""
+        start = count = 0
+        while count < MOST_AT_ONCE and not self._has_ended and self._ws.parser_exc is None:
+            size = self._size_of_next(data, start)
+            if not size:
+                break
+            self._ws.receive_data(data[start : start + size])
+            start, count = start + size, count + 1
             for event in self._ws.events_received():
-                frames += 1
                 if self.opened.done():
                     self._take(cast("Frame", event))
                 else:
                     self._take_answer(cast("Response", event))
-        del self._unparsed[:start]
+        self._unparsed += data[start:]
         self._check()
-        was_parsing, self._is_parsing = self._is_parsing, bool(self._unparsed) and not self._has_ended
+        was_parsing, self._is_parsing = self._is_parsing, count == MOST_AT_ONCE and not self._has_ended
         if self._is_parsing:
-            asyncio.get_running_loop().call_soon(self._parse)
+            asyncio.get_running_loop().call_soon(self._parse_rest)
         elif self._why_lost is not None:
             self._end(*self._why_lost)
         if was_parsing is not self._is_parsing:
             self._set_reading()
+
+    def _size_of_next(self, data: bytes, start: int) -> int:
+        """Return the size of the next line of the answer, or of the next frame, as far as it came.
+
+        The package parses all that it is given in one go. 0 is returned for less than the header of a frame (RFC 6455).
+        """
+        left = len(data) - start
+        if not self.opened.done():
+            return (data.find(b"\n", start) + 1 or len(data)) - start
+        size = self._frame_left
+        if not size:
+            length = data[start + 1] & 127 if left > 1 else 127
+            header = 2 + {126: 2, 127: 8}.get(length, 0)
+            if left < header:
+                return 0
+            size = header + (length if length < 126 else int.from_bytes(data[start + 2 : start + header], "big"))
+        self._frame_left = max(0, size - left)
+        return min(size, left)
 
     def _check(self) -> None:
         if self._has_ended:
