@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 
 CORE = {"core"}
 BELOW_MECHANISM = CORE | {"hostfs"}
-MECHANISM = {"init", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
+MECHANISM = {"init", "channels", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
 BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "hostfs": CORE,
     "init": set(),
+    "channels": {"init"},
     "jail": set(),
     "jail/setup": {"jail"},
     "interpreter": set(),
@@ -74,7 +75,7 @@ STANDARD_LIBRARY_ONLY = {
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "archive", "cell_outputs", "certificates", "channel", "container_profile", "containers", "enforcement",
+    "archive", "cell_outputs", "certificates", "container_profile", "containers", "enforcement",
     "garbage_collection", "host", "init_link", "layout", "live", "live_files", "live_runs", "live_session",
     "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "session",
     "session_languages", "subordinate_ids", "toolchain",

@@ -6,7 +6,7 @@ share `containers`. The files here are shared by several of them:
 - `enforcement`: the controls of all backends, and the refusal of a policy that asks for more;
 - `host`: what this host gives, and answers kept for later processes; `toolchain`: the programs of a language on it;
   `layout`: the parts of its system that every jail shows; `subordinate_ids`: ids for an ordinary user's guests;
-- `live`: a sandbox that lives, by the link to its init (`init_link`, whose channels are those of `channel`);
+- `live`: a sandbox that lives, by the link to its init (`init_link`, whose channels are those of `cloche.channels`);
   `live_runs`, `live_session`, `live_files` and `live_streams` are its runs, sessions, files and what comes of a
   process;
 - `session`: cells of a live session over any transport; `cell_outputs`: what each shows; `session_languages`: its

@@ -10,11 +10,10 @@ import asyncio
 import json
 from typing import Any, cast
 
+from cloche.channels import Channel, FrameTurns
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.guest_json import decode
 from cloche.init import wire
-
-from .channel import Channel, FrameTurns
 
 MOST_OBJECT_BYTES = 1 << 20
 MOST_PARTS = 40_000

@@ -13,11 +13,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cloche.channels import Channel, FrameTurns
 from cloche.core.guest_json import check_parts, finite, refuse_constant
 from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, RemoteAccount
 from cloche.init import wire
 
-from ..channel import Channel, FrameTurns
 from ..remote.failures import Failure, remote_error
 from .websocket import WebSocket, connect
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from cloche.backends.channel import Streams
+from cloche.channels import Streams
 from cloche.core.remote import MOST_FIELDS, MOST_INLINE
 from cloche.init import wire
 from cloche.records.results import as_json

@@ -1,7 +1,7 @@
 """One channel of the wire on an event loop, and frames that are handled in bounded turns.
 
-The protocol is `cloche.init.wire`. A link to a sandbox (`init_link`), and the client (`cloche.wire`) and the server of
-the service's wire are made of these.
+The protocol is `cloche.init.wire`. `backends.init_link`, which reaches a sandbox, the client (`backends.cloche`) and
+the server (`server.wire`) of a service are made of these.
 """
 
 from __future__ import annotations
