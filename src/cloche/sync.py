@@ -227,7 +227,7 @@ class Network:
         """Have a function say whether a host and port may be reached; see `AsyncNetwork.ask`. It has its own thread."""
 
         async def decide_in_thread(host: str, port: int) -> bool:
-            return await calls.in_own_thread(lambda at: decide(*at), (host, port))
+            return await calls.in_own_thread(lambda target: decide(*target), (host, port))
 
         self._network.ask(decide_in_thread)
 

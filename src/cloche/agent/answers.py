@@ -140,19 +140,19 @@ def _ended(result: Result) -> str:
 
 def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
     """Return the figures of a run, the first few that fit, and how many were left out."""
-    found: list[Image] = []
+    images: list[Image] = []
     left_out, bytes_left = 0, MOST_IMAGES_BYTES
     for output in result.outputs:
         figure = next(((mime, output.data[mime]) for mime in IMAGES if mime in output.data), None)
         if figure is None:
             continue
         mime, content = figure
-        if isinstance(content, bytes) and len(found) < MOST_IMAGES and _fits(mime, content, bytes_left):
+        if isinstance(content, bytes) and len(images) < MOST_IMAGES and _fits(mime, content, bytes_left):
             bytes_left -= len(content)
-            found.append(Image(mime=mime, base64=base64.b64encode(content).decode("ascii")))
+            images.append(Image(mime=mime, base64=base64.b64encode(content).decode("ascii")))
         else:
             left_out += 1
-    return tuple(found), left_out
+    return tuple(images), left_out
 
 
 def _fits(mime: str, content: bytes, bytes_left: int) -> bool:
@@ -161,14 +161,14 @@ def _fits(mime: str, content: bytes, bytes_left: int) -> bool:
 
 def displayed_text(result: Result) -> str:
     """Return as text what a run displayed, without figures and the look of its value; empty for nothing."""
-    parts, left = list[str](), 2 * MOST_CHARS
-    for at, output in enumerate(result.outputs):
+    texts, chars_left = list[str](), 2 * MOST_CHARS
+    for index, output in enumerate(result.outputs):
         text = "" if any(mime in output.data for mime in IMAGES) else _text_of(output)
-        is_value = at == len(result.outputs) - 1 and result.value is not None and _means(text, result)
-        if text and not is_value and left > 0:
-            parts.append(text)
-            left -= len(text)
-    return clip("\n".join(parts))
+        is_value = index == len(result.outputs) - 1 and result.value is not None and _means(text, result)
+        if text and not is_value and chars_left > 0:
+            texts.append(text)
+            chars_left -= len(text)
+    return clip("\n".join(texts))
 
 
 def _text_of(output: Output) -> str:
@@ -184,7 +184,9 @@ def _means(text: str, result: Result) -> bool:
     if result.value_is_repr:
         return bool(text == result.value)
     if len(text) > MOST_CHARS:
-        beginnings = ["".join(one[:MOST_CHARS].split())[: MOST_CHARS // 8] for one in (text, repr(result.value))]
+        beginnings = [
+            "".join(candidate[:MOST_CHARS].split())[: MOST_CHARS // 8] for candidate in (text, repr(result.value))
+        ]
         return beginnings[0] == beginnings[1]
     try:
         return bool(ast.literal_eval(text) == result.value)
@@ -236,26 +238,26 @@ async def answer_of(ran: CallResult, limits: Limits, save_output: SaveOutput, *,
     `most_s` is the longest time-out that could have been asked for.
     """
     result = ran.result
-    parts = [ran.note] if ran.note else []
+    sections = [ran.note] if ran.note else []
     is_silent = True
     for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         where = await save_output(stream, text)
         if text.strip():
             label = "" if stream == "stdout" else "[stderr]\n"
             shown = as_on_screen(text).rstrip("\n")
-            parts.append(label + clip(shown, where=where, is_whole=not result.truncated))
+            sections.append(label + clip(shown, where=where, is_whole=not result.truncated))
             is_silent = False
     for text in (displayed_text(result), _value(result), what_happened(result, limits, most_s=most_s)):
         if text:
-            parts.append(text)
+            sections.append(text)
             is_silent = False
     images, left_out = images_of(result)
     if left_out:
-        parts.append(f"Figures left out: {left_out}. Show up to {MOST_IMAGES} small ones of a usual format.")
+        sections.append(f"Figures left out: {left_out}. Show up to {MOST_IMAGES} small ones of a usual format.")
     elif is_silent:
-        parts.append("It showed a figure." if images else "It ended well, and printed nothing.")
+        sections.append("It showed a figure." if images else "It ended well, and printed nothing.")
     return Answer(
-        text="\n".join(parts), images=images, is_error=not result.ok, result=result, state=ran.state, note=ran.note
+        text="\n".join(sections), images=images, is_error=not result.ok, result=result, state=ran.state, note=ran.note
     )
 
 

@@ -72,11 +72,11 @@ class ApprovalRequest:
     @property
     def call(self) -> str:
         """Return what is asked for in short: code, a command, or a host."""
-        found = self.arguments.get("code", self.arguments.get("command"))
-        if found is None and "host" in self.arguments:
+        shown = self.arguments.get("code", self.arguments.get("command"))
+        if shown is None and "host" in self.arguments:
             of = f" for sandbox {self.arguments['sandbox']}" if "sandbox" in self.arguments else ""
-            found = f"{self.arguments['host']}:{self.arguments.get('port')}{of}"
-        return "" if found is None else str(found)
+            shown = f"{self.arguments['host']}:{self.arguments.get('port')}{of}"
+        return "" if shown is None else str(shown)
 
     @property
     def fingerprint(self) -> str:
@@ -124,16 +124,16 @@ async def deny(request: ApprovalRequest) -> Decision:
 
 def auto(up_to: Risk | str = Risk.HIGH) -> Approver:
     """Return an approver that says yes up to a risk. Raises InvalidRequest for CRITICAL: that takes a human."""
-    most = _read_risk(up_to)
-    if most >= Risk.CRITICAL:
+    highest = _read_risk(up_to)
+    if highest >= Risk.CRITICAL:
         raise InvalidRequest(
             "critical calls are never approved automatically; name a human: AskTerminal(), a callback, or a queue"
         )
 
     async def decide(request: ApprovalRequest) -> Decision:
-        if request.risk <= most:
-            return Decision(is_approved=True, by=f"auto({most})")
-        return Decision(is_approved=False, by=f"auto({most})", reason=f"{request.risk} is above {most}")
+        if request.risk <= highest:
+            return Decision(is_approved=True, by=f"auto({highest})")
+        return Decision(is_approved=False, by=f"auto({highest})", reason=f"{request.risk} is above {highest}")
 
     return decide
 
@@ -168,8 +168,8 @@ def _read_risk(value: Risk | str) -> Risk:
     try:
         return Risk[value.upper()]
     except (KeyError, AttributeError):
-        known = ", ".join(map(str, Risk))
-        raise InvalidRequest(f"unknown risk {value!r}; known: {known}") from None
+        known_names = ", ".join(map(str, Risk))
+        raise InvalidRequest(f"unknown risk {value!r}; known: {known_names}") from None
 
 
 class Gate:
@@ -190,8 +190,8 @@ class Gate:
 
     def would_ask(self, request: ApprovalRequest) -> ApprovalRequest | None:
         """Return what the approver would be asked for a call, None where nobody would be; nothing is kept of it."""
-        known = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
-        if request.risk < Risk.HIGH or known is not None:
+        remembered = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
+        if request.risk < Risk.HIGH or remembered is not None:
             return None
         return replace(request, changes=request.changes or changes_between(self._last.get(request.tool), request))
 
@@ -201,10 +201,10 @@ class Gate:
             return None
         request = replace(request, changes=self._changes(request))
         fingerprint = request.fingerprint  # of what will run, whatever is done to the request meanwhile
-        known = self._remembered.get(fingerprint)
-        if known is not None and request.risk is Risk.HIGH:
-            self._on_event(Decided(request=request, decision=known, was_remembered=True))
-            return known
+        remembered = self._remembered.get(fingerprint)
+        if remembered is not None and request.risk is Risk.HIGH:
+            self._on_event(Decided(request=request, decision=remembered, was_remembered=True))
+            return remembered
         decision = await self._ask(request)
         if request.risk is Risk.CRITICAL:
             decision = await self._ask(replace(request, is_confirmation=True))
@@ -255,8 +255,8 @@ def _lines_of(request: ApprovalRequest) -> list[str]:
     """Return a call as lines of text, the arguments before the rules."""
     texts = [f"{name}: {value}" for name, value in request.arguments.items()]
     for name, rule in request.rules.items():
-        parts = {f"{name}.{key}": value for key, value in rule.items()} if isinstance(rule, Mapping) else {name: rule}
-        texts += [f"{key}: {_format_value(value)}" for key, value in parts.items()]
+        entries = {f"{name}.{key}": value for key, value in rule.items()} if isinstance(rule, Mapping) else {name: rule}
+        texts += [f"{key}: {_format_value(value)}" for key, value in entries.items()]
     return [line for text in texts for line in text.splitlines()]
 
 
@@ -285,5 +285,5 @@ async def _cancel(asking: asyncio.Future[object]) -> None:
     if asking.done():
         return
     asking.cancel()
-    asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio reports it as forgotten
+    asking.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio reports it as forgotten
     await asyncio.wait({asking}, timeout=CANCEL_TIMEOUT_S)

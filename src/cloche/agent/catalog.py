@@ -247,17 +247,17 @@ def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Too
 
     Raises InvalidRequest, which says which tiers have it, or which tools there are.
     """
-    have = (*tools_of(tier), *(one for one in among or () if one.name in FOLDER_TOOLS))
+    have = (*tools_of(tier), *(tool for tool in among or () if tool.name in FOLDER_TOOLS))
     if not isinstance(name, str):
         raise InvalidRequest(f"a tool's name is text, not {type(name).__name__}")
-    table = {**TOOLS, **{one.name: one for one in have if one.name in FOLDER_TOOLS}}
-    tool = table.get(name) or next((one for one in table.values() if one.wire_name == name), None)
+    table = {**TOOLS, **{entry.name: entry for entry in have if entry.name in FOLDER_TOOLS}}
+    tool = table.get(name) or next((entry for entry in table.values() if entry.wire_name == name), None)
     if tool is None:
-        raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
+        raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(entry.name for entry in have)}")
     if tool not in have:  # of the table: the description makes no difference
         tiers = " and ".join(map(str, tool.tiers))
         raise InvalidRequest(f"tier {tier} has no tool {name!r}: it is for tier {tiers}; choose that with tier=")
-    return next((one for one in among or () if one.name == tool.name), tool)
+    return next((entry for entry in among or () if entry.name == tool.name), tool)
 
 
 def describe_on_host(tool: Tool) -> Tool:
@@ -270,8 +270,8 @@ def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
     have = tuple(name for name in tool.languages if name in languages)
     if tool.action is not ToolAction.RUN or have in ((), tool.languages):
         return tool
-    others = {name: schema for name, schema in tool.properties.items() if name not in ("code", "language")}
-    properties = {"code": tool.properties["code"], **_language_schema(have), **others}
+    further = {name: schema for name, schema in tool.properties.items() if name not in ("code", "language")}
+    properties = {"code": tool.properties["code"], **_language_schema(have), **further}
     return replace(
         tool, description=tool.description.replace(_IN_PYTHON_OR_CSHARP, ""), properties=properties, languages=have
     )
@@ -300,10 +300,10 @@ def describe_with_interpreters(tool: Tool, languages: Collection[str]) -> Tool:
     if not with_interpreter:
         return replace(tool, description=f"{tool.description} {_FRESH_EACH_CALL}")
     named = " and ".join(filter(None, (", ".join(with_interpreter[:-1]), with_interpreter[-1])))
-    others = " Other languages begin anew with each call." if len(with_interpreter) < len(tool.languages) else ""
+    further = " Other languages begin anew with each call." if len(with_interpreter) < len(tool.languages) else ""
     note = (
         f" In {named} so are variables, functions and imports: the interpreter goes on from call to call, also after "
-        f"an error or a time-out, until restart; when it is gone, the answer says why.{others}"
+        f"an error or a time-out, until restart; when it is gone, the answer says why.{further}"
     )
     code = {**_CODE, "description": _LIVE_CODE}
     return replace(
@@ -324,8 +324,8 @@ def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
         raise InvalidRequest(f"{tool.name}: give the arguments as an object, not {type(arguments).__name__}")
     unknown = [str(name) for name in arguments if name not in tool.properties]
     if unknown:
-        known = ", ".join(tool.properties)
-        raise InvalidRequest(f"{tool.name}: there is no argument {unknown[0]!r}; it takes: {known}")
+        known_names = ", ".join(tool.properties)
+        raise InvalidRequest(f"{tool.name}: there is no argument {unknown[0]!r}; it takes: {known_names}")
     return {name: _read(tool, name, schema, arguments) for name, schema in tool.properties.items()}
 
 
@@ -348,9 +348,9 @@ def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[s
 
 def tier_of(options: SandboxOptions) -> int:
     """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
-    asked = options.get("tier")
-    if asked is not None:
-        return parse_tier(asked, name="tier")
+    asked_tier = options.get("tier")
+    if asked_tier is not None:
+        return parse_tier(asked_tier, name="tier")
     return min(settings_of(options).tier or DEFAULT_TIER, DEFAULT_TIER)
 
 
@@ -363,13 +363,13 @@ def settings_of(options: SandboxOptions) -> Settings:
 
 def with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:
     """Return the options of a tier's sandbox. Tiers without code have a workspace all the same, for files alone."""
-    found = options.copy()
-    found["tier"] = tier
+    toolbox_options = options.copy()
+    toolbox_options["tier"] = tier
     if not TIERS[tier].runs_code:
-        found["tier"] = None
-        if settings_of(found).tier is not None:  # a configured one would hold: no code runs in either
-            found["tier"] = DEFAULT_TIER
-    return found
+        toolbox_options["tier"] = None
+        if settings_of(toolbox_options).tier is not None:  # a configured one would hold: no code runs in either
+            toolbox_options["tier"] = DEFAULT_TIER
+    return toolbox_options
 
 
 def level_of(backend: object) -> Level | None:

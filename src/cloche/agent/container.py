@@ -56,10 +56,13 @@ def container_arguments(
     if user is not None and settings.policy.user is not None:
         by = settings.origins.get("user", "argument")
         raise InvalidRequest(f"user: {user[0]} is asked for beside {settings.policy.user} ({by}); drop one")
-    wanted = WorkspaceContainer(
+    container = WorkspaceContainer(
         image=image_name,
         command=read_argv(command),
-        folders={WORKSPACE: path, **{f"/{root}": os.path.realpath(at) for root, at in settings.roots.items()}},
+        folders={
+            WORKSPACE: path,
+            **{f"/{root}": os.path.realpath(host_path) for root, host_path in settings.roots.items()},
+        },
         user=(user or owned)[0],
         group=(user or owned)[1],
         env=env or {},
@@ -67,7 +70,7 @@ def container_arguments(
         runtime=_runtime(settings),
         has_terminal=has_terminal,
     )
-    return workspace_arguments(wanted, settings.policy, settings.limits)
+    return workspace_arguments(container, settings.policy, settings.limits)
 
 
 def _runtime(settings: Settings) -> str:
@@ -76,10 +79,12 @@ def _runtime(settings: Settings) -> str:
     _check_controls(settings, policy)
     if settings.backend not in _OF_DOCKER and settings.origins.get("backend") == "argument":
         raise BackendUnavailable(f"backend {settings.backend!r} is asked for, and this is a container of docker's.")
-    wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
-    if wanted > Level.GVISOR or policy.level in (Level.NONE, Level.PROCESS, Level.CONFINED):
-        raise BackendUnavailable(f"level {policy.level or wanted} is asked for, and a container gives jail or gvisor.")
-    if wanted is not Level.GVISOR and settings.backend != "gvisor":
+    required_level = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
+    if required_level > Level.GVISOR or policy.level in (Level.NONE, Level.PROCESS, Level.CONFINED):
+        raise BackendUnavailable(
+            f"level {policy.level or required_level} is asked for, and a container gives jail or gvisor."
+        )
+    if required_level is not Level.GVISOR and settings.backend != "gvisor":
         return policy.runtime or ""
     if policy.level is Level.JAIL:
         raise InvalidRequest("level gvisor and docker's own runtime exclude each other; drop one")

@@ -153,7 +153,7 @@ def _function(toolbox: Toolbox, tool: Tool) -> ToolFunction:
     call.__name__ = call.__qualname__ = tool.wire_name
     call.__doc__ = _docstring(tool)
     call.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
-    call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": str}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": str}
     return call
 
 

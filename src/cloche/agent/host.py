@@ -71,8 +71,8 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         await asyncio.wait(reading, timeout=DRAIN_S)
-        for one in reading:
-            one.cancel()
+        for thread in reading:
+            thread.cancel()
     return _result(process.returncode or 0, outputs, time.monotonic() - started, timed_out=timed_out)
 
 
@@ -113,8 +113,8 @@ async def _read(stream: asyncio.StreamReader, into: HeadTail) -> None:
 def _result(code: int, outputs: list[HeadTail], duration: float, *, timed_out: bool) -> Result:
     out, err = outputs[0].joined(), outputs[1].joined()
     cause = KillCause.TIMEOUT if timed_out else None
-    seen = Observed(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, cause=cause)
-    verdict = decide(seen)
+    observed = Observed(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, cause=cause)
+    verdict = decide(observed)
     return Result(
         out.decode("utf-8", "replace"),
         err.decode("utf-8", "replace"),
@@ -122,7 +122,7 @@ def _result(code: int, outputs: list[HeadTail], duration: float, *, timed_out: b
         duration,
         status=verdict.status,
         timed_out=verdict.status is Status.TIMEOUT,
-        truncated=any(one.is_truncated for one in outputs),
+        truncated=any(output.is_truncated for output in outputs),
         usage=Usage(wall_s=duration),
         stdout_bytes=out,
         stderr_bytes=err,
@@ -186,8 +186,8 @@ class Roots:
         mount, names = self._split(path)
         fd = self._descend(path, mount, names)
         try:
-            found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names), set())
-            return tuple(sorted(islice(found, MOST_LISTED)))
+            paths = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names), set())
+            return tuple(sorted(islice(paths, MOST_LISTED)))
         except OSError as error:
             raise _error_for_model(error, path) from error
         finally:
@@ -254,8 +254,8 @@ def _walk(fd: int, shown_path: str, depth: int, visited: set[tuple[int, int]]) -
         return
     visited.add((facts.st_dev, facts.st_ino))
     with os.scandir(fd) as entries:
-        found = sorted(islice(entries, MOST_NAMES), key=lambda entry: entry.name)
-    for entry in found:
+        listed = sorted(islice(entries, MOST_NAMES), key=lambda entry: entry.name)
+    for entry in listed:
         if entry.is_file(follow_symlinks=False):
             yield f"{shown_path}/{entry.name}"
         elif depth > 0 and entry.is_dir(follow_symlinks=False):

@@ -55,9 +55,9 @@ class HostApprovals:
         """Return what was decided, None where nobody did in time, or it could not be recorded."""
         if not may_be_asked(self._check, host, port):
             return False
-        kept = self._kept
+        entry = self._kept
         request = ApprovalRequest.of_host(
-            host, port, policy=kept.policy, runs_on=kept.backend, sandbox=self._name
+            host, port, policy=entry.policy, runs_on=entry.backend, sandbox=self._name
         )  # fmt: skip
         self._asking += 1
         try:
@@ -80,27 +80,29 @@ def main(name: str) -> None:
 async def _stand_in(name: str, control: socket.socket) -> None:
     network, rules, _ = join_network(control)
     entry = registry.find(name).entry
-    kept, said = read_entry(name, entry), entry["asking"]
-    approvals = HostApprovals(name, kept, _ceiling(said["ceiling"]), Audit(said["audit"]) if said["audit"] else None)
-    shared = SharedNetwork(network, kept.policy.network_rules().parse(**rules))
+    sandbox, asking = read_entry(name, entry), entry["asking"]
+    approvals = HostApprovals(
+        name, sandbox, _ceiling(asking["ceiling"]), Audit(asking["audit"]) if asking["audit"] else None
+    )
+    shared = SharedNetwork(network, sandbox.policy.network_rules().parse(**rules))
     shared.decide_by(approvals.decide)
     try:
         while not shared.is_lost:
             approvals.asked.clear()
-            waiting = [asyncio.ensure_future(one.wait()) for one in (shared.lost, approvals.asked)]
-            done, _ = await asyncio.wait(waiting, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
-            for one in waiting:
-                one.cancel()
-            if not (done or approvals.is_asking):
+            waiting = [asyncio.ensure_future(event.wait()) for event in (shared.lost, approvals.asked)]
+            finished, _ = await asyncio.wait(waiting, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            if not (finished or approvals.is_asking):
                 return
     finally:
         shared.close()
         await approvals.close()
 
 
-def _ceiling(said: Mapping[str, Any] | None) -> NetworkCeiling | None:
+def _ceiling(document: Mapping[str, Any] | None) -> NetworkCeiling | None:
     """Return the operator's ceiling of when the sandbox was opened."""
-    if said is None:
+    if document is None:
         return None
-    hosts = None if said["hosts"] is None else tuple(said["hosts"])
-    return NetworkCeiling(mode=said["mode"], hosts=hosts, networks=tuple(said["networks"]))
+    hosts = None if document["hosts"] is None else tuple(document["hosts"])
+    return NetworkCeiling(mode=document["mode"], hosts=hosts, networks=tuple(document["networks"]))

@@ -44,8 +44,8 @@ class ShownDiffs:
         if tool.action is ToolAction.DIFF:
             return self.note(await sandbox.diff())
         diff = self._found(tool, read["id"])
-        seen = [one.path for one in diff.dangerous]  # by the approver
-        return _told(await sandbox.commit(diff, dangerous=seen))
+        approved = [change.path for change in diff.dangerous]  # by the approver
+        return _told(await sandbox.commit(diff, dangerous=approved))
 
     def note(self, diff: Diff) -> str:
         """Take note of a diff, and return what the model is told of it."""
@@ -62,10 +62,10 @@ class ShownDiffs:
         text = "\n".join([head, *_rows(diff), *(_left_out(diff)), "", escape(diff.patch)])
         return clip(text, where="the folder") if len(text) > MOST_CHARS else text
 
-    def _found(self, tool: Tool, wanted: str) -> Diff:
-        if wanted not in self._shown:
-            raise InvalidRequest(f"{tool.name}: no diff with id {wanted!r} was shown; call show_changes first")
-        return self._shown[wanted]
+    def _found(self, tool: Tool, diff_id: str) -> Diff:
+        if diff_id not in self._shown:
+            raise InvalidRequest(f"{tool.name}: no diff with id {diff_id!r} was shown; call show_changes first")
+        return self._shown[diff_id]
 
     def request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
         """Return what an approver is asked: critical where one of the changes is dangerous.
@@ -88,17 +88,17 @@ class ShownDiffs:
         )  # fmt: skip
 
 
-def _told(done: Committed) -> str:
-    lines = [f"Wrote {len(done.written)} paths to the host's folder."]
-    lines += [f"not written: {escape_name(path)}: {why}" for path, why in done.left.items()]
-    lines += [f"{escape_name(name)} is {commit}" for name, commit in done.refs.items()]
+def _told(committed: Committed) -> str:
+    lines = [f"Wrote {len(committed.written)} paths to the host's folder."]
+    lines += [f"not written: {escape_name(path)}: {why}" for path, why in committed.left.items()]
+    lines += [f"{escape_name(name)} is {commit}" for name, commit in committed.refs.items()]
     return clip("\n".join(lines))
 
 
 def _dangers(diff: Diff) -> dict[str, list[str]]:
     """Return why changes are dangerous, the gravest reason first, each with how many are so."""
-    told = [f"{question.reason}: {len(question.paths)}" for question in diff.questions]
-    return {"dangers": told} if told else {}
+    counts = [f"{question.reason}: {len(question.paths)}" for question in diff.questions]
+    return {"dangers": counts} if counts else {}
 
 
 def _rows(diff: Diff) -> list[str]:
@@ -106,22 +106,26 @@ def _rows(diff: Diff) -> list[str]:
 
     They stand by their gravest reason, in the order of the questions.
     """
-    places = {path: place for place, question in enumerate(diff.questions) for path in question.paths}
-    changes = sorted(diff.changes, key=lambda one: (not one.dangers, places.get(one.path, 0)))
-    rows = [_row(one) for one in changes[:MOST_ROWS]]
+    order = {path: index for index, question in enumerate(diff.questions) for path in question.paths}
+    changes = sorted(diff.changes, key=lambda change: (not change.dangers, order.get(change.path, 0)))
+    rows = [_row(change) for change in changes[:MOST_ROWS]]
     return rows if len(changes) <= MOST_ROWS else [*rows, f"and {len(changes) - MOST_ROWS} more"]
 
 
-def _row(one: Change) -> str:
-    name = f"{escape_name(one.old_path)} -> {escape_name(one.path)}" if one.old_path else escape_name(one.path)
-    notes = [f"DANGEROUS: {', '.join(one.dangers)}"] if one.dangers else []
-    notes += (
-        [f"on the host also by {', '.join(map(escape_name, one.reached_as[:MOST_NAMES]))}"] if one.reached_as else []
+def _row(change: Change) -> str:
+    name = (
+        f"{escape_name(change.old_path)} -> {escape_name(change.path)}" if change.old_path else escape_name(change.path)
     )
-    notes += [one.mode_note] if one.mode_note else []
-    notes += [f"conflict: {one.conflict}"] if one.conflict else []
-    return f"{one.what} {one.kind} {name}" + (f" ({'; '.join(notes)})" if notes else "")
+    notes = [f"DANGEROUS: {', '.join(change.dangers)}"] if change.dangers else []
+    notes += (
+        [f"on the host also by {', '.join(map(escape_name, change.reached_as[:MOST_NAMES]))}"]
+        if change.reached_as
+        else []
+    )
+    notes += [change.mode_note] if change.mode_note else []
+    notes += [f"conflict: {change.conflict}"] if change.conflict else []
+    return f"{change.what} {change.kind} {name}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _left_out(diff: Diff) -> list[str]:
-    return [f"never written: {escape_name(one.path)}: {one.reason}" for one in diff.left_out[:MOST_ROWS]]
+    return [f"never written: {escape_name(change.path)}: {change.reason}" for change in diff.left_out[:MOST_ROWS]]

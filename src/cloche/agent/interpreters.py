@@ -54,14 +54,14 @@ T = TypeVar("T", bound=PoolEntry)
 
 def choose_eviction(entries: Sequence[T], owner: str | None) -> T | None:
     """Return which entry to evict for a new one of `owner`; None where all that could be evicted are busy."""
-    counts = Counter(one.owner for one in entries)
+    counts = Counter(entry.owner for entry in entries)
     own = counts[owner]
     counts[owner] += 1
 
-    def may_go(one: T) -> bool:
-        return not one.is_busy and (one.owner == owner or own == 0 or counts[one.owner] > own + 1)
+    def may_go(entry: T) -> bool:
+        return not entry.is_busy and (entry.owner == owner or own == 0 or counts[entry.owner] > own + 1)
 
-    return min(filter(may_go, entries), key=lambda one: (-counts[one.owner], one.used_at), default=None)
+    return min(filter(may_go, entries), key=lambda entry: (-counts[entry.owner], entry.used_at), default=None)
 
 
 class Room:
@@ -108,7 +108,7 @@ class Room:
     async def _claim(self, entry: PoolEntry) -> PoolEntry | None:
         """Add an entry, waiting while the pool is full; return the one to evict for it."""
         while True:
-            self._entries = [one for one in self._entries if one.is_busy or one.is_alive]
+            self._entries = [entry for entry in self._entries if entry.is_busy or entry.is_alive]
             is_new = entry not in self._entries
             evicted = (
                 choose_eviction(self._entries, entry.owner) if is_new and len(self._entries) >= self.most else None
@@ -137,14 +137,14 @@ class Room:
         await changed
 
     def _prune(self) -> None:
-        self._entries = [one for one in self._entries if one.is_busy or one.is_alive]
+        self._entries = [entry for entry in self._entries if entry.is_busy or entry.is_alive]
         self._wake()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,25 +249,25 @@ class Interpreters:
     async def _run_in_interpreter(
         self, sandbox: AsyncSandbox, code: str, language: str, timeout_s: float, *, restart: bool
     ) -> CallResult:
-        one = self._by_language.get(language)
-        if one is None:
-            one = Interpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
-            self._by_language[language] = one
-        async with self._share.room.hold_entry(one):
+        session = self._by_language.get(language)
+        if session is None:
+            session = Interpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
+            self._by_language[language] = session
+        async with self._share.room.hold_entry(session):
             try:
-                is_new, why = await one.make_ready(sandbox, restart=restart)
+                is_new, why = await session.make_ready(sandbox, restart=restart)
             except (BackendUnavailable, StartFailed) as error:
-                if one.was_started:  # what earlier calls defined would be given up without a word
+                if session.was_started:  # what earlier calls defined would be given up without a word
                     raise
                 raise _NoInterpreter from error
-            result = await one.run(code, timeout_s, self._collect)
+            result = await session.run(code, timeout_s, self._collect)
         state = LOST if result.meta.get("state") == LOST else NEW if is_new else KEPT
         return CallResult(result=result, state=state, note=_lost_state_note(language, why) if why else "")
 
     def forget(self) -> None:
         """Begin anew with the next call; what there is ends with its sandbox."""
-        for one in self._by_language.values():
-            self._share.room.remove_entry(one)
+        for session in self._by_language.values():
+            self._share.room.remove_entry(session)
         self._by_language.clear()
         self._without_interpreter.clear()
 

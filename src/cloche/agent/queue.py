@@ -171,10 +171,10 @@ class ApprovalQueue:
 
     def entry(self, number: int) -> Entry:
         """Return one by its number. Raises InvalidRequest when there is none (any more)."""
-        found = self._entries("WHERE id = ?", number) if number < 1 << 63 else []
-        if not found:
+        entries = self._entries("WHERE id = ?", number) if number < 1 << 63 else []
+        if not entries:
             raise InvalidRequest(f"there is no approval {number} in {self._path}; `cloche approvals list` shows them")
-        return found[0]
+        return entries[0]
 
     def _entries(self, which: str, *values: object) -> list[Entry]:
         with opened(self._path) as database:
@@ -191,10 +191,10 @@ class ApprovalQueue:
         """
         with opened(self._path) as database:
             database.execute("BEGIN IMMEDIATE")
-            found = self._read(database, "WHERE id = ?", number)
-            if not found:
+            entries = self._read(database, "WHERE id = ?", number)
+            if not entries:
                 raise not_waiting(number)
-            database.execute(DECIDE, found[0].decided(decision, is_confirming=is_confirming))
+            database.execute(DECIDE, entries[0].decided(decision, is_confirming=is_confirming))
 
     def _ask(self, request: ApprovalRequest) -> int:
         now = time.time()
@@ -264,9 +264,9 @@ def as_text(request: ApprovalRequest) -> str:
 def _with_enum_names(value: Any) -> Any:  # noqa: ANN401 - plain data
     """Return plain data with names instead of numbers for enumerations."""
     if isinstance(value, Mapping):
-        return {str(name): _with_enum_names(one) for name, one in value.items()}
+        return {str(name): _with_enum_names(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_enum_names(one) for one in value]
+        return [_with_enum_names(item) for item in value]
     return str(value) if isinstance(value, enum.Enum) else value
 
 

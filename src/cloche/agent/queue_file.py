@@ -85,9 +85,9 @@ def _statements() -> Iterator[str]:
 
 def check_owner(path: str) -> None:
     """Raise InvalidRequest where another user owns the file or its folder, and so could put an approval into it."""
-    for place in (path, os.path.dirname(path)):
-        if (owner := os.stat(place).st_uid) not in (0, os.geteuid()):
-            raise InvalidRequest(f"{place} belongs to user {owner}, who could approve; name a queue of your own")
+    for checked in (path, os.path.dirname(path)):
+        if (owner := os.stat(checked).st_uid) not in (0, os.geteuid()):
+            raise InvalidRequest(f"{checked} belongs to user {owner}, who could approve; name a queue of your own")
 
 
 def make_folder(folder: str) -> None:

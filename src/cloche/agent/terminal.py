@@ -37,29 +37,29 @@ _NAMED = (
 def describe_rules(request: ApprovalRequest) -> str:
     """Return the rules of a call in words, and that there is no sandbox where that is so."""
     policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
-    parts = [f"network {policy['network']}"] if "network" in policy else []
+    phrases = [f"network {policy['network']}"] if "network" in policy else []
     for name, words in _NAMED:
         if named := policy.get(name):
-            parts.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
+            phrases.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:
-        parts.append("no sandbox: all of the host's files and network")
+        phrases.append("no sandbox: all of the host's files and network")
     if isinstance(limits.get("timeout_s"), int | float):
-        parts.append(f"at most {limits['timeout_s']:g} s")
+        phrases.append(f"at most {limits['timeout_s']:g} s")
     if isinstance(limits.get("memory_bytes"), int):
-        parts.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
+        phrases.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     if isinstance(interpreter := request.rules.get("interpreter"), str):
-        parts.append(f"an interpreter that {interpreter}")
+        phrases.append(f"an interpreter that {interpreter}")
     if isinstance(folder := request.rules.get("writes_to"), str):
-        parts.append(f"writes to {folder}")
+        phrases.append(f"writes to {folder}")
     if isinstance(dangers := request.rules.get("dangers"), list | tuple):
-        parts.append(f"dangerous: {'; '.join(map(str, dangers))}")
-    return ", ".join(parts)
+        phrases.append(f"dangerous: {'; '.join(map(str, dangers))}")
+    return ", ".join(phrases)
 
 
 def changes_told(request: ApprovalRequest) -> list[str]:
     """Return a line for each change to a folder of the host, those that are dangerous with the reasons."""
-    told = request.rules.get("changes")
-    return [str(row) for row in told] if isinstance(told, list | tuple) else []
+    changes = request.rules.get("changes")
+    return [str(row) for row in changes] if isinstance(changes, list | tuple) else []
 
 
 def what_changes_are(request: ApprovalRequest) -> str:

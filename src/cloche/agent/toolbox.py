@@ -302,8 +302,8 @@ class Toolbox:
     @property
     def _is_on_host(self) -> bool:
         """Tell whether the code that tools run has the host to itself: at a level that is asked for or that is had."""
-        asked = self._sandbox.policy.level
-        level = self._given_level if asked is None else asked
+        asked_level = self._sandbox.policy.level
+        level = self._given_level if asked_level is None else asked_level
         return level is not None and level < Level.CONFINED
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
@@ -409,9 +409,9 @@ class Toolbox:
     async def _end_leftovers(self) -> None:
         """End what calls that have ended left running, and wait until something can be started again, for a while."""
         for _ in range(ENDINGS):
-            for one in await self._sandbox.processes():
-                if one.exit_code is not None:
-                    await (await self._sandbox.process(one.id)).kill()
+            for process in await self._sandbox.processes():
+                if process.exit_code is not None:
+                    await (await self._sandbox.process(process.id)).kill()
             await asyncio.sleep(ENDING_S)
 
     async def run_code(
@@ -566,10 +566,10 @@ class Toolbox:
     async def _list_files(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         path = read["path"]
         if self._roots.has(path):
-            found = await asyncio.to_thread(self._roots.list_files, path)
+            paths = await asyncio.to_thread(self._roots.list_files, path)
         else:
-            found = await (await self._opened()).list_files(_inside(tool, path))
-        return Answer(text=clip("\n".join(found)) if found else "There are no files.")
+            paths = await (await self._opened()).list_files(_inside(tool, path))
+        return Answer(text=clip("\n".join(paths)) if paths else "There are no files.")
 
     async def _write_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         async with self._editing:

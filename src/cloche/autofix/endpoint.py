@@ -186,13 +186,13 @@ class Endpoint:
         return replace(reply, tokens=max(reply.tokens, meter.tokens))
 
     async def _ask_until(self, end: float, meter: _Meter) -> Reply:
-        clock, tries, way = asyncio.get_running_loop(), 0, self._way  # which others who ask may change meanwhile
+        clock, tries, form = asyncio.get_running_loop(), 0, self._way  # which others who ask may change meanwhile
         async with self._client(end - clock.time()) as client:
             while True:
                 try:
-                    reply = await self._ask_once(client, meter, way)
+                    reply = await self._ask_once(client, meter, form)
                 except _FormRefused:
-                    way += 1
+                    form += 1
                 except _Retryable as error:
                     tries += 1
                     meter.try_again()
@@ -202,7 +202,7 @@ class Endpoint:
                     log.debug("asking %s again in %.1f s: %s", self.host, wait_s, self._clean(error))
                     await asyncio.sleep(wait_s)
                 else:
-                    self._way = way
+                    self._way = form
                     return reply
 
     def _client(self, timeout_s: float) -> httpx.AsyncClient:
@@ -216,10 +216,10 @@ class Endpoint:
             verify=_trusted(),
         )
 
-    async def _ask_once(self, client: httpx.AsyncClient, meter: _Meter, way: int) -> Reply:
+    async def _ask_once(self, client: httpx.AsyncClient, meter: _Meter, form: int) -> Reply:
         """Ask in one way, with the library's errors in our words."""
         try:
-            return await self._answer(client, meter, way)
+            return await self._answer(client, meter, form)
         except _Unreadable as error:
             raise ModelFailed(f"{self.host}: {error}") from None
         except (ClocheError, _Retryable, _FormRefused, TimeoutError):
@@ -230,8 +230,8 @@ class Endpoint:
                 f"{self.host} answered something that makes no sense ({type(error).__name__}); check the base URL"
             ) from None
 
-    async def _answer(self, client: httpx.AsyncClient, meter: _Meter, way: int) -> Reply:
-        asked = {"messages": [{"role": "user", "content": meter.prompt}], "model": self.model, **_REQUEST_FORMS[way]}
+    async def _answer(self, client: httpx.AsyncClient, meter: _Meter, form: int) -> Reply:
+        asked = {"messages": [{"role": "user", "content": meter.prompt}], "model": self.model, **_REQUEST_FORMS[form]}
         data = json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode()
         url = f"{self._base_url}{'' if self._base_url.endswith('/') else '/'}chat/completions"
         request = client.build_request("POST", url, content=data)
@@ -242,7 +242,7 @@ class Endpoint:
             if encoding not in ("", "identity"):
                 raise _Unreadable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
             if not response.is_success:
-                raise self._error_of(response, await _read(response), way)
+                raise self._error_of(response, await _read(response), form)
             if "text/event-stream" in response.headers.get("content-type", "").lower():
                 async with aclosing(self._chunks(response)) as chunks:
                     return await self._streamed(chunks, meter)
@@ -264,13 +264,13 @@ class Endpoint:
                 f"{self.host} cannot be reached: {self._clean(error)}; check it and the base URL"
             ) from None
 
-    def _error_of(self, response: httpx.Response, body: bytes, way: int) -> Exception:
+    def _error_of(self, response: httpx.Response, body: bytes, form: int) -> Exception:
         """Return what an HTTP status means: another way, another try, or the end."""
         status, error = response.status_code, _error_in(body)
         message = error.get("message")
         detail = f" - {message}" if isinstance(message, str) and message else ""
         text = f"{self.host} answered {status}: {self._clean(f'Error code: {status}{detail}')}"
-        if status in _FORM_REFUSED and way < len(_REQUEST_FORMS) - 1:
+        if status in _FORM_REFUSED and form < len(_REQUEST_FORMS) - 1:
             return _FormRefused(text)
         self._way = 0 if status in _FORM_REFUSED else self._way  # it was not for the way of asking
         if 300 <= status < 400:
@@ -298,8 +298,8 @@ class Endpoint:
         error = _get(chunk, "error")
         if error:
             message = _get(error, "message")
-            said = message if isinstance(message, str) and message else "An error occurred during streaming"
-            raise _Retryable(f"{self.host} failed while it answered: {self._clean(said)}")
+            detail = message if isinstance(message, str) and message else "An error occurred during streaming"
+            raise _Retryable(f"{self.host} failed while it answered: {self._clean(detail)}")
         return chunk
 
     async def _streamed(self, chunks: AsyncIterator[object], meter: _Meter) -> Reply:
@@ -344,10 +344,10 @@ class Endpoint:
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, HIDDEN) if len(self._key) >= LEAST_SECRET_CHARS else text
 
-    def _clean(self, said: object) -> str:
+    def _clean(self, text: object) -> str:
         """Return what somebody said as one short line, without the key."""
-        line = " ".join(self._without_key(str(said)).split())
-        return line[:MOST_ERROR_CHARS] or type(said).__name__
+        line = " ".join(self._without_key(str(text)).split())
+        return line[:MOST_ERROR_CHARS] or type(text).__name__
 
 
 def host_of(base_url: object) -> str:
@@ -358,17 +358,19 @@ def host_of(base_url: object) -> str:
             f"{name}: no endpoint is named; set it in your own configuration file, or CLOCHE_AUTOFIX_BASE_URL"
         )
     try:
-        parts = urlsplit(base_url.strip())
-        host, port = parts.hostname, parts.port
+        address = urlsplit(base_url.strip())
+        host, port = address.hostname, address.port
     except ValueError:
-        parts, host, port = urlsplit(""), None, None
-    if parts.scheme not in ("http", "https") or not host or not base_url.isprintable() or " " in base_url:
+        address, host, port = urlsplit(""), None, None
+    if address.scheme not in ("http", "https") or not host or not base_url.isprintable() or " " in base_url:
         raise InvalidRequest(f"{name}: this is no http or https address; write one such as http://localhost:8000/v1")
-    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+    if address.username is not None or address.password is not None or address.query or address.fragment:
         raise InvalidRequest(f"{name}: give the address alone, and the key as autofix.api_key")
     shown = f"[{host}]" if ":" in host else host
-    if parts.netloc.lower() not in (shown.lower(), f"{shown}:{parts.netloc.rpartition(':')[2]}".lower()):
-        raise InvalidRequest(f"{name}: {parts.netloc[:80]!r} is no host with a port; write one such as localhost:8000")
+    if address.netloc.lower() not in (shown.lower(), f"{shown}:{address.netloc.rpartition(':')[2]}".lower()):
+        raise InvalidRequest(
+            f"{name}: {address.netloc[:80]!r} is no host with a port; write one such as localhost:8000"
+        )
     return f"{shown}:{port}" if port is not None else shown
 
 
@@ -402,10 +404,10 @@ def _trusted() -> ssl.SSLContext | bool:
 
 async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield an answer's bytes, and no more of them than any answer needs."""
-    left = MOST_ANSWER_BYTES
+    bytes_left = MOST_ANSWER_BYTES
     async for piece in response.aiter_raw():
-        left -= len(piece)
-        if left < 0:
+        bytes_left -= len(piece)
+        if bytes_left < 0:
             raise _Unreadable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
         yield piece
 
@@ -422,9 +424,9 @@ class _Events:
 
     def feed(self, piece: bytes) -> Iterator[str]:
         """Yield the data of each event that ends in this piece. A line ends with CR, LF or both."""
-        rest = piece[1:] if self._ended_with_cr and piece.startswith(b"\n") else piece
+        text = piece[1:] if self._ended_with_cr and piece.startswith(b"\n") else piece
         self._ended_with_cr = piece.endswith(b"\r")
-        for part in rest.splitlines(keepends=True):
+        for part in text.splitlines(keepends=True):
             self._line += part
             if not part.endswith((b"\r", b"\n")):
                 return
@@ -448,9 +450,9 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _get(told: object, name: str) -> Any:  # noqa: ANN401 - whatever an endpoint put there
+def _get(answer: object, name: str) -> Any:  # noqa: ANN401 - whatever an endpoint put there
     """Return a field of what should be an object; None where it is none."""
-    return told.get(name) if isinstance(told, dict) else None
+    return answer.get(name) if isinstance(answer, dict) else None
 
 
 def _first(choices: object) -> list[Any]:
@@ -462,7 +464,7 @@ def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+        return "".join(item["text"] for item in content if isinstance(item, dict) and isinstance(item.get("text"), str))
     return ""
 
 

@@ -95,11 +95,11 @@ def apply_patch(code: str, patch: str) -> str | None:
         return None
     bare = [line.rstrip() for line in lines]
     for hunk in hunks:
-        at = _line_of(bare, hunk, hunk.line - 1 + shift)
-        if at is None:
+        position = _line_of(bare, hunk, hunk.line - 1 + shift)
+        if position is None:
             return None
-        lines[at : at + len(hunk.old)] = hunk.new
-        bare[at : at + len(hunk.old)] = [line.rstrip() for line in hunk.new]
+        lines[position : position + len(hunk.old)] = hunk.new
+        bare[position : position + len(hunk.old)] = [line.rstrip() for line in hunk.new]
         shift += len(hunk.new) - len(hunk.old)
     patched = "\n".join(lines)
     return patched if patched != code else None
@@ -116,27 +116,27 @@ def _hunks(patch: str) -> Iterator[Hunk]:
                 yield Hunk(line=line, old=tuple(old), new=tuple(new))
             line, old, new, is_changed = int(match[1] or 1) if match else line, [], [], False
             continue
-        sign, rest = text[:1], text[1:]
+        sign, content = text[:1], text[1:]
         if sign not in ("+", "-"):
-            rest = rest if sign == " " else text
+            content = content if sign == " " else text
         else:
             is_changed = True
         if sign != "+":
-            old.append(rest)
+            old.append(content)
         if sign != "-":
-            new.append(rest)
+            new.append(content)
     if is_changed:
         yield Hunk(line=line, old=tuple(old), new=tuple(new))
 
 
-def _line_of(bare: list[str], hunk: Hunk, wanted: int) -> int | None:
+def _line_of(bare: list[str], hunk: Hunk, expected: int) -> int | None:
     """Return where a hunk's lines are, the nearest to where it says; blanks at the ends of lines do not count."""
     if not hunk.old:
-        return min(max(wanted, 0), len(bare)) if len(bare) > 1 or bare == [""] else None
+        return min(max(expected, 0), len(bare)) if len(bare) > 1 or bare == [""] else None
     old = [line.rstrip() for line in hunk.old]
     first = old[0]
-    places = [at for at, line in enumerate(bare) if line == first and bare[at : at + len(old)] == old]
-    return min(places, key=lambda at: abs(at - wanted), default=None)
+    matches = [index for index, line in enumerate(bare) if line == first and bare[index : index + len(old)] == old]
+    return min(matches, key=lambda index: abs(index - expected), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ def _extract(reply: str, language: str, code: str, depth: int) -> Extracted:
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
         return _unfenced(text, code, depth)
-    if (found := _best_of(blocks, language, code)) is not None:
-        return _checked(found)
+    if (extracted := _best_of(blocks, language, code)) is not None:
+        return _checked(extracted)
     if depth < MOST_DEPTH:
         for block in blocks:
             if block.tag in DATA and (inner := _unwrapped(block.text)):
@@ -221,8 +221,8 @@ def _program_of(value: object, depth: int) -> str | None:
         return _program_of(value[0], depth + 1) if len(value) == 1 else None
     if isinstance(value, Mapping):
         for name in NAMES:
-            if name in value and (found := _program_of(value[name], depth + 1)):
-                return found
+            if name in value and (program := _program_of(value[name], depth + 1)):
+                return program
     return None
 
 
@@ -233,14 +233,14 @@ def fenced_blocks(text: str) -> Iterator[Block]:
     text; so does a bare one inside of a string over several lines.
     """
     page = _Lines(text)
-    at = 0
+    index = 0
     for start, fence in page.fences.items():
-        if start < at:
+        if start < index:
             continue
         end = page.end_of(start, fence)
         body = _dedented(page.lines[start + 1 : end], page.lines[start])
         yield Block(tag=_tag(fence["info"]), text="\n".join(body) + "\n", is_closed=end < len(page.lines))
-        at = end + 1
+        index = end + 1
 
 
 class _Lines:
@@ -248,11 +248,13 @@ class _Lines:
 
     def __init__(self, text: str):
         self.lines = text.split("\n")
-        found = ((at, _FENCE.fullmatch(line)) for at, line in enumerate(self.lines) if len(line) <= MOST_FENCE_CHARS)
-        self.fences = dict(islice(((at, match) for at, match in found if match is not None), MOST_FENCES))
+        matches = (
+            (index, _FENCE.fullmatch(line)) for index, line in enumerate(self.lines) if len(line) <= MOST_FENCE_CHARS
+        )
+        self.fences = dict(islice(((index, match) for index, match in matches if match is not None), MOST_FENCES))
+        lines = [(index in self.fences, line) for index, line in enumerate(self.lines)]
         self._before = {
-            mark: list(accumulate((0 if at in self.fences else line.count(mark) for at, line in enumerate(self.lines)),
-                                  initial=0))
+            mark: list(accumulate((0 if fenced else line.count(mark) for fenced, line in lines), initial=0))
             for mark in _LONG_STRINGS
         }  # fmt: skip
 
@@ -260,24 +262,26 @@ class _Lines:
         """Return the number of the line that closes a block, that after the last when none does."""
         nested, marks, tag = 0, fence["marks"], _tag(fence["info"])
         first_bare = None
-        for at, other in self.fences.items():
-            if at <= start or other["marks"][0] != marks[0] or len(other["marks"]) < len(marks):
+        for index, other in self.fences.items():
+            if index <= start or other["marks"][0] != marks[0] or len(other["marks"]) < len(marks):
                 continue
             if other["info"].strip():
                 nested += 1
             elif nested:
                 nested -= 1
-                first_bare = at if first_bare is None else first_bare
-            elif self._is_inside_string(start + 1, at, tag):
-                first_bare = at if first_bare is None else first_bare
+                first_bare = index if first_bare is None else first_bare
+            elif self._is_inside_string(start + 1, index, tag):
+                first_bare = index if first_bare is None else first_bare
             else:
-                return at
+                return index
         return len(self.lines) if first_bare is None else first_bare
 
-    def _is_inside_string(self, start: int, at: int, tag: str) -> bool:
+    def _is_inside_string(self, start: int, end: int, tag: str) -> bool:
         """Tell whether a block so far ends inside of a string over several lines, as far as counting tells."""
         return any(
-            (before[at] - before[start]) % 2 == 1 for mark, before in self._before.items() if tag in _LONG_STRINGS[mark]
+            (before[end] - before[start]) % 2 == 1
+            for mark, before in self._before.items()
+            if tag in _LONG_STRINGS[mark]
         )
 
 
@@ -338,7 +342,7 @@ def _unfenced(text: str, code: str, depth: int) -> Extracted:
         patched = apply_patch(code, text)
         return _checked(patched) if patched is not None else Extracted(why_not="the diff does not fit the program")
     lines = text.split("\n")
-    code_lines = [at for at, line in enumerate(lines) if line.strip() and _is_code_like(line)]
+    code_lines = [index for index, line in enumerate(lines) if line.strip() and _is_code_like(line)]
     if not code_lines:
         return Extracted(why_not="the answer holds no code")
     candidate = lines[code_lines[0] : code_lines[-1] + 1]

@@ -97,7 +97,7 @@ def signature(result: Result) -> str:
 def error_line(result: Result) -> str:
     """Return the failure in one line: the one on top that names it, where there is one, else the last that says it."""
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-    top = next((at for at, line in enumerate(lines) if _ON_TOP.match(line)), None)
+    top = next((index for index, line in enumerate(lines) if _ON_TOP.match(line)), None)
     if top is not None and not any(line.startswith("Traceback (most recent call last)") for line in lines):
         line_text = (
             " ".join(lines[top : top + 2]) if lines[top].endswith(":") else lines[top]
@@ -119,22 +119,24 @@ def build_prompt(task: FixTask, code: str, result: Result, rounds: Sequence[FixR
     error = refusal or _tail(result.stderr.strip(), MOST_STDERR_CHARS)
     if not error:
         error = f"(nothing on standard error; {error_line(result)})"
-    parts = [f"Fix this error: {error}\n\nCode:\n{code.rstrip()}", _describe_run(task, result)]
+    sections = [f"Fix this error: {error}\n\nCode:\n{code.rstrip()}", _describe_run(task, result)]
     if result.stdout.strip() and not refusal:
-        parts.append(f"The end of its standard output:\n{_tail(result.stdout.strip(), MOST_STDOUT_CHARS)}")
+        sections.append(f"The end of its standard output:\n{_tail(result.stdout.strip(), MOST_STDOUT_CHARS)}")
     if rounds:
-        tried = "\n".join(f"- {_outcome_of(one)}" for one in rounds[-5:])
-        parts.append(f"Earlier corrections failed, too:\n{tried}")
-    parts.append(_INSTRUCTION.format(language=task.language))
-    return utf8_safe("\n\n".join(parts))
+        tried = "\n".join(f"- {_outcome_of(fix_round)}" for fix_round in rounds[-5:])
+        sections.append(f"Earlier corrections failed, too:\n{tried}")
+    sections.append(_INSTRUCTION.format(language=task.language))
+    return utf8_safe("\n\n".join(sections))
 
 
-def _tail(text: str, most: int) -> str:
-    return text if len(text) <= most else f"[… {len(text) - most} characters left out …]\n{text[-most:]}"
+def _tail(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"[… {len(text) - max_chars} characters left out …]\n{text[-max_chars:]}"
 
 
-def _outcome_of(one: FixRound) -> str:
-    return (one.refusal or (error_line(one.result) if one.result is not None else "nothing ran"))[:MOST_LINE_CHARS]
+def _outcome_of(fix_round: FixRound) -> str:
+    return (fix_round.refusal or (error_line(fix_round.result) if fix_round.result is not None else "nothing ran"))[
+        :MOST_LINE_CHARS
+    ]
 
 
 def _describe_run(task: FixTask, result: Result) -> str:
@@ -166,8 +168,8 @@ def _describe_run(task: FixTask, result: Result) -> str:
 
 def _runtime(task: FixTask, meta: dict[str, object]) -> str:
     runtime, versions = meta.get("runtime"), meta.get("versions")
-    known = versions.get(runtime) if isinstance(versions, dict) else None
-    engine = f"{runtime} {known}" if known else f"{runtime or ''}"
+    version = versions.get(runtime) if isinstance(versions, dict) else None
+    engine = f"{runtime} {version}" if version else f"{runtime or ''}"
     return f"{task.language} ({engine.strip()})" if engine.strip() else task.language
 
 
@@ -321,20 +323,21 @@ class _RepairLoop:
         reply = replace(reply, text=utf8_safe(reply.text))
         cost = max(reply.tokens, tokens_of(prompt) + tokens_of(reply.text))
         self.tokens += cost
-        one = FixRound(number=number, reply=reply.text, tokens=cost, duration_s=time.monotonic() - began)
-        code = self._code_of(reply, one)
+        fix_round = FixRound(number=number, reply=reply.text, tokens=cost, duration_s=time.monotonic() - began)
+        code = self._code_of(reply, fix_round)
         self.fixer.tell(FixRunning(number=number, code=code))
         before = self.tried or self.code
-        one = replace(one, code=code, diff=code_diff(before, code))
-        await self._run(one, code, began)
+        fix_round = replace(fix_round, code=code, diff=code_diff(before, code))
+        await self._run(fix_round, code, began)
 
     def _prompt(self) -> str:
         prompt = build_prompt(self.task, self.tried or self.code, self.result, self.rounds, self.refusal)
-        cost, left = tokens_of(prompt), self.fixer.token_budget - self.tokens
-        if cost > left:
+        cost, tokens_left = tokens_of(prompt), self.fixer.token_budget - self.tokens
+        if cost > tokens_left:
             raise _Stop(
                 FixStop.TOKEN_BUDGET,
-                f"asking would take about {cost} tokens, and {max(left, 0)} of {self.fixer.token_budget} are left",
+                f"asking would take about {cost} tokens, and {max(tokens_left, 0)} of {self.fixer.token_budget} "
+                "are left",
             )
         return prompt
 
@@ -344,35 +347,35 @@ class _RepairLoop:
             raise _Stop(FixStop.TIME_BUDGET, f"the time budget of {self.fixer.time_budget_s:g} s is used up")
         return left_s
 
-    def _code_of(self, reply: Reply, one: FixRound) -> str:
+    def _code_of(self, reply: Reply, fix_round: FixRound) -> str:
         """Return the program of an answer. Raises _Stop for none, and for one that was there before."""
-        found = Extracted(why_not="the answer was cut off before its end")
+        extracted = Extracted(why_not="the answer was cut off before its end")
         if not reply.is_cut:
-            found = extract_code(reply.text, language=self.task.language, code=self.tried or self.code)
-        if not found.code:
-            self._add_round(replace(one, refusal=found.why_not))
-            raise _Stop(FixStop.NO_CODE, f"nothing to run came back: {found.why_not}")
-        if found.code.strip() in self.seen:
-            self._add_round(replace(one, code=found.code, refusal="the code did not change"))
+            extracted = extract_code(reply.text, language=self.task.language, code=self.tried or self.code)
+        if not extracted.code:
+            self._add_round(replace(fix_round, refusal=extracted.why_not))
+            raise _Stop(FixStop.NO_CODE, f"nothing to run came back: {extracted.why_not}")
+        if extracted.code.strip() in self.seen:
+            self._add_round(replace(fix_round, code=extracted.code, refusal="the code did not change"))
             raise _Stop(FixStop.UNCHANGED_CODE, "the model returned code that had failed already")
-        self.seen.add(found.code.strip())
-        return found.code
+        self.seen.add(extracted.code.strip())
+        return extracted.code
 
-    async def _run(self, one: FixRound, code: str, began: float) -> None:
+    async def _run(self, fix_round: FixRound, code: str, began: float) -> None:
         try:
             self.result = await self.attempt(code)
         except StateLost as error:
-            self._add_round(replace(one, refusal=str(error), duration_s=time.monotonic() - began))
+            self._add_round(replace(fix_round, refusal=str(error), duration_s=time.monotonic() - began))
             raise _Stop(FixStop.LOST_STATE, str(error)) from None
         except (PolicyDenied, InvalidRequest) as error:
             self.refusal, self.tried = f"{type(error).__name__}: {error}", code
-            self._add_round(replace(one, refusal=self.refusal, duration_s=time.monotonic() - began))
+            self._add_round(replace(fix_round, refusal=self.refusal, duration_s=time.monotonic() - began))
             self._end_if_repeated(self.refusal, self.refusal)
             return
         self.refusal, self.tried, self.code = "", "", code
-        self._add_round(replace(one, result=self.result, duration_s=time.monotonic() - began))
+        self._add_round(replace(fix_round, result=self.result, duration_s=time.monotonic() - began))
         if self.result.ok:
-            raise _Stop(FixStop.FIXED, f"fixed after {_times(one.number)}")
+            raise _Stop(FixStop.FIXED, f"fixed after {_times(fix_round.number)}")
         self._end_if_repeated(signature(self.result), error_line(self.result))
 
     def _end_if_repeated(self, error: str, shown: str) -> None:
@@ -380,9 +383,9 @@ class _RepairLoop:
             raise _Stop(FixStop.SAME_ERROR, f"the same error came again: {shown}")
         self.errors.add(error)
 
-    def _add_round(self, one: FixRound) -> None:
-        self.rounds.append(one)
-        self.fixer.tell(FixTried(round=one))
+    def _add_round(self, fix_round: FixRound) -> None:
+        self.rounds.append(fix_round)
+        self.fixer.tell(FixTried(round=fix_round))
 
     def _report(self, stop: FixStop, message: str) -> FixReport:
         return FixReport(

@@ -10,23 +10,23 @@ from collections.abc import Callable
 def burst(call: Callable[[], object], runs: int, threads: int, limit_s: float) -> tuple[int, float]:
     """Call from several threads until `runs` are done or the time is up; return runs and seconds."""
     lock = threading.Lock()
-    left, done, errors = runs, 0, list[BaseException]()
+    remaining, finished, errors = runs, 0, list[BaseException]()
     started = time.perf_counter()
 
     def work() -> None:
-        nonlocal left, done
+        nonlocal remaining, finished
         while time.perf_counter() - started < limit_s and not errors:
             with lock:
-                if left <= 0:
+                if remaining <= 0:
                     return
-                left -= 1
+                remaining -= 1
             try:
                 call()
             except BaseException as error:
                 errors.append(error)
                 return
             with lock:
-                done += 1
+                finished += 1
 
     workers = [threading.Thread(target=work) for _ in range(threads)]
     for worker in workers:
@@ -36,4 +36,4 @@ def burst(call: Callable[[], object], runs: int, threads: int, limit_s: float) -
     elapsed = time.perf_counter() - started
     if errors:
         raise errors[0]
-    return done, elapsed
+    return finished, elapsed

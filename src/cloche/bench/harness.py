@@ -73,10 +73,10 @@ class Case:
 
     def measure_checked(self) -> Measurement:
         """Measure once and check what was printed. Raises BenchmarkFailed."""
-        done = self.measure()
-        if done.output != self.expected:
-            raise BenchmarkFailed(f"{self.name} printed {done.output[:200]!r}")
-        return done
+        measurement = self.measure()
+        if measurement.output != self.expected:
+            raise BenchmarkFailed(f"{self.name} printed {measurement.output[:200]!r}")
+        return measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class Times:
     over: list[float] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, done: Measurement, reference: Measurement | None) -> None:
+    def add(self, measurement: Measurement, reference: Measurement | None) -> None:
         """Add a measurement, and its difference to that of the reference just before."""
-        self.ms.append(done.ms)
-        self.over.extend([done.ms - reference.ms] if reference else [])
-        self.starts.update([done.start] if done.start else [])
+        self.ms.append(measurement.ms)
+        self.over.extend([measurement.ms - reference.ms] if reference else [])
+        self.starts.update([measurement.start] if measurement.start else [])
 
 
 def timed(work: Callable[[], bytes]) -> Callable[[], Measurement]:
@@ -126,9 +126,9 @@ def measure_interleaved(
     """
     times = {case.name: Times() for case in cases}
     left_out: dict[str, str] = {}
-    first = next((one for one in cases if one.name == reference and len(cases) > 1), None)
+    first = next((case for case in cases if case.name == reference and len(cases) > 1), None)
     chance = random.Random(len(cases))  # noqa: S311 - the same orders every time
-    order = [one for one in cases if one is not first]
+    order = [case for case in cases if case is not first]
     for case in cases:
         _attempt(case, left_out, case.prepare)
     for _ in range(warm_up):
@@ -139,12 +139,12 @@ def measure_interleaved(
         for case in order:
             for _ in range(rounds // BLOCKS + (block < rounds % BLOCKS)):
                 before = _attempt(first, left_out, first.measure_checked) if first else None
-                done = _attempt(case, left_out, case.measure_checked)
+                measurement = _attempt(case, left_out, case.measure_checked)
                 if first and before:
                     times[first.name].add(before, before)
-                if done:
-                    times[case.name].add(done, done if case.name == reference else before)
-    return {name: found for name, found in times.items() if name not in left_out}, left_out
+                if measurement:
+                    times[case.name].add(measurement, measurement if case.name == reference else before)
+    return {name: seconds for name, seconds in times.items() if name not in left_out}, left_out
 
 
 def _attempt(case: Case, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
@@ -168,7 +168,7 @@ def reason_of(error: Exception) -> str:
 def row(times: Times, reference: Times | None) -> dict[str, Any]:
     """Return the figures of one case; `over` is the median difference to the reference's measurement just before."""
     ordered = sorted(times.ms)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "p50": statistics.median(ordered),
         "p95": percentile(ordered, 0.95),
         "p99": percentile(ordered, 0.99),
@@ -176,11 +176,11 @@ def row(times: Times, reference: Times | None) -> dict[str, Any]:
         "rounds": len(ordered),
     }
     if reference is not None:
-        found["ratio"] = found["p50"] / statistics.median(reference.ms)
-        found["over"] = statistics.median(times.over)
+        facts["ratio"] = facts["p50"] / statistics.median(reference.ms)
+        facts["over"] = statistics.median(times.over)
     if times.starts:
-        found["starts"] = dict(times.starts)
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+        facts["starts"] = dict(times.starts)
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in facts.items()}
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -208,21 +208,21 @@ def full_speed(
             try:
                 for _ in range(WARM_UP_ROUNDS if block == 0 else 1):
                     case.measure_checked()
-                done, seconds = measure(share, threads, limit_s / BLOCKS)
+                finished, seconds = measure(share, threads, limit_s / BLOCKS)
             except Exception as error:
                 if not case.is_optional:
                     raise
                 failed[case.name] = {"reason": reason_of(error)}
                 continue
             before = sums[case.name]
-            sums[case.name] = before[0] + done, before[1] + seconds
-    found: dict[str, dict[str, Any]] = {}
-    for name, (done, seconds) in sums.items():
-        if name in failed or not done:
-            found[name] = failed.get(name, {"reason": f"no run was done within {limit_s:.0f} s"})
+            sums[case.name] = before[0] + finished, before[1] + seconds
+    rows: dict[str, dict[str, Any]] = {}
+    for name, (finished, seconds) in sums.items():
+        if name in failed or not finished:
+            rows[name] = failed.get(name, {"reason": f"no run was done within {limit_s:.0f} s"})
         else:
-            found[name] = {"runs": done, "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
-    return found
+            rows[name] = {"runs": finished, "seconds": round(seconds, 3), "per_second": round(finished / seconds, 1)}
+    return rows
 
 
 class _HasPool(Protocol):
@@ -294,20 +294,20 @@ def _memory(pid: int) -> tuple[int, int]:
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
             for line in file:
-                words = line.split()
-                if len(words) == 3 and words[2] == "kB":
-                    rows[words[0]] = int(words[1])
+                fields = line.split()
+                if len(fields) == 3 and fields[2] == "kB":
+                    rows[fields[0]] = int(fields[1])
     except (FileNotFoundError, ProcessLookupError):
         pass
     return rows.get("Pss:", 0), rows.get("Private_Clean:", 0) + rows.get("Private_Dirty:", 0)
 
 
 def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (status := status_of(int(name))):
-            found.setdefault(int(status["PPid"]), []).append(int(name))
-    return found
+            children.setdefault(int(status["PPid"]), []).append(int(name))
+    return children
 
 
 def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
@@ -329,9 +329,9 @@ def leaks_after(before: frozenset[str]) -> list[str]:
     deadline = time.monotonic() + LEAK_TIMEOUT_S
     while True:
         _reap()
-        left = leaks() - before
-        if not left or time.monotonic() > deadline:
-            return sorted(left)
+        leaked = leaks() - before
+        if not leaked or time.monotonic() > deadline:
+            return sorted(leaked)
         time.sleep(0.05)
 
 

@@ -102,12 +102,14 @@ def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
         left_out = {entry.name: entry.reason for entry in entered if isinstance(entry, LeftOut)}
         times, failed = measure_interleaved(present, rounds, reference=event.reference)
         reference = times.get(event.reference)
-        rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
+        rows = {
+            case.name: {"call": case.call, **row(times[case.name], reference)} for case in present if case.name in times
+        }
         for name, one in rows.items():
             one["ms"] = [round(ms, 3) for ms in times[name].ms]
-        fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
+        fit = [case for case in present if case.name in event.at_full_speed and case.name in times]
         if fit:
-            log(f"{', '.join(one.name for one in fit)}: up to {setting.runs} runs from {THREADS} threads, in stints")
+            log(f"{', '.join(case.name for case in fit)}: up to {setting.runs} runs from {THREADS} threads, in stints")
         speeds = full_speed(fit, setting.runs, event.speed_limit_s)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
     also = {name: _looked(look, setting) for name, look in event.also.items()} if rows else {}

@@ -63,8 +63,8 @@ class Scenario:
     also: Mapping[str, Callable[[Setting], dict[str, Any]]] = field(default_factory=dict)
     looks_at_memory: bool = False  # of what is kept warm when all turns are over
 
-    def rounds(self, asked: int) -> int:
-        return max(min(asked, self.least), int(asked * self.share))
+    def rounds(self, requested: int) -> int:
+        return max(min(requested, self.least), int(requested * self.share))
 
 
 def smallest_program(_: Setting, stack: ExitStack) -> Cases:
@@ -174,22 +174,22 @@ def wait_until_warm(measure: Callable[[], Measurement]) -> None:
 
 def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
     """Return what a command prints. Raises BenchmarkFailed with its last words, or TimeoutExpired."""
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
     )
-    if done.returncode != 0:
-        raise BenchmarkFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
-    return done.stdout
+    if completed.returncode != 0:
+        raise BenchmarkFailed(f"exit code {completed.returncode}: {completed.stderr.decode(errors='replace')[-300:]}")
+    return completed.stdout
 
 
 def _bubblewrap_options() -> list[str]:
     visible = {"/usr", sys.prefix, sys.base_prefix}
-    binds = [word for path in sorted(visible) for word in ("--ro-bind", path, path)]
+    binds = [argument for path in sorted(visible) for argument in ("--ro-bind", path, path)]
     links = [
-        word
+        argument
         for path in ("/bin", "/sbin", "/lib", "/lib64")
         if os.path.islink(path)
-        for word in ("--symlink", os.readlink(path), path)
+        for argument in ("--symlink", os.readlink(path), path)
     ]
     mounts = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds, *links, "--tmpfs", "/workspace"]
     return ["--unshare-all", *mounts, "--chdir", "/workspace", "--clearenv", "--die-with-parent", "--new-session"]

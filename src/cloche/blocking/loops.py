@@ -75,7 +75,7 @@ class EagerLoop(asyncio.SelectorEventLoop):
             self._is_starting = False
             events._set_running_loop(None)
 
-    def wait_briefly(self, seconds: float, one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
+    def wait_briefly(self, seconds: float, first: asyncio.Future[Any], second: asyncio.Future[Any]) -> None:
         """Wait, in a coroutine's eager first step, until one of the two is done or anything else is ready to run.
 
         Returns at once outside of an eager first step, and early when another callback of the loop is ready.
@@ -86,11 +86,11 @@ class EagerLoop(asyncio.SelectorEventLoop):
         until = self.time() + seconds
         if timers:
             until = min(until, timers[0].when())
-        while not (ready or one.done() or other.done()):
-            left = until - self.time()
-            if left <= 0:
+        while not (ready or first.done() or second.done()):
+            seconds_left = until - self.time()
+            if seconds_left <= 0:
                 return
-            self._process_events(self._own_selector.select(left))  # type: ignore[attr-defined]
+            self._process_events(self._own_selector.select(seconds_left))  # type: ignore[attr-defined]
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
@@ -249,10 +249,10 @@ class SharedLoop:
 
 async def _cancel_others() -> None:
     """Cancel every other task of this loop and wait for all of them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ThreadedLoop(SharedLoop):

@@ -62,13 +62,13 @@ class Moves:
 def plan(demand: Demand) -> Moves:
     """Keep as many slots as were busy at once of late, at least `least`, never more than memory allows."""
     affordable = demand.free_memory_bytes // (MEMORY_SHARE * demand.slot_bytes)
-    most = max(0, min(demand.most, affordable + demand.busy))
-    wanted = min(most, max(demand.least, demand.peak))
-    there = demand.idle + demand.busy
-    if there < wanted:
-        return Moves(open=wanted - there)
-    surplus = min(demand.idle, there - wanted)
-    if there > most or demand.longest_idle_s > IDLE_S:
+    max_slots = max(0, min(demand.most, affordable + demand.busy))
+    wanted_slots = min(max_slots, max(demand.least, demand.peak))
+    existing = demand.idle + demand.busy
+    if existing < wanted_slots:
+        return Moves(open=wanted_slots - existing)
+    surplus = min(demand.idle, existing - wanted_slots)
+    if existing > max_slots or demand.longest_idle_s > IDLE_S:
         return Moves(close=surplus)
     return Moves()
 
@@ -263,8 +263,8 @@ class Pool:
                 return slot
         alike = [slot for slot in reversed(self._idle) if slot.key == key]
         ready = next((slot for slot in alike if slot.has_guest()), None)
-        others = [slot for slot in reversed(self._idle) if slot.key != key and slot.may_build(level)]
-        for slots in ([ready] if ready is not None else [], alike[::-1], others):
+        usable = [slot for slot in reversed(self._idle) if slot.key != key and slot.may_build(level)]
+        for slots in ([ready] if ready is not None else [], alike[::-1], usable):
             for slot in slots:
                 if slot not in self._idle:
                     continue
@@ -352,7 +352,7 @@ class Pool:
             slot = self._open(template)
             if slot is not None:
                 self._build_ahead(slot)
-        for slot in sorted(self._idle, key=lambda one: one.idle_since)[: moves.close]:
+        for slot in sorted(self._idle, key=lambda candidate: candidate.idle_since)[: moves.close]:
             self._idle.remove(slot)
             self._close(slot)
 

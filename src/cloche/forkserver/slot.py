@@ -427,8 +427,8 @@ class Slot:
             self._spent_s += report["cpu_user_s"] + report["cpu_system_s"] + START_S
         before = self._counted
         now = self._count()
-        most = now.get("tasks", 0)
-        report["tasks"] = most if most > before.get("tasks", 0) else 0
+        peak_tasks = now.get("tasks", 0)
+        report["tasks"] = peak_tasks if peak_tasks > before.get("tasks", 0) else 0
         figures = now.items() if now != before else ()  # nearly always as before
         report["counters"] = {name: number - before.get(name, 0) for name, number in figures if name != "tasks"}
         self.is_dying, self.goes_on, self.has_run = bool(report.get("is_quiet")), bool(report.get("goes_on")), True

@@ -108,9 +108,9 @@ def _shell(command: str, timeout: int | None) -> Operation[Result]:
 
 def _response(result: Result) -> ExecuteResponse:
     is_late = result.status is Status.TIMEOUT
-    said = f"{result.stdout}{result.stderr}"
+    output = f"{result.stdout}{result.stderr}"
     return ExecuteResponse(
-        output=f"{said}\nThe command was killed as it was over its time-out." if is_late else said,
+        output=f"{output}\nThe command was killed as it was over its time-out." if is_late else output,
         exit_code=TIMED_OUT if is_late else result.exit_code,
         truncated=result.truncated,
     )
@@ -128,11 +128,11 @@ def _upload(files: list[tuple[str, bytes]]) -> Operation[list[FileUploadResponse
 
 def _download(paths: list[str]) -> Operation[list[FileDownloadResponse]]:
     async def download(sandbox: AsyncSandbox) -> list[FileDownloadResponse]:
-        found = []
+        responses = []
         for path in paths:
             content, error = await _tried(path, lambda path: sandbox.read_file(path, max_bytes=MOST_BYTES))
-            found.append(FileDownloadResponse(path=path, content=content, error=error))
-        return found
+            responses.append(FileDownloadResponse(path=path, content=content, error=error))
+        return responses
 
     return download
 
@@ -144,7 +144,7 @@ async def _tried(path: str, operation: Callable[..., Any], *arguments: Any) -> t
     try:
         return await operation(path, *arguments), None
     except SandboxFileError as error:
-        return None, next((word for kind, word in FILE_ERRORS if isinstance(error, kind)), str(error))
+        return None, next((reason for kind, reason in FILE_ERRORS if isinstance(error, kind)), str(error))
 
 
 try:
@@ -169,14 +169,14 @@ else:
         def get_or_create(self, *, sandbox_id: str | None = None, **options: Any) -> Cloche:
             """Return an open sandbox by its id, or a new one; `options` are the keywords of `cloche.Sandbox`."""
             if sandbox_id is None:
-                made = Cloche(**options)
-                return _open.setdefault(made.id, made)
+                sandbox = Cloche(**options)
+                return _open.setdefault(sandbox.id, sandbox)
             if sandbox_id not in _open:
                 raise SandboxNotFoundError(f"there is no sandbox {sandbox_id!r} in this process; open another one")
             return _open[sandbox_id]
 
         def delete(self, *, sandbox_id: str, **_: Any) -> None:
             """Close a sandbox; one that is not there is no error."""
-            found = _open.pop(sandbox_id, None)
-            if found is not None:
-                found.close()
+            sandbox = _open.pop(sandbox_id, None)
+            if sandbox is not None:
+                sandbox.close()

@@ -75,8 +75,8 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         """Close what `sample_init` opened."""
-        for one in environments.values():
-            await one.as_type(cls)._environment.close()
+        for environment in environments.values():
+            await environment.as_type(cls)._environment.close()
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
@@ -125,9 +125,9 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         """Return a file of at most the bytes that Inspect allows."""
-        most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        max_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
-            data = await self._environment.use(lambda sandbox: sandbox.read_file(file, max_bytes=most))
+            data = await self._environment.use(lambda sandbox: sandbox.read_file(file, max_bytes=max_bytes))
         except SandboxFileTooLarge as error:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None) from error
         return data.decode("utf-8") if text else data
@@ -163,10 +163,10 @@ def _check(result: Result, cmd: list[str]) -> None:
     """Raise what Inspect wants raised in place of a result."""
     if result.status is Status.TIMEOUT:
         raise TimeoutError(f"{cmd[0]}: the command was killed as it was over its time-out")
-    most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-    is_over = max(len(result.stdout_bytes), len(result.stderr_bytes)) > most
+    max_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+    is_over = max(len(result.stdout_bytes), len(result.stderr_bytes)) > max_bytes
     if is_over or result.truncated or result.status is Status.OUTPUT_LIMIT:
-        kept = result.stdout_bytes[:most].decode("utf-8", "replace")
-        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, kept)
+        text = result.stdout_bytes[:max_bytes].decode("utf-8", "replace")
+        raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, text)
     if result.exit_code == CANNOT_RUN and "permission denied" in result.stderr.lower():
         raise PermissionError(result.stderr.strip())

@@ -87,9 +87,9 @@ class ClocheBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Supp
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> CommandResult:
         """Run a command; a program that is missing ends with 127."""
-        words = _words(command, is_shell=shell)
+        arguments = _words(command, is_shell=shell)
         limit = NO_TIME_LIMIT_S if timeout is None else timeout
-        result = await self._use(lambda sandbox: sandbox.exec(**words, cwd=WORKING_DIR, env=env, timeout=limit))
+        result = await self._use(lambda sandbox: sandbox.exec(**arguments, cwd=WORKING_DIR, env=env, timeout=limit))
         _check(result)
         return CommandResult(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
 
@@ -103,10 +103,10 @@ class ClocheBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Supp
 
     async def stat(self, path: str) -> FileEntry:
         """Describe what is at a path, or what a link there leads to."""
-        found = await self._use(lambda sandbox: sandbox.stat(path))
-        if found.type == "link" and not found.leads_to:
+        info = await self._use(lambda sandbox: sandbox.stat(path))
+        if info.type == "link" and not info.leads_to:
             raise FileNotFoundError(f"{path}: it is a link to nothing")
-        return _entry(found, path)
+        return _entry(info, path)
 
     async def list_dir(self, path: str) -> Sequence[FileEntry]:
         """Describe what is in a folder, by name."""
@@ -197,9 +197,9 @@ def _check(result: Result) -> None:
         )  # fmt: skip
 
 
-def _entry(found: FileInfo, path: str) -> FileEntry:
-    size = found.size if found.type == "file" else None
-    return FileEntry(name=posixpath.basename(path), path=path, is_dir=found.is_directory, size=size)
+def _entry(info: FileInfo, path: str) -> FileEntry:
+    size = info.size if info.type == "file" else None
+    return FileEntry(name=posixpath.basename(path), path=path, is_dir=info.is_directory, size=size)
 
 
 async def _nothing(_: object) -> None:

@@ -190,7 +190,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
     """Return what attaching needs to know of a sandbox, as plain data; who opens it adds `enforcement`."""
-    rules = {one.name: _plain(getattr(policy, one.name)) for one in fields(policy)}
+    rules = {spec.name: _plain(getattr(policy, spec.name)) for spec in fields(policy)}
     if policy.host_folder is not None:
         rules["host_folder"] = policy.host_folder.as_dict()
     return {"version": wire.VERSION, "backend": backend, "policy": rules, "limits": limits.as_dict()}
@@ -199,7 +199,7 @@ def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Level):
         return str(value)
-    return [one if isinstance(one, int) else str(one) for one in value] if isinstance(value, tuple) else value
+    return [item if isinstance(item, int) else str(item) for item in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,23 +221,23 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
         )
     try:
         said_rules = entry["policy"].items()
-        rules: dict[str, Any] = {one: tuple(value) if isinstance(value, list) else value for one, value in said_rules}
+        rules: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said_rules}
         for one in ("level", "require_level"):
             rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
         for one in ("require_controls", "best_effort"):
-            rules[one] = tuple(Control(word) for word in rules[one])
+            rules[one] = tuple(Control(control) for control in rules[one])
         if rules.get("host_folder") is not None:
             rules["host_folder"] = HostFolder.from_dict(rules["host_folder"])
-        said = entry["enforcement"]
+        report = entry["enforcement"]
         controls = {
-            Control(word): Measure(state=State(row["state"]), mechanism=row["mechanism"], reason=row["reason"])
-            for word, row in said["controls"].items()
+            Control(control): Measure(state=State(row["state"]), mechanism=row["mechanism"], reason=row["reason"])
+            for control, row in report["controls"].items()
         }
         return Kept(
             backend=str(entry["backend"]),
             policy=Policy(**rules),
             limits=Limits(**entry["limits"]),
-            enforcement=Enforcement(level=Level.parse(said["level"]), controls=controls),
+            enforcement=Enforcement(level=Level.parse(report["level"]), controls=controls),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BackendUnavailable(f"what is said of sandbox {name!r} makes no sense: {error}") from error
@@ -250,17 +250,17 @@ def find_kept(name: str) -> Kept:
 
 async def connect(name: str) -> socket.socket:
     """Return a connection to the keeper of a name. Raises InvalidRequest, BackendUnavailable."""
-    found = await asyncio.to_thread(registry.find, name)
+    entry = await asyncio.to_thread(registry.find, name)
     try:
-        return await asyncio.to_thread(found.connect)
+        return await asyncio.to_thread(entry.connect)
     except OSError as error:
         raise InvalidRequest(f"name: sandbox {name!r} has just ended ({error})") from error
 
 
 def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
     """Refuse a keeper of another name or boot. Raises OutcomeUnknown."""
-    said = greeting.get("keeper")
-    if not isinstance(said, Mapping) or said.get("name") != name or said.get("boot") != registry.boot_id():
+    facts = greeting.get("keeper")
+    if not isinstance(facts, Mapping) or facts.get("name") != name or facts.get("boot") != registry.boot_id():
         raise OutcomeUnknown(f"what answers for sandbox {name!r} is not its keeper")
 
 
@@ -268,7 +268,7 @@ def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
 
 
 def visit(
-    found: registry.Found,
+    entry: registry.Found,
     op: str,
     *,
     timeout_s: float = VISIT_S,
@@ -281,12 +281,12 @@ def visit(
     """
     until = monotonic() + timeout_s
     try:
-        with found.connect() as link:
+        with entry.connect() as link:
             link.settimeout(timeout_s)
             link.sendall(wire.json_frame(wire.HELLO, 0, version=wire.VERSION, is_visit=True))
-            return _ask(found.name, link, until, wire.json_frame(wire.OPEN, 1, op=op, **arguments), links)
+            return _ask(entry.name, link, until, wire.json_frame(wire.OPEN, 1, op=op, **arguments), links)
     except (OSError, wire.WireError) as error:
-        raise OutcomeUnknown(f"the keeper of sandbox {found.name!r} does not answer: {error}") from error
+        raise OutcomeUnknown(f"the keeper of sandbox {entry.name!r} does not answer: {error}") from error
 
 
 def join_network(name: str) -> socket.socket:

@@ -25,12 +25,12 @@ def read(body: bytes) -> dict[str, Any]:
     """Return the object that a body is. Raises ValueError."""
     try:
         text = body.decode("utf-8", "surrogatepass")
-        found, end = _scan(text, 0)
+        value, end = _scan(text, 0)
     except (StopIteration, RecursionError) as error:
         raise ValueError("this is no JSON") from error
-    if not isinstance(found, dict) or end != len(text):
+    if not isinstance(value, dict) or end != len(text):
         raise ValueError("this is no JSON object")
-    return found
+    return value
 
 
 def write(value: object) -> bytes:
@@ -45,7 +45,7 @@ def _text(value: object) -> str:
         quoted: str = _quote(value)
         return quoted
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_quote(str(name))}:{_text(one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{_quote(str(name))}:{_text(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_text, value)) + "]"
     if isinstance(value, int | float) and value - value == 0:

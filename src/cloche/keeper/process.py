@@ -76,13 +76,13 @@ class Keeper:
             self.left_at, self.owned_at = now(), awake()
         self.had_clients = clients > 0
         if not self.opener:
-            self.opener = next((one.number for one in self.relay.clients.values() if one.counts), 0)
+            self.opener = next((client.number for client in self.relay.clients.values() if client.counts), 0)
         elif self.keep_s is None and self.opener not in self.relay.clients:
             self.relay.ended = "who opened it has gone"
         self._set_clock()
 
     def _clients(self) -> int:
-        return sum(one.counts for one in self.relay.clients.values())
+        return sum(client.counts for client in self.relay.clients.values())
 
     def _set_clock(self) -> None:
         """Set when all ends, here and in init."""
@@ -94,8 +94,8 @@ class Keeper:
         self._await_owner()
         if self.relay.deadline != self.told:
             self.told = self.relay.deadline
-            left = None if self.told is None else max(0.0, self.told - now())
-            self.relay.ask_init(lambda _: None, "limits", ends_in_s=left, idle_s=self.idle_s)
+            seconds_left = None if self.told is None else max(0.0, self.told - now())
+            self.relay.ask_init(lambda _: None, "limits", ends_in_s=seconds_left, idle_s=self.idle_s)
 
     def _await_owner(self) -> None:
         """Set when it ends unless its owner says before that it is there; init knows nothing of that."""
@@ -159,8 +159,8 @@ class Keeper:
             theirs.close()
 
     def _pause(self, client: Client, channel: int, op: str) -> None:
-        def take(said: dict[str, Any]) -> None:
-            error = said.get("error")
+        def take(message: dict[str, Any]) -> None:
+            error = message.get("error")
             if not error:
                 self._note_pause(is_paused=op == "pause")
             self.relay.close(client, channel, **(error if isinstance(error, dict) else {}))
@@ -246,7 +246,7 @@ def _await_end(end: int) -> None:
         return
     until, poll = now() + LAST_S, select.poll()
     poll.register(end, POLLIN)
-    while (left := until - now()) > 0 and poll.poll(left * 1000):
+    while (seconds_left := until - now()) > 0 and poll.poll(seconds_left * 1000):
         if not _drain(end):
             return
 
@@ -281,11 +281,11 @@ def _drain(link: int) -> bool:
     return bool(data)
 
 
-def _receive(link: _socket.socket, most: int) -> tuple[bytes, list[int]]:
+def _receive(link: _socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
     """Receive one message with its descriptors."""
-    data, parts, _, _ = link.recvmsg(most, _socket.CMSG_LEN(136 * INT_BYTES), _socket.MSG_CMSG_CLOEXEC)
+    data, control, _, _ = link.recvmsg(max_bytes, _socket.CMSG_LEN(136 * INT_BYTES), _socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
-    for level, kind, content in parts:
+    for level, kind, content in control:
         if (level, kind) == (relay.SOL_SOCKET, SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % INT_BYTES])
     return data, list(fds)

@@ -39,9 +39,9 @@ MOST_CHARS, _FIRST = 63, "abcdefghijklmnopqrstuvwxyz0123456789"
 _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
 
-def is_name(word: object) -> bool:
+def is_name(name: object) -> bool:
     """Tell whether a sandbox could have this name."""
-    return isinstance(word, str) and 0 < len(word) <= MOST_CHARS and word[0] != "-" and not word.strip(f"{_FIRST}-")
+    return isinstance(name, str) and 0 < len(name) <= MOST_CHARS and name[0] != "-" and not name.strip(f"{_FIRST}-")
 
 
 def check_name(name: object) -> str:
@@ -222,21 +222,21 @@ def clear() -> list[str]:
                 lock = _take_lock(folder, name)
                 if lock is None:
                     continue
-                left = [name + suffix for suffix in (SOCKET, ENTRY, LOCK) if _unlink(name + suffix, folder)]
+                removed_names = [name + suffix for suffix in (SOCKET, ENTRY, LOCK) if _unlink(name + suffix, folder)]
                 os.close(lock)
-            removed += [f"{path}/{one}" for one in left]
+            removed += [f"{path}/{name}" for name in removed_names]
     return removed
 
 
 def holders(name: str) -> list[int]:
     """Return the process that keeps the sandbox of a name, as far as we may look; others look at its lock, too."""
-    found = []
+    entries = []
     for path in places():
         with _opened(path) as folder:
             state = hostfs.look(name + LOCK, folder)
         if state is not None:
-            found += [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_open(pid, state)]
-    return found
+            entries += [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_open(pid, state)]
+    return entries
 
 
 def _has_open(pid: int, state: os.stat_result) -> bool:
@@ -297,11 +297,11 @@ def make_place() -> str:
         path = f"{above}/{name}"
         if not _is_ours(above) or (above == SYSTEM and os.geteuid() != 0 and not os.path.isdir(path)):
             continue  # root has made none for us there
-        at = hostfs.open_folder(above, follows_link=True)
+        folder = hostfs.open_folder(above, follows_link=True)
         try:
-            hostfs.make_folder(name, at, 0o700)
+            hostfs.make_folder(name, folder, 0o700)
         finally:
-            os.close(at)
+            os.close(folder)
         os.close(_open(path))
         return path
     raise BackendUnavailable(

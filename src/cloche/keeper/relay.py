@@ -198,12 +198,12 @@ class Relay:
         return self.ended
 
     def _timeout_ms(self) -> float:
-        moments = [one.came_at + GREETING_S for one in self.clients.values() if not one.is_greeted]
+        moments = [client.came_at + GREETING_S for client in self.clients.values() if not client.is_greeted]
         if self.deadline is not None:
             moments.append(self.deadline)
         if self.deserted_at is not None:
             moments.append(now() + self.deserted_at - awake())
-        return min([LONGEST_WAIT_S, *(max(0.0, at - now()) for at in moments)]) * 1000 + 1
+        return min([LONGEST_WAIT_S, *(max(0.0, moment - now()) for moment in moments)]) * 1000 + 1
 
     def _check_time(self) -> None:
         moment = now()
@@ -240,8 +240,8 @@ class Relay:
             self._greet(client)
 
     def _greet(self, client: Client) -> None:
-        said = {**(self.init_greeting or {}), "version": self.wire.VERSION, "keeper": self.owner.greeting()}
-        client.send(self.wire.frame(self.wire.HELLO, 0, self.json.write(said)))
+        greeting = {**(self.init_greeting or {}), "version": self.wire.VERSION, "keeper": self.owner.greeting()}
+        client.send(self.wire.frame(self.wire.HELLO, 0, self.json.write(greeting)))
 
     def _serve_client(self, client: Client, events: int) -> None:
         if events & POLLOUT:
@@ -260,10 +260,10 @@ class Relay:
     def _take(self, client: Client, kind: int, channel: int, body: bytes) -> None:
         wire = self.wire
         if kind == wire.HELLO:
-            said = self.json.read(body)
-            if said.get("version") != wire.VERSION or client.is_greeted:
+            message = self.json.read(body)
+            if message.get("version") != wire.VERSION or client.is_greeted:
                 raise wire.WireError("another version")
-            client.is_greeted, client.is_visit = True, bool(said.get("is_visit"))
+            client.is_greeted, client.is_visit = True, bool(message.get("is_visit"))
             self.owner.note_clients()
             return
         if not client.is_greeted or not 0 < channel <= MOST_NUMBER:
@@ -387,10 +387,10 @@ class Relay:
         self.to_client(client, wire.HEADER.pack(len(body), channel, kind) + body)
 
 
-def _check_question(said: dict[str, Any]) -> None:
+def _check_question(message: dict[str, Any]) -> None:
     """Raise ValueError for numbers that init could not read."""
-    names = {"signal": ("number",), "resize": ("rows", "columns")}.get(str(said.get("do")), ())
-    if not all(isinstance(said.get(name), int) and 0 <= said[name] <= MOST_NUMBER for name in names):
+    names = {"signal": ("number",), "resize": ("rows", "columns")}.get(str(message.get("do")), ())
+    if not all(isinstance(message.get(name), int) and 0 <= message[name] <= MOST_NUMBER for name in names):
         raise ValueError("a question without its numbers")
 
 

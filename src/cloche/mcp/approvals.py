@@ -125,19 +125,19 @@ async def answered(request: ApprovalRequest) -> Decision:
     shown = asking.request if asking is not None else None
     if asking is None or shown is None or shown.fingerprint != request.fingerprint:
         return Decision(is_approved=False, by="default", reason="the client's user was not asked about this call")
-    found = asking.decisions.get(request.is_confirmation)
-    return found or Decision(is_approved=False, by="default", reason="the client's user did not answer")
+    decision = asking.decisions.get(request.is_confirmation)
+    return decision or Decision(is_approved=False, by="default", reason="the client's user did not answer")
 
 
 def _is_yes(outcome: ElicitationResult[Any], name: str) -> bool:
     return isinstance(outcome, AcceptedElicitation) and getattr(outcome.data, name, None) is True
 
 
-def _decision(outcome: ElicitationResult[Any], name: str, who: str, *, is_remembered: bool = False) -> Decision:
+def _decision(outcome: ElicitationResult[Any], name: str, client: str, *, is_remembered: bool = False) -> Decision:
     if _is_yes(outcome, name):
-        return Decision(is_approved=True, by=who, is_remembered=is_remembered)
+        return Decision(is_approved=True, by=client, is_remembered=is_remembered)
     reason = "they said no" if outcome.action == "accept" else f"they chose to {outcome.action}"
-    return Decision(is_approved=False, by=who, reason=reason)
+    return Decision(is_approved=False, by=client, reason=reason)
 
 
 def user_of(context: Context[Any, Any]) -> str:
@@ -167,20 +167,20 @@ def require_elicitation(context: Context[Any, Any], request: ApprovalRequest) ->
 def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
     """Return what the user is asked: the whole call, nothing in it hidden, and what will hold."""
     asks = "Confirm once more:" if is_confirmation else "Approve"
-    parts = [f"{asks} {request.tool} ({request.risk}, on {escape(where_it_runs(request))})?"]
+    sections = [f"{asks} {request.tool} ({request.risk}, on {escape(where_it_runs(request))})?"]
     for name, value in request.arguments.items():
         if name in ("code", "command"):
-            parts.append(_fenced(escape(str(value)), _language(request.arguments, name)))
-            parts += [line for line in (warnings_about(str(value)).rstrip("\n"),) if line]
+            sections.append(_fenced(escape(str(value)), _language(request.arguments, name)))
+            sections += [line for line in (warnings_about(str(value)).rstrip("\n"),) if line]
         else:
-            parts.append(f"{name}: {escape(str(value))}")
+            sections.append(f"{name}: {escape(str(value))}")
     if rules := describe_rules(request):
-        parts.append(f"rules: {escape(rules)}")
-    if told := changes_told(request):
-        parts.append(_fenced("\n".join(map(escape, told)), "text"))
+        sections.append(f"rules: {escape(rules)}")
+    if changes := changes_told(request):
+        sections.append(_fenced("\n".join(map(escape, changes)), "text"))
     if request.changes:
-        parts.append(f"{what_changes_are(request).capitalize()}:\n" + _fenced(escape(request.changes), "diff"))
-    return "\n".join(parts)
+        sections.append(f"{what_changes_are(request).capitalize()}:\n" + _fenced(escape(request.changes), "diff"))
+    return "\n".join(sections)
 
 
 def _language(arguments: Mapping[str, Any], name: str) -> str:
@@ -218,10 +218,10 @@ class Spent:
         token = _TOKEN.get()
         if token is None:
             return False
-        at = time.monotonic() if now is None else now
-        self._until = {key: until for key, until in self._until.items() if until > at}
+        moment = time.monotonic() if now is None else now
+        self._until = {key: until for key, until in self._until.items() if until > moment}
         key = hashlib.sha256(token.encode()).digest()
         if key in self._until:
             return False
-        self._until[key] = at + self._ttl_s
+        self._until[key] = moment + self._ttl_s
         return True

@@ -102,7 +102,7 @@ def create_app(
     return app
 
 
-def share_sessions(server: MCPServer[Any], most: int) -> None:
+def share_sessions(server: MCPServer[Any], max_sessions: int) -> None:
     """Let each of several tokens open as many of the old revisions' sessions as is its share, and no more.
 
     The manager of the protocol package counts them all together, and has no other place to ask.
@@ -110,7 +110,7 @@ def share_sessions(server: MCPServer[Any], most: int) -> None:
     verifier = server._token_verifier
     if not isinstance(verifier, StaticTokens) or verifier.count < 2:
         return
-    manager, most_each = server.session_manager, quota(most, verifier.count)
+    manager, most_each = server.session_manager, quota(max_sessions, verifier.count)
     admit = manager._admit_session
 
     def admit_within_share(requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:

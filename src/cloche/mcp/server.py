@@ -59,13 +59,13 @@ class StaticTokens:
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return whose token it is, None for nobody's. Every known token is looked at, whichever fits."""
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        found = None
+        matched = None
         for known in self._digests:
             if hmac.compare_digest(known, digest):
-                found = known
-        if found is None:
+                matched = known
+        if matched is None:
             return None
-        return AccessToken(token="", client_id=found.hex()[:16], scopes=[])
+        return AccessToken(token="", client_id=matched.hex()[:16], scopes=[])
 
 
 def create_server(
@@ -100,10 +100,10 @@ def create_server(
     if interpreters:
         Room(most=interpreters, idle_s=idle_s)  # raises for what is no number now, and not when it serves
 
-    def make(kept: bool | Share, *, lives: bool = True) -> Toolbox:
+    def make(share: bool | Share, *, lives: bool = True) -> Toolbox:
         approver = answered if approve is None else approve
         return Toolbox(
-            approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, interpreters=kept,
+            approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, interpreters=share,
             live=None if lives or workspace is not None else False, workspace=workspace,
             workspace_disk=workspace_disk, workspace_hide=workspace_hide, **options,
         )  # fmt: skip
@@ -142,13 +142,13 @@ def create_server(
 
 def _offered(toolbox: Toolbox, names: Sequence[str] | None) -> list[Any]:
     """Return the tools to offer. Raises InvalidRequest for a name that the tier does not have."""
-    wanted = None if names is None else {tool_named(name, toolbox.tier).name for name in names}
-    if wanted is not None and not wanted:
+    selected = None if names is None else {tool_named(name, toolbox.tier).name for name in names}
+    if selected is not None and not selected:
         raise InvalidRequest("tools: name at least one, or leave it out for all")
     return [
         offered(tool, reaches_out=_reaches_out(toolbox, tool))
         for tool in toolbox.tools
-        if wanted is None or tool.name in wanted
+        if selected is None or tool.name in selected
     ]
 
 

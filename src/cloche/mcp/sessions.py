@@ -31,9 +31,9 @@ Make = Callable[[str | None, bool], Toolbox]  # of its owner, and whether it is 
 log = logging.getLogger("cloche.mcp")
 
 
-def quota(most: int, owners: int) -> int:
+def quota(max_sessions: int, owners: int) -> int:
     """Return how many of `most` one of several owners may have, so that none of them can keep another one out."""
-    return max(1, most // max(1, owners))
+    return max(1, max_sessions // max(1, owners))
 
 
 @dataclass(slots=True)

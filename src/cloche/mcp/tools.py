@@ -135,7 +135,7 @@ def _value(result: Result) -> tuple[Any, bool]:
 
 def _is_shallow(value: object, depth: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth > 0 and all(_is_shallow(one, depth - 1) for one in inner)
+    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)
 
 
 def opened_result(handle: str) -> CallToolResult:
@@ -157,8 +157,8 @@ async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], 
             seconds = time.monotonic() - started
             if total is None or seconds < total:  # a call that waits for its turn may take longer
                 await _report(context, seconds, total)
-            done, _ = await asyncio.wait({calling}, timeout=TICK_S)
-            if done:
+            finished, _ = await asyncio.wait({calling}, timeout=TICK_S)
+            if finished:
                 return calling.result()
     finally:
         if not calling.done():
@@ -241,20 +241,20 @@ class CatalogTool(OfferedTool):
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:  # noqa: ANN401, ARG002
         """Ask for approval, then run the call; errors become the answer to the model."""
         serving: Serving = context.request_context.lifespan_context
-        given = dict(arguments)
-        handle = given.pop("session", "")
+        values = dict(arguments)
+        handle = values.pop("session", "")
         try:
             async with workspace(serving, context, handle) as target:
-                self._check_kept(target, given)
+                self._check_kept(target, values)
                 if not target.is_kept and "restart" in self.parameters["properties"]:
-                    self._take_restart(given)
-                return await self._approve_and_run(serving, target, given, context)
+                    self._take_restart(values)
+                return await self._approve_and_run(serving, target, values, context)
         except ClocheError as error:
             return text_result(f"{type(error).__name__}: {error}", is_error=True)
 
-    def _check_kept(self, target: ToolboxTarget, given: Mapping[str, Any]) -> None:
+    def _check_kept(self, target: ToolboxTarget, values: Mapping[str, Any]) -> None:
         """Refuse what makes no sense in a workspace that is gone after the call."""
-        path = given.get("path", ".")
+        path = values.get("path", ".")
         if target.is_kept or self.runs_code or not isinstance(path, str) or target.toolbox.has_root(path):
             return
         raise InvalidRequest(
@@ -262,27 +262,27 @@ class CatalogTool(OfferedTool):
             "and pass its handle as `session`, to this tool and to those that run code"
         )
 
-    def _take_restart(self, given: dict[str, Any]) -> None:
+    def _take_restart(self, values: dict[str, Any]) -> None:
         """Remove `restart`, which has no meaning where no interpreter is kept."""
-        restart = given.pop("restart", None)
+        restart = values.pop("restart", None)
         if not isinstance(restart, bool | None):
             raise InvalidRequest(f"{self.tool_name}: restart must be of type boolean, not {type(restart).__name__}")
 
     async def _approve_and_run(
-        self, serving: Serving, target: ToolboxTarget, given: dict[str, Any], context: Context[Any, Any]
+        self, serving: Serving, target: ToolboxTarget, values: dict[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
         toolbox = target.toolbox
-        request = toolbox.would_ask(self.tool_name, given) if serving.asks_client else None
+        request = toolbox.would_ask(self.tool_name, values) if serving.asks_client else None
         approvals.begin(Asking(request=request, who=approvals.user_of(context), is_kept=target.is_kept))
         if request is not None:
-            unanswered = await self._ask(serving, toolbox, given, context)
+            unanswered = await self._ask(serving, toolbox, values, context)
             if unanswered is not None:
                 return unanswered
-        answer = await run_to_end(toolbox, self.tool_name, given, context)
+        answer = await run_to_end(toolbox, self.tool_name, values, context)
         return result_of(answer, runs_code=self.runs_code)
 
     async def _ask(
-        self, serving: Serving, toolbox: Toolbox, given: dict[str, Any], context: Context[Any, Any]
+        self, serving: Serving, toolbox: Toolbox, values: dict[str, Any], context: Context[Any, Any]
     ) -> InputRequiredResult | None:
         """Have the client's user answer; return what the client must answer first, where that is the protocol's way."""
         try:
@@ -296,7 +296,7 @@ class CatalogTool(OfferedTool):
             approvals.take_refusal(str(error), by=approvals.user_of(context))
         except MCPError:
             approvals.take_refusal("the client cannot ask", by="default")
-            await toolbox.call(self.tool_name, given)  # refused by its gate, which tells whoever listens to it
+            await toolbox.call(self.tool_name, values)  # refused by its gate, which tells whoever listens to it
             raise
         else:
             if isinstance(resolved, InputRequiredResult):
@@ -342,9 +342,9 @@ async def workspace(serving: Serving, context: Context[Any, Any], handle: object
     if not isinstance(handle, str):
         raise InvalidRequest(f"session must be of type string, not {type(handle).__name__}")
     sessions, owner = serving.sessions, owner_of()
-    found = handle or await _own_session(serving, context, owner)
-    async with sessions.use(found, owner) if found else sessions.passing(owner) as toolbox:
-        yield ToolboxTarget(toolbox=toolbox, is_kept=bool(found))
+    session = handle or await _own_session(serving, context, owner)
+    async with sessions.use(session, owner) if session else sessions.passing(owner) as toolbox:
+        yield ToolboxTarget(toolbox=toolbox, is_kept=bool(session))
 
 
 def owner_of() -> str | None:
@@ -401,7 +401,7 @@ async def close_session(session: str, context: Context[Any, Any]) -> CallToolRes
 
 def session_tools() -> list[OfferedTool]:
     """Return the tools that open and close sessions."""
-    found = []
+    schemas = []
     for function, model, title in ((open_session, Opened, "Open a session"), (close_session, Told, "Close a session")):
         tool = OfferedTool.from_function(
             function,
@@ -412,8 +412,8 @@ def session_tools() -> list[OfferedTool]:
             ),
             structured_output=False,
         )  # fmt: skip
-        found.append(_with_output(tool, model))
-    return found
+        schemas.append(_with_output(tool, model))
+    return schemas
 
 
 def _with_output(tool: OfferedTool, model: type[BaseModel]) -> OfferedTool:

@@ -39,9 +39,9 @@ def backlog() -> int:
     return _share(8, MOST_BACKLOG)
 
 
-def _share(part: int, most: int) -> int:
+def _share(share: int, maximum: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // part))
+    return maximum if soft == resource.RLIM_INFINITY else max(1, min(maximum, soft // share))
 
 
 class Together:
@@ -108,9 +108,13 @@ class BoundedProtocol(H11Protocol):
 
     def _drop_idle(self) -> bool:
         """Close a connection without a request, those first that never had one, then the oldest; False for none."""
-        idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and one._is_idle()]
+        idle = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedProtocol) and connection._is_idle()
+        ]
         if idle:
-            min(idle, key=lambda one: (one.cycle is not None, one._begun_at)).transport.abort()
+            min(idle, key=lambda connection: (connection.cycle is not None, connection._begun_at)).transport.abort()
         return bool(idle)
 
     def _is_idle(self) -> bool:
@@ -179,9 +183,9 @@ class BoundedProtocol(H11Protocol):
 
     def _end_later(self) -> None:
         """Look again whether what was still to be sent is taken: it is memory, and nobody has to read it."""
-        left = self.transport.get_write_buffer_size()
-        if left:
-            self._looking = self.loop.call_later(self.head_s, self._end, left)
+        bytes_left = self.transport.get_write_buffer_size()
+        if bytes_left:
+            self._looking = self.loop.call_later(self.head_s, self._end, bytes_left)
 
     def _end(self, before: int) -> None:
         if before - self.transport.get_write_buffer_size() < min(before, TAKEN_BYTES):
@@ -218,10 +222,12 @@ async def serve(server: uvicorn.Server, *listeners: socket.socket, on_stop: Call
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):  # the latter for a name that can be none
         return False
-    return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+    return bool(addresses) and all(
+        ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in addresses
+    )
 
 
 def is_wildcard(host: str) -> bool:

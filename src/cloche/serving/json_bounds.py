@@ -37,14 +37,14 @@ class JsonBounds:
             )
         piece = self._without_escapes(piece)
         self._quotes += piece.count(b'"')
-        most = min(MOST_PARTS + self.seen // BYTES_OF_PART, MOST_PARTS_AT_ALL)
-        if self._quotes <= 2 * most + 2:
+        max_parts = min(MOST_PARTS + self.seen // BYTES_OF_PART, MOST_PARTS_AT_ALL)
+        if self._quotes <= 2 * max_parts + 2:
             texts = piece.split(b'"')
             outside = b"".join(texts[self._is_in_string :: 2])
             self._is_in_string ^= len(texts) % 2 == 0
             self.parts += sum(outside.count(sign) for sign in (b",", b":", b"[", b"{"))
-        if self._quotes > 2 * most + 2 or self.parts > most:
-            raise TooMuch(f"the body has more than {most} values and names")
+        if self._quotes > 2 * max_parts + 2 or self.parts > max_parts:
+            raise TooMuch(f"the body has more than {max_parts} values and names")
 
     def _without_escapes(self, piece: bytes) -> bytes:
         """Return a piece without escaped quotes and backslashes; one may be cut by the end of the piece before."""

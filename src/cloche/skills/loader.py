@@ -76,10 +76,10 @@ def open_folder(folder: str | os.PathLike[str]) -> Iterator[int]:
 
 def gather(fd: int) -> Gathered:
     """Return everything below an open folder, read-only copies of it."""
-    found = Gathered()
+    gathered = Gathered()
     with suppress(_Full):
-        _walk(fd, fd, "", found)
-    return found
+        _walk(fd, fd, "", gathered)
+    return gathered
 
 
 def read_bounded(fd: int, path: str, *, max_bytes: int) -> bytes:
@@ -95,51 +95,51 @@ class _Full(Exception):
     """Stop a walk: there is no use in going on."""
 
 
-def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
-    for entry in _listed(fd, folder, found):
+def _walk(root: int, fd: int, folder: str, gathered: Gathered) -> None:
+    for entry in _listed(fd, folder, gathered):
         path = posixpath.join(folder, entry)
         if entry in LEFT_OUT:
-            found.left_out.append(path)
+            gathered.left_out.append(path)
             continue
         problem = _name_problem(entry)
         if problem:
-            found.add_fault(escape_name(path)[:MOST_NAME_CHARS], problem)
+            gathered.add_fault(escape_name(path)[:MOST_NAME_CHARS], problem)
             continue
         try:
             mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
-                _descend(root, fd, entry, path, found)
+                _descend(root, fd, entry, path, gathered)
             else:
-                _take(root, fd, entry, path, mode, found)
+                _take(root, fd, entry, path, mode, gathered)
         except OSError as error:
-            found.add_fault(path, f"cannot be read: {error.strerror}")
-        if found.is_full:
+            gathered.add_fault(path, f"cannot be read: {error.strerror}")
+        if gathered.is_full:
             raise _Full
 
 
-def _listed(fd: int, folder: str, found: Gathered) -> list[str]:
+def _listed(fd: int, folder: str, gathered: Gathered) -> list[str]:
     """Return the names in a folder, sorted; no more than may be."""
     names: list[str] = []
     with os.scandir(fd) as entries:
         for entry in entries:
             names.append(entry.name)
             if len(names) > MOST_FILES:
-                found.add_fault(folder or ".", f"holds more than {MOST_FILES} files")
+                gathered.add_fault(folder or ".", f"holds more than {MOST_FILES} files")
                 raise _Full
     return sorted(names)
 
 
-def _descend(root: int, fd: int, entry: str, path: str, found: Gathered) -> None:
+def _descend(root: int, fd: int, entry: str, path: str, gathered: Gathered) -> None:
     if path.count("/") + 1 > MOST_DEPTH:
-        found.add_fault(path, f"lies deeper than {MOST_DEPTH} folders")
+        gathered.add_fault(path, f"lies deeper than {MOST_DEPTH} folders")
         return
     with hostfs.descended(fd, (entry,)) as below:
-        _walk(root, below, path, found)
+        _walk(root, below, path, gathered)
 
 
-def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered) -> None:
-    if len(found.files) >= MOST_FILES:
-        found.add_fault(path, f"is one file too many: a skill has at most {MOST_FILES}")
+def _take(root: int, fd: int, entry: str, path: str, mode: int, gathered: Gathered) -> None:
+    if len(gathered.files) >= MOST_FILES:
+        gathered.add_fault(path, f"is one file too many: a skill has at most {MOST_FILES}")
         raise _Full
     try:
         if stat.S_ISLNK(mode):
@@ -150,19 +150,19 @@ def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered)
             raise ValueError(f"is {_kind(mode)}; a skill has regular files and folders only")
         _check(facts)
     except ValueError as error:
-        found.add_fault(path, str(error))
+        gathered.add_fault(path, str(error))
         return
     if len(data) > MOST_FILE_BYTES:
-        found.add_fault(
+        gathered.add_fault(
             path, f"has {format_size(facts.st_size)}; a file of a skill has at most {format_size(MOST_FILE_BYTES)}"
         )
         return
-    found.size += len(data)
-    if found.size > MOST_BYTES:
-        found.add_fault(path, f"is too much: all files of a skill have at most {format_size(MOST_BYTES)} together")
+    gathered.size += len(data)
+    if gathered.size > MOST_BYTES:
+        gathered.add_fault(path, f"is too much: all files of a skill have at most {format_size(MOST_BYTES)} together")
         raise _Full
     is_program = bool(facts.st_mode & 0o100)
-    found.files.append(InputFile(path=path, data=data, mode=_PROGRAM if is_program else _READ_ONLY))
+    gathered.files.append(InputFile(path=path, data=data, mode=_PROGRAM if is_program else _READ_ONLY))
 
 
 def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
@@ -185,8 +185,8 @@ def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:
     """Read up to one byte more than allowed of a file, name by name. Raises OSError, ValueError for what is no file."""
     *folders, name = path.split("/")
     try:
-        with hostfs.descended(fd, folders) as at:
-            file, facts = hostfs.open_regular(name, at)
+        with hostfs.descended(fd, folders) as parent:
+            file, facts = hostfs.open_regular(name, parent)
     except hostfs.NotRegular as error:
         raise ValueError(f"is {_kind(error.mode)}, not a regular file") from None
     with open(file, "rb") as opened:
@@ -258,7 +258,7 @@ def search_path(settings: Settings) -> tuple[str, ...]:
 
 def find_skills(folders: Sequence[str]) -> Iterator[FoundSkill]:
     """Yield the skills in these folders, by folder and name; only their SKILL.md is read."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for folder in folders:
         for name in _subfolders(folder):
             path = os.path.join(folder, name)
@@ -270,9 +270,9 @@ def find_skills(folders: Sequence[str]) -> Iterator[FoundSkill]:
                 continue
             yield FoundSkill(
                 name=name, description=card.description if card else "", folder=path, faults=faults,
-                is_hidden=name in seen,
+                is_hidden=name in names,
             )  # fmt: skip
-            seen.add(name)
+            names.add(name)
 
 
 def locate_skill(name_or_path: str, folders: Sequence[str]) -> str:
@@ -350,21 +350,21 @@ def _read_card(files: Mapping[str, InputFile], folder: str, faults: list[Fault])
         if not any(fault.file == CARD for fault in faults):
             faults.append(Fault(file=CARD, problem="is missing; a skill is a folder with this file"))
         return None, []
-    card, found, notes = read_card(files[CARD].data, os.path.basename(folder))
-    faults += found
+    card, card_faults, notes = read_card(files[CARD].data, os.path.basename(folder))
+    faults += card_faults
     return card, notes
 
 
 def _scripts(manifest: Manifest, files: Mapping[str, InputFile], faults: list[Fault]) -> Iterator[Script]:
     """Yield the scripts that the manifest names; else the files below `scripts` whose language can be told."""
-    for name, said in manifest.scripts.items():
+    for name, entry in manifest.scripts.items():
         key = f"scripts.{name}"
-        path = _script_path(said.get("path", ""), f"{key}.path", files, faults)
+        path = _script_path(entry.get("path", ""), f"{key}.path", files, faults)
         if path is not None:
-            wanted = said.get("runtime") or manifest.runtime
-            language = _language(wanted, path, files, f"{key}.runtime", faults)
+            runtime = entry.get("runtime") or manifest.runtime
+            language = _language(runtime, path, files, f"{key}.runtime", faults)
             if language is not None:
-                yield Script(name=name, path=path, runtime=language, description=said.get("description", ""))
+                yield Script(name=name, path=path, runtime=language, description=entry.get("description", ""))
     if not manifest.scripts:
         yield from _unnamed_scripts(manifest, files)
 
@@ -377,15 +377,15 @@ def _unnamed_scripts(manifest: Manifest, files: Mapping[str, InputFile]) -> Iter
             yield Script(name=posixpath.basename(path), path=path, runtime=language)
 
 
-def _script_path(said: str, key: str, files: Mapping[str, InputFile], faults: list[Fault]) -> str | None:
+def _script_path(written: str, key: str, files: Mapping[str, InputFile], faults: list[Fault]) -> str | None:
     """Return the path of a script that is there."""
-    if not said:
+    if not written:
         return None
-    path = posixpath.normpath(said)
-    if said.startswith("/") or ".." in said.split("/"):
-        problem = f"{said!r} leads out of the skill's folder; give a path below it"
+    path = posixpath.normpath(written)
+    if written.startswith("/") or ".." in written.split("/"):
+        problem = f"{written!r} leads out of the skill's folder; give a path below it"
     elif path not in files:
-        problem = f"there is no file {said!r} in the skill"
+        problem = f"there is no file {written!r} in the skill"
     else:
         return path
     faults.append(Fault(file=MANIFEST, key=key, problem=problem))
@@ -393,17 +393,17 @@ def _script_path(said: str, key: str, files: Mapping[str, InputFile], faults: li
 
 
 def _language(
-    wanted: str | None, path: str, files: Mapping[str, InputFile], key: str, faults: list[Fault]
+    runtime: str | None, path: str, files: Mapping[str, InputFile], key: str, faults: list[Fault]
 ) -> str | None:
     """Return a script's language: what is said, else by suffix or first line. It is to be text, too."""
     data = files[path].data
     try:
         data.decode("utf-8")
-        return language_named(wanted).name if wanted else detect_language(path, data[:200].partition(b"\n")[0]).name
+        return language_named(runtime).name if runtime else detect_language(path, data[:200].partition(b"\n")[0]).name
     except UnicodeDecodeError as error:
         faults.append(Fault(file=path, problem=f"is a script and not UTF-8 (byte {error.start})"))
     except InvalidRequest:
-        if not wanted:  # a runtime that does not exist was told already
+        if not runtime:  # a runtime that does not exist was told already
             problem = f"the language of {path!r} cannot be told; name it: {', '.join(LANGUAGES)}"
             faults.append(Fault(file=MANIFEST, key=key, problem=problem))
     return None
@@ -417,7 +417,7 @@ def _check_entry(manifest: Manifest, scripts: tuple[Script, ...], faults: list[F
     if entry.startswith("/") or ".." in entry.split("/"):
         problem = f"{entry!r} leads out of the skill's folder; give the name or the path of a script"
     elif not any(entry in (script.name, script.path) for script in scripts):
-        known = ", ".join(script.name for script in scripts) or "none"
-        problem = f"there is no script {entry!r}; the scripts are: {known}"
+        names = ", ".join(script.name for script in scripts) or "none"
+        problem = f"there is no script {entry!r}; the scripts are: {names}"
     if problem:
         faults.append(Fault(file=MANIFEST, key="entry", problem=problem))

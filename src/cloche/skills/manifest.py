@@ -39,10 +39,10 @@ Faults = list[Fault]
 def read_card(data: bytes, folder_name: str) -> tuple[Card | None, list[Fault], list[str]]:
     """Return what SKILL.md says (None when that is not usable), all its faults, and remarks that are no faults."""
     faults: Faults = []
-    parts = _front_matter(data, faults)
-    if parts is None:
+    halves = _front_matter(data, faults)
+    if halves is None:
         return None, faults, []
-    document = _mapping(parts[0], CARD, faults)
+    document = _mapping(halves[0], CARD, faults)
     if document is None:
         return None, faults, []
     notes = [f"{CARD}: {key!r} is no key of the format, and is ignored" for key in document if key not in _CARD_KEYS]
@@ -53,7 +53,7 @@ def read_card(data: bytes, folder_name: str) -> tuple[Card | None, list[Fault], 
         compatibility=_text(document, "compatibility", MOST_COMPATIBILITY, faults),
         metadata=_metadata(document.get("metadata"), faults),
         allowed_tools=_allowed_tools(document.get("allowed-tools"), faults),
-        instructions=parts[1],
+        instructions=halves[1],
     )
     return card, faults, notes
 
@@ -65,19 +65,19 @@ def read_manifest(data: bytes) -> tuple[Manifest, list[Fault]]:
     document = _mapping(text, MANIFEST, faults) if text is not None else None
     if document is None:
         return Manifest(), faults
-    words: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in document.items():
         reader = _MANIFEST_READERS.get(key)
         if reader is None:
             faults.append(Fault(file=MANIFEST, key=key[:80], problem=_unknown(key, _MANIFEST_READERS)))
         elif value is not None:
-            words |= _tried(reader, value, key, faults)
-    asked = {one.name: words[one.name] for one in fields(Asked) if one.name in words}
+            values |= _tried(reader, value, key, faults)
+    requests = {spec.name: values[spec.name] for spec in fields(Asked) if spec.name in values}
     return Manifest(
-        asked=Asked(**asked),
-        runtime=words.get("runtime"),
-        entry=words.get("entry"),
-        scripts=words.get("scripts", {}),
+        asked=Asked(**requests),
+        runtime=values.get("runtime"),
+        entry=values.get("entry"),
+        scripts=values.get("scripts", {}),
     ), faults
 
 
@@ -99,9 +99,9 @@ def _front_matter(data: bytes, faults: Faults) -> tuple[str, str] | None:
     return "\n".join(["", *front]), "\n".join(body).strip()
 
 
-def _decoded(data: bytes, file: str, most: int, faults: Faults) -> str | None:
-    if len(data) > most:
-        faults.append(Fault(file=file, problem=f"has more than {most} bytes"))
+def _decoded(data: bytes, file: str, max_bytes: int, faults: Faults) -> str | None:
+    if len(data) > max_bytes:
+        faults.append(Fault(file=file, problem=f"has more than {max_bytes} bytes"))
         return None
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
@@ -115,8 +115,8 @@ def _mapping(text: str, file: str, faults: Faults) -> Mapping[str, Any] | None:
     try:
         document = _parsed(text, file)
     except InvalidRequest as error:
-        place, _, problem = str(error).removeprefix(file).partition(": ")
-        faults.append(Fault(file=f"{file}{place}", problem=problem))
+        position, _, problem = str(error).removeprefix(file).partition(": ")
+        faults.append(Fault(file=f"{file}{position}", problem=problem))
         return None
     if document is None:
         document = {}
@@ -145,7 +145,7 @@ def _skill_name(document: Mapping[str, Any], folder_name: str, faults: Faults) -
     return name
 
 
-def _text(document: Mapping[str, Any], key: str, most: int, faults: Faults, *, is_needed: bool = False) -> str:
+def _text(document: Mapping[str, Any], key: str, max_chars: int, faults: Faults, *, is_needed: bool = False) -> str:
     value = document.get(key)
     problem = ""
     if value is None:
@@ -154,8 +154,8 @@ def _text(document: Mapping[str, Any], key: str, most: int, faults: Faults, *, i
         problem = f"is to be text, not {_kind(value)}; put it in quotes"
     elif not value.strip():
         problem = "is empty"
-    elif len(value) > most:
-        problem = f"has {len(value)} characters; at most {most} are allowed"
+    elif len(value) > max_chars:
+        problem = f"has {len(value)} characters; at most {max_chars} are allowed"
     if problem:
         faults.append(Fault(file=CARD, key=key, problem=problem))
     return value.strip() if isinstance(value, str) and not problem else ""
@@ -168,37 +168,37 @@ def _metadata(value: object, faults: Faults) -> dict[str, str]:
         problem = f"is to be a mapping of at most {MOST_METADATA} names to texts"
         faults.append(Fault(file=CARD, key="metadata", problem=problem))
         return {}
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, Mapping | list | set | bytes) or len(str(item)) > MOST_TEXT:
             problem = f"is to be a text of at most {MOST_TEXT} characters"
             faults.append(Fault(file=CARD, key=f"metadata.{str(name)[:80]}", problem=problem))
         else:
-            found[str(name)] = str(item)
-    return found
+            entries[str(name)] = str(item)
+    return entries
 
 
 def _allowed_tools(value: object, faults: Faults) -> tuple[str, ...]:
     """Return the names; an agent's own, which Cloche shows and grants nothing for."""
     if value is None:
         return ()
-    words = value.split() if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in words):
+    tools = value.split() if isinstance(value, str) else value
+    if not isinstance(tools, list) or not all(isinstance(tool, str) and len(tool) <= MOST_TEXT for tool in tools):
         problem = "is to be names in one text with blanks between, or a list of names"
         faults.append(Fault(file=CARD, key="allowed-tools", problem=problem))
         return ()
-    return tuple(words)
+    return tuple(tools)
 
 
 def _tried(reader: Callable[[Any, str], Iterator[Any]], value: object, key: str, faults: Faults) -> dict[str, Any]:
     """Read one key of the manifest; what a reader yields is a word with its value, or an error."""
-    words: dict[str, Any] = {}
-    for found in reader(value, key):
-        if isinstance(found, Fault):
-            faults.append(found)
+    values: dict[str, Any] = {}
+    for result in reader(value, key):
+        if isinstance(result, Fault):
+            faults.append(result)
         else:
-            words[found[0]] = found[1]
-    return words
+            values[result[0]] = result[1]
+    return values
 
 
 def _by_configuration(value: object, key: str, *, spelled: str | None = None) -> Iterator[Any]:
@@ -215,15 +215,15 @@ def _read_limits(value: object, key: str) -> Iterator[Any]:
         return
     limits: dict[str, float] = {}
     for name, amount in value.items():
-        known = isinstance(name, str) and _LIMIT_SPELLINGS.get(name)
-        if not known:
+        limit = isinstance(name, str) and _LIMIT_SPELLINGS.get(name)
+        if not limit:
             yield _fault(f"{key}.{str(name)[:80]}", _unknown(str(name), LIMIT_KEYS))
             continue
-        for found in _by_configuration(amount, f"{key}.{name}"):
-            if isinstance(found, Fault):
-                yield found
-            elif limits.setdefault(known, found[1]) != found[1]:
-                yield _fault(f"{key}.{name}", f"says something else about {known} than another key; keep one of them")
+        for result in _by_configuration(amount, f"{key}.{name}"):
+            if isinstance(result, Fault):
+                yield result
+            elif limits.setdefault(limit, result[1]) != result[1]:
+                yield _fault(f"{key}.{name}", f"says something else about {limit} than another key; keep one of them")
     yield "limits", limits
 
 
@@ -234,14 +234,14 @@ def _read_network(value: object, key: str) -> Iterator[Any]:
                 yield _fault(f"{key}.{str(name)[:80]}", "unknown key; known keys: hosts")
         value = value.get("hosts", [])
         key = f"{key}.hosts"
-    for found in _by_configuration(value, key, spelled="network"):
-        if isinstance(found, Fault):
-            yield found
+    for result in _by_configuration(value, key, spelled="network"):
+        if isinstance(result, Fault):
+            yield result
         else:
-            word, value_given = found
+            keyword, value_given = result
             yield (
                 ("hosts", value_given)
-                if word == "network_allow"
+                if keyword == "network_allow"
                 else ("network", "open" if value_given == "on" else value_given)
             )
 
@@ -293,7 +293,9 @@ def _read_scripts(value: object, key: str) -> Iterator[Any]:
         entry: Any = {"path": said} if isinstance(said, str) else said
         yield from _script_faults(entry, where)
         if isinstance(entry, Mapping):
-            fields = {word: entry[word].strip() for word in _SCRIPT_KEYS if isinstance(entry.get(word), str)}
+            fields = {
+                keyword: entry[keyword].strip() for keyword in _SCRIPT_KEYS if isinstance(entry.get(keyword), str)
+            }
             scripts[name] = fields
     yield "scripts", scripts
 
@@ -305,13 +307,15 @@ def _script_faults(entry: object, where: str) -> Iterator[Fault]:
     if not isinstance(entry, Mapping):
         yield _fault(where, f"is to be a path, or a mapping with {', '.join(_SCRIPT_KEYS)}")
         return
-    for word, value in entry.items():
-        if word not in _SCRIPT_KEYS:
-            yield _fault(f"{where}.{str(word)[:80]}", _unknown(str(word), _SCRIPT_KEYS))
+    for keyword, value in entry.items():
+        if keyword not in _SCRIPT_KEYS:
+            yield _fault(f"{where}.{str(keyword)[:80]}", _unknown(str(keyword), _SCRIPT_KEYS))
         elif not isinstance(value, str) or not value.strip() or len(value) > MOST_TEXT:
-            yield _fault(f"{where}.{word}", f"is to be a text of at most {MOST_TEXT} characters")
+            yield _fault(f"{where}.{keyword}", f"is to be a text of at most {MOST_TEXT} characters")
     if isinstance(entry.get("runtime"), str):
-        yield from (found for found in _read_runtime(entry["runtime"], f"{where}.runtime") if isinstance(found, Fault))
+        yield from (
+            result for result in _read_runtime(entry["runtime"], f"{where}.runtime") if isinstance(result, Fault)
+        )
     if "path" not in entry:
         yield _fault(f"{where}.path", "is missing")
 

@@ -91,19 +91,19 @@ def decide_terms(
     skill: Skill, settings: Settings, *, checkout: Collection[Origin] = (), script: Script | None = None
 ) -> Terms:
     """Return the terms for a skill, or one script of it. `checkout` are the origins that may only tighten."""
-    asked = skill.manifest.asked
-    requested = requested_limits(asked)
+    requests = skill.manifest.asked
+    requested = requested_limits(requests)
     limits, table = {}, []
     for key in LIMIT_KEYS:
         limits[key], term = _limit(key, requested.get(key), settings, checkout)
         table.append(term)
     scripts = skill.scripts if script is None else (script,)
     table += [
-        network := _network(asked, settings, checkout),
-        packages := _packages(asked, settings),
+        network := _network(requests, settings, checkout),
+        packages := _packages(requests, settings),
         *_runtimes(scripts, settings),
-        *_tools(asked, settings),
-        required := _require(asked, settings),
+        *_tools(requests, settings),
+        required := _require(requests, settings),
         _backend(settings),
     ]
     refused = tuple(
@@ -113,17 +113,17 @@ def decide_terms(
         table=tuple(table),
         limits=limits,
         require=_words(required.result),
-        packages=() if packages.is_refused else asked.packages or settings.policy.packages,
-        hosts=asked.hosts if network.result not in ("", "off") else (),
+        packages=() if packages.is_refused else requests.packages or settings.policy.packages,
+        hosts=requests.hosts if network.result not in ("", "off") else (),
         is_network_demanded=bool(network.asked) or settings.policy.network != "off",
         refusals=refused,
     )
 
 
-def requested_limits(asked: Asked) -> dict[str, float]:
+def requested_limits(requests: Asked) -> dict[str, float]:
     """Return the amounts that a skill requests: its preset's, overridden by its own."""
-    preset = PRESETS[asked.preset].limits if asked.preset is not None else {}
-    return {_KEY_OF_LIMIT[field]: amount for field, amount in preset.items()} | dict(asked.limits)
+    preset = PRESETS[requests.preset].limits if requests.preset is not None else {}
+    return {_KEY_OF_LIMIT[field]: amount for field, amount in preset.items()} | dict(requests.limits)
 
 
 def _limit(key: str, requested: float | None, settings: Settings, checkout: Collection[Origin]) -> tuple[float, Term]:
@@ -162,29 +162,29 @@ def _decide_limit(
     return requested, ""
 
 
-def _network(asked: Asked, settings: Settings, checkout: Collection[Origin]) -> Term:
+def _network(requests: Asked, settings: Settings, checkout: Collection[Origin]) -> Term:
     """Grant the hosts that a skill names where the operator's policy or ceiling covers each of them; never more."""
-    mode, hosts = asked.network, asked.hosts
-    if mode is None and asked.preset is not None:
-        mode = PRESETS[asked.preset].policy.get("network")
+    mode, hosts = requests.network, requests.hosts
+    if mode is None and requests.preset is not None:
+        mode = PRESETS[requests.preset].policy.get("network")
     policy, origins = settings.policy, settings.origins
     held = policy.network if policy.network != "allowlist" else _listed_hosts(policy.network_allow)
-    wants = mode in ("open", "bridge") or (mode == "allowlist" and (bool(hosts) or asked.network is None))
-    known: dict[str, Any] = {
+    wants = mode in ("open", "bridge") or (mode == "allowlist" and (bool(hosts) or requests.network is None))
+    held_fields: dict[str, Any] = {
         "key": "network", "default": held,
         "origin": origins.get("network_allow" if policy.network == "allowlist" else "network", DEFAULT),
     }  # fmt: skip
     ceiling = settings.ceilings.get("network")
     if ceiling is not None:
-        known |= {"ceiling": str(ceiling), "ceiling_origin": origins.get("ceilings.network", "")}
+        held_fields |= {"ceiling": str(ceiling), "ceiling_origin": origins.get("ceilings.network", "")}
     if not wants:
         why = "a skill has no network unless it names hosts" if policy.network != "off" else ""
-        return Term(**known, asked="off" if mode is not None else "", result="off", why=why)
-    wanted = _listed_hosts(hosts) if mode == "allowlist" else str(mode)
+        return Term(**held_fields, asked="off" if mode is not None else "", result="off", why=why)
+    requested = _listed_hosts(hosts) if mode == "allowlist" else str(mode)
     why = _why_no_network(mode, hosts, settings, checkout)
     if why:
-        why = f"the skill asks for the network ({wanted}); {why}; allow it, or leave the key out"
-    return Term(**known, asked=wanted, result="" if why else wanted, why=why, is_refused=bool(why))
+        why = f"the skill asks for the network ({requested}); {why}; allow it, or leave the key out"
+    return Term(**held_fields, asked=requested, result="" if why else requested, why=why, is_refused=bool(why))
 
 
 def _listed_hosts(hosts: tuple[str, ...]) -> str:
@@ -209,22 +209,22 @@ def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings
         if not granted:
             return f"{rule.text} is in neither the operator's network_allow nor what ceilings.network grants"
         denied = replace(own, mode="allowlist", allow=(rule,))
-        refused = [found for port in rule.ports if not (found := denied.decide(rule.host, port)).is_allowed]
+        refused = [decision for port in rule.ports if not (decision := denied.decide(rule.host, port)).is_allowed]
         if refused and not rule.is_wildcard:
             return refused[0].why
     return ""
 
 
-def _packages(asked: Asked, settings: Settings) -> Term:
+def _packages(requests: Asked, settings: Settings) -> Term:
     """Return what is installed: what the skill asks for, else what is configured, as far as the operator's lists go."""
     held, origin = settings.policy.packages, settings.origins.get("packages", DEFAULT)
-    packages = asked.packages or held
-    listed, wanted = _listed_packages(held), _listed_packages(asked.packages)
+    packages = requests.packages or held
+    listed, requested = _listed_packages(held), _listed_packages(requests.packages)
     why = _why_no_packages(packages, settings)
     return Term(
-        key="packages", default=listed or "none", origin=origin, asked=wanted,
+        key="packages", default=listed or "none", origin=origin, asked=requested,
         result="" if why else _listed_packages(packages) or "none",
-        why=why or ("as the skill asks" if wanted else ""), is_refused=bool(why),
+        why=why or ("as the skill asks" if requested else ""), is_refused=bool(why),
     )  # fmt: skip
 
 
@@ -236,15 +236,15 @@ def _why_no_packages(packages: Sequence[str] | str, settings: Settings) -> str:
     """Say why packages may not be installed, as far as their names tell; empty where they may."""
     if not packages:
         return ""
-    most = settings.ceilings.get("packages")
-    if most is not None and (above := packages_above(cast("PackageList", packages), most)):
-        return f"{above} is above your ceilings.packages ({', '.join(most) or 'none'})"
+    ceiling = settings.ceilings.get("packages")
+    if ceiling is not None and (above := packages_above(cast("PackageList", packages), ceiling)):
+        return f"{above} is above your ceilings.packages ({', '.join(ceiling) or 'none'})"
     if packages == "auto":
         return ""
     rules = rules_of(settings)
     try:
         requirements = parse_requirements(packages)
-        rules.check_denied(one.name for one in requirements)
+        rules.check_denied(requirement.name for requirement in requirements)
     except ClocheError as error:
         return str(error).removeprefix("packages: ")
     unlisted = rules.unlisted(requirements)
@@ -265,26 +265,26 @@ def _runtimes(scripts: tuple[Script, ...], settings: Settings) -> Iterator[Term]
         )  # fmt: skip
 
 
-def _tools(asked: Asked, settings: Settings) -> Iterator[Term]:
+def _tools(requests: Asked, settings: Settings) -> Iterator[Term]:
     """Yield a term where the skill needs tools: the tier has all of them, or the skill is refused."""
-    if not asked.tools:
+    if not requests.tools:
         return
     tier = settings.tier or DEFAULT_TIER
     have = {tool.name for tool in tools_of(tier)}
-    lacking = [name for name in asked.tools if name not in have]
+    lacking = [name for name in requests.tools if name not in have]
     why = f"tier {tier} has no {', '.join(lacking)}; a skill does not change the tier"
     yield Term(
         key="tools", default=f"those of tier {tier}", origin=settings.origins.get("tier", "default"),
-        asked=", ".join(asked.tools), result="" if lacking else ", ".join(asked.tools), why=why if lacking else "",
-        is_refused=bool(lacking),
+        asked=", ".join(requests.tools), result="" if lacking else ", ".join(requests.tools),
+        why=why if lacking else "", is_refused=bool(lacking),
     )  # fmt: skip
 
 
-def _require(asked: Asked, settings: Settings) -> Term:
+def _require(requests: Asked, settings: Settings) -> Term:
     """Join what both require: the higher level, and all controls."""
     policy, tier = settings.policy, TIERS.get(settings.tier or 0)
-    levels = [level for level in (policy.require_level, asked.require_level) if level is not None]
-    joined = _required(max(levels, default=None), (*policy.require_controls, *asked.require_controls))
+    levels = [level for level in (policy.require_level, requests.require_level) if level is not None]
+    joined = _required(max(levels, default=None), (*policy.require_controls, *requests.require_controls))
     if tier is not None and not tier.runs_code:
         why = f"tier {tier.number} ({settings.origins.get('tier', 'argument')}) runs no code"
     else:
@@ -293,7 +293,7 @@ def _require(asked: Asked, settings: Settings) -> Term:
         key="require",
         default=_required(policy.require_level, policy.require_controls) or "none",
         origin=settings.origins.get("require", "default"),
-        asked=_required(asked.require_level, asked.require_controls),
+        asked=_required(requests.require_level, requests.require_controls),
         result="" if why else joined or "none",
         why=why,
         is_refused=bool(why),
@@ -333,21 +333,21 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
 
 
 def _settings_for(options: SandboxOptions) -> Settings:
-    asked = given_options(options)
-    if asked.get("network") not in (None, False, "off"):
+    given = given_options(options)
+    if given.get("network") not in (None, False, "off"):
         raise InvalidRequest("network: a skill gets the hosts that it names; allow them by network_allow")
-    chosen = asked.get("backend")
+    chosen = given.get("backend")
     if chosen is not None and not isinstance(chosen, str):
-        del asked["backend"]
-    settings = load_settings(asked)
-    if "backend" not in asked and chosen is not None:
+        del given["backend"]
+    settings = load_settings(given)
+    if "backend" not in given and chosen is not None:
         settings = replace(settings, backend=str(getattr(chosen, "name", "")))
     return settings
 
 
 def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
-    places = ConfigPaths(environ=os.environ, config_file=options.get("config"))
-    return decide_terms(skill, settings, checkout=checkout_origins(places), script=script)
+    paths = ConfigPaths(environ=os.environ, config_file=options.get("config"))
+    return decide_terms(skill, settings, checkout=checkout_origins(paths), script=script)
 
 
 async def arun_skill(

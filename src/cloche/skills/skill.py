@@ -23,7 +23,7 @@ class Fault:
     key: str = ""
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.file, self.key, self.problem) if part)
+        return ": ".join(text for text in (self.file, self.key, self.problem) if text)
 
 
 class InvalidSkill(InvalidRequest):
@@ -113,10 +113,10 @@ class Skill:
         """
         if name is None:
             return self._entry()
-        found = [one for one in self.scripts if name in (one.name, one.path)]
-        if not found:
+        matches = [script for script in self.scripts if name in (script.name, script.path)]
+        if not matches:
             raise InvalidRequest(f"skill {self.name} has no script {name!r}; {self._known()}")
-        return found[0]
+        return matches[0]
 
     def _entry(self) -> Script:
         entry = self.manifest.entry
@@ -127,4 +127,4 @@ class Skill:
         raise InvalidRequest(f"skill {self.name} names no entry; say which script to run: {self._known()}")
 
     def _known(self) -> str:
-        return f"it has: {', '.join(one.name for one in self.scripts)}" if self.scripts else "it has no scripts"
+        return f"it has: {', '.join(script.name for script in self.scripts)}" if self.scripts else "it has no scripts"
