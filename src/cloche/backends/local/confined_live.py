@@ -16,7 +16,6 @@ from cloche.core.policy import Policy
 from cloche.core.processes import ListeningPort
 from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
-from cloche.jail.setup.privileges import LENGTHS_SINCE
 from cloche.jail.user_namespaces import claim_outside_id
 
 from ..enforcement import with_life_confined
@@ -80,12 +79,9 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
             # Its reapers are counted by another id, init's.
             spec.rlimits = [(name, amount - REAPERS * (name == "nproc")) for name, amount in spec.rlimits]
         if spec.seccomp is not None:
-            kind = {
-                "resident": True,
-                "one_uid": not self._host.owns_ids,
-                "keeps_lengths": self._host.landlock_abi < LENGTHS_SINCE,
-            }
-            spec.seccomp = filter_for(confined=True, counted=bool(self._host.cgroup_version), **kind)
+            kind = {"resident": True, "one_uid": not self._host.owns_ids}
+            is_counted, version = bool(self._host.cgroup_version), self._host.landlock_abi
+            spec.seccomp = filter_for(confined=True, counted=is_counted, landlock=version, **kind)
         if spec.landlock is not None:
             spec.landlock = [*spec.landlock, ("/dev/tty", "device")]
         return spec

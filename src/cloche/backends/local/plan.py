@@ -24,7 +24,7 @@ from cloche.core.request import InputFile, Request, source_of
 from cloche.hostfs import may_search_all
 from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.messages import Run, Spec
-from cloche.jail.setup.privileges import LENGTHS_SINCE, SCOPED_SINCE, drop_all
+from cloche.jail.setup.privileges import IOCTLS_SINCE, SCOPED_SINCE, drop_all
 from cloche.jail.setup.privileges import amounts as ucounts
 from cloche.jail.setup.probe import memory_stat
 from cloche.jail.setup.seccomp import answered_calls, build_filter
@@ -181,8 +181,8 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         if level is Level.CONFINED:
             asked = {"one_uid": not host.owns_ids, "network": spec.network is not None}
             spec.answered = answered_calls(os.uname().machine, counted=is_counted, **asked)
-        asked["keeps_lengths"] = level is Level.CONFINED and host.landlock_abi < LENGTHS_SINCE
-        spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=is_counted, **asked)
+        is_confined, version = level is Level.CONFINED, host.landlock_abi
+        spec.seccomp = filter_for(confined=is_confined, counted=is_counted, landlock=version, **asked)
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
@@ -301,12 +301,12 @@ def make_forkable(spec: Spec, host: Host) -> None:
         spec.landlock = [("/", "write"), *devices]
 
 
-def filter_for(*, confined: bool, counted: bool = True, **kind: bool) -> bytes:
+def filter_for(*, confined: bool, counted: bool = True, landlock: int = IOCTLS_SINCE, **kind: bool) -> bytes:
     """Return the assembled system call filter for this machine, once per process; see `build_filter`."""
     machine = os.uname().machine
-    key = (machine, confined, counted, *kind.items())
+    key = (machine, confined, counted, landlock, *kind.items())
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(machine, confined=confined, counted=counted, **kind)
+        _FILTERS[key] = build_filter(machine, confined=confined, counted=counted, landlock=landlock, **kind)
     return _FILTERS[key]
 
 

@@ -159,7 +159,7 @@ _RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | IOCTL_DEV
 SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 SCOPED_SINCE = 6  # the version that has these
-LENGTHS_SINCE = 3  # the version that asks for a right to shorten files
+LENGTHS_SINCE, IOCTLS_SINCE = 3, 5  # those that ask for a right to shorten files, and to use ioctls of devices
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1
 

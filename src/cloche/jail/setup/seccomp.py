@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..syscalls import ASK_IF_HEARD, CLONE_NEW_ANY, EXIT_NOTICE, FORK_FLAGS, LASTING, PR_SET_DUMPABLE
+from .privileges import IOCTLS_SINCE, LENGTHS_SINCE
 from .syscall_table import ALLOWED, LAST_KNOWN, REPORTED
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -137,7 +138,7 @@ def build_filter(
     resident: bool = False,
     one_uid: bool = False,
     network: bool = False,
-    keeps_lengths: bool = False,
+    landlock: int = IOCTLS_SINCE,
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
@@ -145,7 +146,7 @@ def build_filter(
     that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
     own, what changes metadata is asked for, and without control groups, which keep what is `counted`, each new process.
     With a `network`, sockets of TCP and UDP and what they are connected to are asked for (`network_calls`).
-    One that `keeps_lengths` refuses what Landlock does not before its version 3: to empty files by name.
+    `landlock` is its version, where it alone keeps files: what an old one does not handle is refused.
     `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
@@ -163,8 +164,8 @@ def build_filter(
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
     if network:
         special |= _connected_blocks()
-    if keeps_lengths:
-        special |= _length_blocks()
+    if confined:
+        special |= _opening_blocks(landlock)
     if resident and confined:
         special["kill"] = [(BPF_RET, 0, 0, ASK_IF_HEARD)]
     if resident or confined:  # the caller is told that it was done
@@ -345,17 +346,20 @@ def _connected_blocks() -> dict[str, Block]:
     }
 
 
-def _length_blocks() -> dict[str, Block]:
-    """Return what is different where Landlock asks for no right to shorten a file: only who opens it to write may.
+def _opening_blocks(landlock: int) -> dict[str, Block]:
+    """Return how files are opened where no namespaces stand behind the filter: to read them, or to write.
 
-    What is opened neither to read nor to write (mode 3, for `ioctl`), Landlock lets everybody open.
+    For neither (mode 3), Landlock lets everybody open everything, and old ones what follows: `ioctl` on devices, such
+    as the terminals of the guest's user, and that the file is emptied. That takes no right of reading either.
     """
-    truncates = [(BPF_AND, 0, 0, O_TRUNC | O_ACCMODE), *_if_any((O_TRUNC, O_TRUNC | O_ACCMODE), _deny(EACCES))]
+    can_shorten = landlock < LENGTHS_SINCE
+    refused = (O_ACCMODE, O_ACCMODE | O_TRUNC, *([O_TRUNC] if can_shorten else []))
+    by_flags = [(BPF_AND, 0, 0, O_TRUNC | O_ACCMODE), *_if_any(refused, _deny(EACCES)), _ALLOWED]
     return {
-        "truncate": [_deny(EACCES)],
-        "open": [_argument(1), *truncates, _ALLOWED],
-        "openat": [_argument(2), *truncates, _ALLOWED],
-        "openat2": [_deny(ENOSYS)],  # whose flags are in memory
+        "open": [_argument(1), *by_flags],
+        "openat": [_argument(2), *by_flags],
+        **({"openat2": [_deny(ENOSYS)]} if landlock < IOCTLS_SINCE else {}),  # whose flags are in memory
+        **({"truncate": [_deny(EACCES)]} if can_shorten else {}),
     }
 
 
