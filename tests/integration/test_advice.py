@@ -59,7 +59,8 @@ def cloche_says(*words: str, **environment: str) -> tuple[int, str]:
     """Return the exit code and the last line on stderr of the command."""
     given = {**os.environ, **environment}
     command = [sys.executable, "-m", "cloche", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=given)
+    nothing = subprocess.DEVNULL  # that of the tests may be anything
+    done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, timeout=60, check=False, env=given)
     return done.returncode, (done.stderr.splitlines() or [""])[-1]
 
 
