@@ -469,7 +469,7 @@ def main(area: str = "") -> int:
         return 2
     with at_work() as (user, temporary):
         jobs = jobs_of(places(user, temporary, area))
-        return judge(jobs, beside=[] if area else [Process("check", ["nice", "scripts/check.sh"])])
+        return judge(jobs, beside=[] if area else [Process("check", ["nice", "scripts/check.sh", "beside-tests"])])
 
 
 if __name__ == "__main__":
