@@ -16,7 +16,7 @@ from sqlalchemy import JSON, MetaData, create_engine, select, text
 from cloche.records.database import NEWEST, Database, _url
 from cloche.records.tables import Table
 
-pytestmark = pytest.mark.both_users
+pytestmark = pytest.mark.user_soak
 SCHEMA = Path(__file__).with_name("schema_0001.sql")
 WHEN = "2026-11-27T03:00:00.000Z"
 OWNED = {"project": "default", "created_at": WHEN}

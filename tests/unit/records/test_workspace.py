@@ -25,7 +25,7 @@ from cloche.records.workspace_tree import Bounds
 
 OWN, CANARY, SHA = b"own", b"canary of the host", "0" * 64
 MANIFEST = ".cloche-ws-restore.json"
-pytestmark = [pytest.mark.both_users, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.user_soak, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
