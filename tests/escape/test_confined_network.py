@@ -48,6 +48,19 @@ def run(level):
 print(json.dumps([run("jail"), run("confined")], default=str))
 """
 
+IN_ONE_THAT_LIVES = """
+import cloche
+def seen(level):
+    with cloche.Sandbox(
+        live=True, level=level, network="allowlist", network_allow=["good.example"], timeout=200, memory="1g", cpus=2
+    ) as sandbox, sandbox.session() as session:
+        done = [sandbox.exec(["python3", "-c", ARGUMENT]), sandbox.run(ARGUMENT), session.run(ARGUMENT)]
+        rows = [sorted((row["host"], row["port"], row["is_allowed"], row["why"]) for row in one.meta["network"])
+                for one in done]
+    return [[(str(one.status), one.stdout, one.stderr) for one in done], rows]
+print(json.dumps([seen("jail"), seen("confined")], default=str))
+"""
+
 # Many numbers of few files: a registration lasts for as long as the file, whatever becomes of the number.
 LARGE = r"""
 import ctypes, os, select, socket, struct, time
@@ -92,11 +105,20 @@ def test_clients_and_rows_are_those_of_a_jail(world: World, user: str) -> None:
     assert jail[1].count("for good.example") == 18, jail
 
 
+@pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.soak), "ordinary"])
+def test_commands_runs_and_sessions_of_one_that_lives_have_it(world: World, user: str) -> None:
+    """In a sandbox that lives at level confined all that runs has the network of one that lives at level jail."""
+    jail, confined = world.run(IN_ONE_THAT_LIVES, CLIENTS, user=user)
+    assert [row[0] for row in jail[0]] == ["ok"] * 3, jail
+    assert confined == jail
+
+
 @pytest.mark.root
+@pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("user", ["root", "ordinary"])
-def test_no_other_way_out_is_taken(world: World, user: str) -> None:
+def test_no_other_way_out_is_taken(world: World, user: str, is_live: bool) -> None:
     """By no call, address, family or option is another peer reached; without a sandbox each is done."""
-    came = told(world, "attempts()", user)
+    came = told(world, f"attempts(is_live={is_live})", user)
     undone = {name for name, what in came["outside"].items() if what != "done"}
     assert undone <= NOT_BY_ALL, came
     assert came["seen_outside"] >= 15
@@ -106,16 +128,19 @@ def test_no_other_way_out_is_taken(world: World, user: str) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("user", "count"),
+    ("user", "count", "is_live"),
     [
-        ("ordinary", 200),
-        pytest.param("root", 2000, marks=pytest.mark.soak),
-        pytest.param("ordinary", 2000, marks=pytest.mark.soak),
+        ("ordinary", 200, False),
+        *(
+            pytest.param(user, 2000, is_live, marks=pytest.mark.soak)
+            for user in ("root", "ordinary")
+            for is_live in (False, True)
+        ),
     ],
 )
-def test_an_address_that_changes_reaches_nobody_else(world: World, user: str, count: int) -> None:
+def test_an_address_that_changes_reaches_nobody_else(world: World, user: str, count: int, is_live: bool) -> None:
     """What is decided on is what is connected to: with calls that go on, a victim is reached, here never."""
-    came = told(world, f"race({count})", user)
+    came = told(world, f"race({count}, is_live={is_live})", user)
     assert came["gone_on"] > 0, came
     assert came["connected"] > 0, came
     assert came["inside"] == 0, came

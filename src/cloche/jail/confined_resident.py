@@ -462,7 +462,8 @@ class CommandReaper:
     def _close_descriptors(self) -> None:
         """Hold nothing whose end somebody else waits for."""
         first = 3
-        for fd in sorted((self.link, self.ours, self.watcher.woken, self.watcher.wake)):
+        network = (self.host.spec.network or {}).get("link", self.link)
+        for fd in sorted({self.link, self.ours, self.watcher.woken, self.watcher.wake, network}):
             if fd > first:
                 close_range(first, fd - 1)
             first = fd + 1

@@ -207,27 +207,28 @@ def outside(program: str, told: str) -> Any:
     return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
-def inside(program: str, told: str) -> Any:
-    """Run it at level confined, with a network that has one allowed name."""
+def inside(program: str, told: str, *, is_live: bool) -> Any:
+    """Run it at level confined, with a network that has one allowed name: by itself, or in a sandbox that lives."""
     import cloche
 
     # The first name that is asked for has the first address.
     ask = "import socket\nassert socket.gethostbyname('good.example') == '198.18.1.0'\n"
-    result = cloche.run(
-        f"{ask}TOLD = {told!r}\n{program}", level="confined", network="allowlist", network_allow=["good.example"],
-        timeout=200, cpus=2, screen="off",
-    )  # fmt: skip
+    with cloche.Sandbox(
+        level="confined", network="allowlist", network_allow=["good.example"], timeout=200, cpus=2, screen="off",
+        live=is_live,
+    ) as sandbox:  # fmt: skip
+        result = sandbox.run(f"{ask}TOLD = {told!r}\n{program}")
     assert str(result.status) == "ok", (result.stdout, result.stderr)
     return json.loads(result.stdout)
 
 
-def attempts() -> dict[str, Any]:
+def attempts(*, is_live: bool) -> dict[str, Any]:
     """Return what came of each attempt outside and inside, and what the victims have seen of each side."""
     with tempfile.TemporaryDirectory() as folder:
         victims = Victims(folder)
         without = outside(ATTEMPTS, json.dumps([*victims.ports(), victims.path, None]))
         seen, victims.came = victims.came, 0
-        within = inside(ATTEMPTS, json.dumps([*victims.ports(), victims.path, ["198.18.1.0", 80]]))
+        within = inside(ATTEMPTS, json.dumps([*victims.ports(), victims.path, ["198.18.1.0", 80]]), is_live=is_live)
         return {"outside": without, "seen_outside": seen, "inside": within, "seen_inside": victims.came}
 
 
@@ -272,12 +273,12 @@ def names_port(question: bytes, port: int) -> bool:
         return int.from_bytes(memory.read(16)[2:4], "big") == port
 
 
-def race(count: int) -> dict[str, Any]:
+def race(count: int, *, is_live: bool) -> dict[str, Any]:
     """Return how often a victim was reached: by calls that go on, until it was once, and in a sandbox."""
     with tempfile.TemporaryDirectory() as folder:
         victims, other = Victims(folder), Victims(f"{folder}/other")
         port, victim = other.ports()[0], ["127.0.0.1", victims.ports()[0]]
         going_on(RACE, json.dumps([[["127.0.0.1", port], victim], MOST, True]), port)
         gone_on, victims.came = victims.came, 0
-        connected = inside(RACE, json.dumps([[["198.18.1.0", 80], victim], count, False]))
+        connected = inside(RACE, json.dumps([[["198.18.1.0", 80], victim], count, False]), is_live=is_live)
         return {"gone_on": gone_on, "inside": victims.came, "connected": connected}

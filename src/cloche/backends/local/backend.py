@@ -177,11 +177,6 @@ class LocalBackend:
                 remedy=f"{_remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for jail.'} "
                 "Without live=True, runs take turns at any level.",
             )
-        if enforcement.level is Level.CONFINED and policy.network in SERVED:
-            raise BackendUnavailable(
-                f"network {policy.network!r}: a sandbox that lives at level confined has none.",
-                remedy="Without live=True, runs take turns, and have it; or use a host that gives level jail.",
-            )
         made = _live_class(enforcement.level)
         return made(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
 

@@ -21,6 +21,7 @@ from cloche.jail.user_namespaces import claim_outside_id
 from ..enforcement import with_life_confined
 from ..host import Host
 from ..live_files import FileWatch
+from ..network import variables_without_namespace
 from .live import LocalLiveSandbox
 from .plan import REAPERS, build_spec, filter_for, guest_paths_below
 from .session import LocalSession
@@ -71,6 +72,9 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
     def _own_mounts(self) -> list[str]:
         return [*self.writable]
 
+    def _network_variables(self) -> Mapping[str, str]:
+        return {**super()._network_variables(), **variables_without_namespace(self._policy)}
+
     def _spec(self) -> Spec:
         spec = build_spec(self.enforcement.level, self._policy, self.limits, self._host, self._paths)
         if spec.outside is not None:
@@ -79,7 +83,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
             # Its reapers are counted by another id, init's.
             spec.rlimits = [(name, amount - REAPERS * (name == "nproc")) for name, amount in spec.rlimits]
         if spec.seccomp is not None:
-            kind = {"resident": True, "one_uid": not self._host.owns_ids}
+            kind = {"resident": True, "one_uid": not self._host.owns_ids, "network": spec.network is not None}
             is_counted, version = bool(self._host.cgroup_version), self._host.landlock_abi
             spec.seccomp = filter_for(confined=True, counted=is_counted, landlock=version, **kind)
         if spec.landlock is not None:

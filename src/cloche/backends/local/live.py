@@ -424,9 +424,12 @@ class LocalLiveSandbox(LiveSandbox):
             self._end.cancel()
         await connection.close()
 
+    def _network_variables(self) -> Mapping[str, str]:
+        return network_variables(self._policy)
+
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
-        found = {**network_variables(self._policy), **guest_environment(self._paths, {}, {})}
+        found = {**self._network_variables(), **guest_environment(self._paths, {}, {})}
         if self._has_home:
             found |= {"HOME": HOME, "PATH": environment.search_path(HOME, found["PATH"], self._has_environment)}
         found = layout.with_startup(with_toolchains(found, self._policy, env) | dict(env), self._paths.startup)
@@ -531,7 +534,7 @@ class LocalLiveSandbox(LiveSandbox):
         if self._has_home:
             home = {"HOME": HOME, "PATH": environment.search_path(HOME, env["PATH"], self._has_environment), **given}
         env = environment.with_own_first(env, HOME, self._has_environment)
-        return with_toolchains({**network_variables(self._policy), **env, **home}, self._policy, given)
+        return with_toolchains({**self._network_variables(), **env, **home}, self._policy, given)
 
     # Sessions.
 
