@@ -84,3 +84,28 @@ def test_the_suite_of_sandboxes_that_live_passes_in_a_container(docker: Daemon, 
     assert len(rows) == len(LIVE_CHECKS)
     assert not lines_of(rows, Outcome.BROKEN)
     assert {row["check"] for row in rows if row["outcome"] != Outcome.KEPT} == NOT_CONFINED
+
+
+NETWORK = """
+import json, cloche
+asks = '''
+import socket, urllib.error, urllib.request
+try: socket.gethostbyname("other.example")
+except OSError as error: print(error.errno)
+try: urllib.request.urlopen("http://10.1.2.3/", timeout=60)
+except urllib.error.HTTPError as error: print(error.code)
+'''
+with cloche.Sandbox(level="confined", live=True, network="allowlist", network_allow=["good.example"]) as sandbox:
+    results = [sandbox.run(asks), sandbox.exec(["python3", "-c", asks])]
+print(json.dumps([[one.stdout.split(), sorted(row["host"] for row in one.network_refused)] for one in results]))
+"""
+
+
+@pytest.mark.soak
+@USERS
+def test_the_network_of_one_that_lives_is_decided_in_a_container(docker: Daemon, project: Path, user: str) -> None:
+    """Runs and commands are refused, by name and by address, what the rules do not have; no packet goes anywhere."""
+    words = ["python3", "-c", NETWORK]
+    done = run_inside(docker, project, words, image=docker.image("cloche-test:sessions"), options=[f"--user={user}"])
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == [[["-2", "403"], ["10.1.2.3", "other.example"]]] * 2, done.stdout

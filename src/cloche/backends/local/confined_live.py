@@ -31,7 +31,7 @@ ONE_UID = (
     "a sandbox that lives at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
     "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
 )
-NO_SERVERS = "a sandbox at level confined has no servers: programs there have no sockets of the network"
+NO_SERVERS = "a sandbox at level confined has no servers: a port that a program listens on would be the host's own"
 NO_WATCHES = "watch: level confined watches no files: inotify would tell of the host's as well"
 NO_CLONES = "checkpoints: level confined has none, as a clone needs namespaces"
 
