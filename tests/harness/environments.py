@@ -44,7 +44,7 @@ def run_there(python: Path, program: str, inside: Sequence[str] = ()) -> Any:
     """Run a program with another interpreter and return the JSON that it prints last."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [*inside, str(python), "-c", program], env=env, capture_output=True, text=True, timeout=120, check=False
+        [*inside, str(python), "-c", program], env=env, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
