@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 from .audit.log import Audit
 from .blocking import calls
@@ -103,9 +103,6 @@ class _Closing:
     """Be closed at the end of a block, unless that is a forked child's, which has none of it."""
 
     _pid: int
-    if TYPE_CHECKING:
-
-        def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +111,7 @@ class _Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pid == os.getpid():
-            self.close()
+            cast("Any", self).close()
 
 
 class Process:

@@ -113,7 +113,7 @@ class HostedContainer(Container[LookedInto]):
     """Hold one first process; where that does not answer, its machine is ended."""
 
     background: ClassVar[Background]
-    machine: Hosting
+    machine: Any  # a `Hosting`, of each backend's own kind
 
     def start(self, preload: Sequence[str]) -> None:
         """Start it, and wait until it listens. Raises StartFailed; then the machine is gone."""
@@ -130,7 +130,8 @@ class HostedContainer(Container[LookedInto]):
             raise
 
     def _started(self) -> Wire:
-        return self.machine.start()
+        machine: Hosting = self.machine
+        return machine.start()
 
     def kill(self) -> None:
         """End the machine: a first process that does not answer cannot be told apart from what it serves."""
@@ -170,7 +171,7 @@ class SharedSandbox(InMachine, SessionSandbox[E, S]):
 class HostedSandbox(InMachine, ContainerSandbox[LookedInto, C]):
     """Run requests in a machine, one at a time, each in a first process of its own."""
 
-    _machine: Hosting | None
+    _machine: Any  # likewise, or None
 
     async def close(self) -> None:
         """End the machine, and wait until that is done."""
