@@ -54,6 +54,11 @@ def may_search_all() -> bool:
     return bool(int(permitted, 16) >> 2 & 1)  # its number
 
 
+def own_temporary_folder() -> str:
+    """Return this user's folder in that for temporary files, whether it is there or not. Raises as that one."""
+    return os.path.join(temporary_folder(), f"cloche-{os.geteuid()}")
+
+
 def temporary_folder() -> str:
     """Return the folder for temporary files: that of `tempfile`, else /dev/shm, rather than the working directory.
 

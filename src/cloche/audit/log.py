@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import AuditFailed, BackendUnavailable, ClocheError
-from cloche.hostfs import own_folder, temporary_folder
+from cloche.hostfs import own_folder, own_temporary_folder
 
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
@@ -214,7 +214,7 @@ def _other_folders(runtime: str) -> Iterator[str]:
     if os.path.isabs(runtime):
         yield os.path.join(runtime, "cloche", "audit")
     with suppress(BackendUnavailable):
-        yield os.path.join(temporary_folder(), f"cloche-{os.geteuid()}")
+        yield own_temporary_folder()
 
 
 def default_folder() -> str:

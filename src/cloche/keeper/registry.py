@@ -305,8 +305,8 @@ def make_place() -> str:
         os.close(_open(path))
         return path
     raise BackendUnavailable(
-        "there is no folder for the sockets of sandboxes with a name: neither XDG_RUNTIME_DIR nor a state folder of "
-        "yours alone.",
+        "there is no folder for the sockets of sandboxes with a name: neither XDG_RUNTIME_DIR nor a state folder or a "
+        "temporary one of yours alone.",
         remedy="Set XDG_RUNTIME_DIR to a folder of yours with mode 0700.",
     )
 
@@ -320,12 +320,20 @@ def _candidates() -> Iterator[tuple[str, str]]:
     state = hostfs.own_folder("XDG_STATE_HOME", ".local/state")
     if state is not None:
         yield state, "run"
+    if state is None or not _is_ours(state):  # else there is no need, and finding this one takes longer
+        with suppress(BackendUnavailable):
+            yield hostfs.own_temporary_folder(), "run"
 
 
 def _is_ours(path: str) -> bool:
     """Tell whether nobody but us (or root, in its own folder) can put a name into a folder."""
     try:
         state = os.stat(path)
+        if os.path.basename(path) == f"cloche-{os.geteuid()}":  # others may have put a link there, or replace it
+            state, above = os.lstat(path), os.stat(os.path.dirname(path))
+            is_open = above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX
+            if is_open or above.st_uid not in (0, os.geteuid()):
+                return False
     except OSError:
         return False
     owners = {os.geteuid(), 0} if path == SYSTEM else {os.geteuid()}

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from cloche import hostfs
 from cloche.config.state import DATABASE
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.record import dataclass
 
@@ -102,6 +102,9 @@ def _platform_places() -> Iterator[OwnPlace]:
     if os.path.isabs(runtime):
         yield OwnPlace(path=os.path.join(os.path.normpath(runtime), "cloche"), what="sockets")
     yield OwnPlace(path=_RUNTIME, what="sockets")
+    with suppress(BackendUnavailable):
+        if os.path.lexists(temporary := hostfs.own_temporary_folder()):
+            yield OwnPlace(path=temporary, what="sockets and audit")
 
 
 def _named_places() -> Iterator[OwnPlace]:

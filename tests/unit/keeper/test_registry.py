@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,46 @@ def test_a_name_that_is_taken_in_one_place_is_taken_in_all(
         registry.claim("x")
     assert registry.find("x").path == str(tmp_path / "state" / "cloche" / "run")
     held.give_up()
+
+
+@pytest.fixture
+def temporary(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have no runtime folder, a home that nobody can write to, and a folder for temporary files."""
+    (runtime.parent / "file").touch()
+    folder = runtime.parent / "temporary"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(runtime.parent / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_without_a_home_names_are_among_temporary_files(
+    runtime: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of this user's alone, which is found again, also by who has a runtime folder."""
+    held = registry.claim("x")
+    own = temporary / f"cloche-{os.geteuid()}"
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert registry.find("x").path == str(own / "run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    with pytest.raises(InvalidRequest, match="'x' already"):
+        registry.claim("x")
+    held.give_up()
+
+
+@pytest.mark.parametrize("what", ["a link", "a folder of others'", "a folder that anybody may replace"])
+def test_a_temporary_folder_that_others_made_is_refused(temporary: Path, what: str) -> None:
+    """Whoever comes first to a folder for all users could have the sockets of another one."""
+    own = temporary / f"cloche-{os.geteuid()}"
+    if what == "a link":
+        (temporary.parent / "elsewhere").mkdir(mode=0o700)
+        own.symlink_to(temporary.parent / "elsewhere")
+    elif what == "a folder of others'":
+        own.mkdir()
+        own.chmod(0o777)
+    else:
+        temporary.chmod(0o777)
+    with pytest.raises(BackendUnavailable, match="no folder for the sockets"):
+        registry.claim("x")
