@@ -1,6 +1,6 @@
-"""The most that an operator lets anyone ask for, where that is no amount: the network, packages. Pure.
+"""An operator's ceilings on the network and on packages. Pure.
 
-What is asked for is compared by what it allows, not by its text: `a.example.org` is within `*.example.org`, and
+Requests are compared by what they allow, not by their text: `a.example.org` is within `*.example.org`, and
 `db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`. Packages are compared by their names, in any version.
 """
 
@@ -35,7 +35,7 @@ def mode_rank(mode: str) -> int:
 
 
 def covers(rules: NetworkRules, rule: Rule, *, networks: Iterable[Network] = ()) -> bool:
-    """Tell whether all that `rule` allows is allowed by `rules`, whatever they deny, or lies in `networks`."""
+    """Tell whether all that `rule` allows is allowed by `rules` too, or lies in `networks`. Denials are ignored."""
     if rules.mode in ("off", "bridge"):
         return rules.mode == "bridge"
     opened = _opened(rule)
@@ -108,7 +108,7 @@ class NetworkCeiling:
         return f"{self.mode}: {listed}" if listed else self.mode
 
     def as_rules(self) -> NetworkRules:
-        """Return the ceiling as rules: what it lets through by itself, without anything that is asked for."""
+        """Return the ceiling as network rules, with no request applied."""
         mode: NetworkMode = "open" if self.mode == "bridge" else self.mode
         return NetworkRules(mode=mode, allow=tuple(parse_rule(host, name="hosts") for host in self.hosts or ()))
 
@@ -121,7 +121,7 @@ class NetworkCeiling:
         return next((escape_name(rule.text) for rule in rules.allow if not self._permits(rule)), "")
 
     def grants(self, rule: Rule) -> bool:
-        """Tell whether the ceiling itself names what a rule allows: a mode without hosts names only `open`."""
+        """Tell whether the ceiling itself names the hosts of a rule: a mode without hosts names only `open`."""
         return covers(self.as_rules(), rule, networks=self._networks())
 
     def joined(self, ceiling: NetworkCeiling) -> NetworkCeiling:
@@ -158,10 +158,9 @@ class NetworkCeiling:
 
 
 def packages_above(packages: PackageList, ceiling: tuple[str, ...]) -> str:
-    """Return the first package that is not among `most`, names in which `*` stands for any characters.
+    """Return the first package outside of the ceiling, "" if there is none. `*` in a ceiling stands for any characters.
 
-    Empty for none. `auto` is above every list, as nobody knows what it will find, and so is what is no plain name with
-    versions.
+    `auto` exceeds every ceiling, because the packages are not known yet. So does text that is not a name with versions.
     """
     if packages == "auto":
         return "auto"

@@ -1,7 +1,7 @@
-"""What a sandbox has changed in a folder of the host, as values. Paths are relative to the folder, with `/` between.
+"""Changes of a sandbox in a folder of the host, as values. Paths are relative to the folder, with `/` between.
 
-A path may be any name that the kernel takes: bytes that are no UTF-8 are surrogates (`os.fsdecode`), so print one only
-by `core.escape`.
+A path may be any name that the kernel takes. Bytes that are not UTF-8 are surrogates (`os.fsdecode`): print paths by
+`core.escape` only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ FileKind = Literal["file", "directory", "link"]
 class HostFolder:
     """Say which folder of the host a sandbox is shown, and how. Only Cloche makes these.
 
-    `path` is the folder's real path, `opened_as` one by which it is opened, empty for the same; `at` the path inside.
-    `hidden` are paths below it that are not there inside, `masked_folders` the folders above those: path, permission
-    bits, time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device
-    and inode. `disk_bytes` bounds what is written. `opened_ns` is when it was opened, by the host's clock. A sandbox
-    that has a copy of it sees what was changed in that by `copied_ns`, by its own clock; 0 where it has a view.
-    `left_out` are paths that the copy lacks. Further folders are `read_only`. `tracked` are the hidden paths that git
-    tracks, or has tracked files below, each behind the folder of its repository, "" for the folder itself. `git_config`
-    is the text of the sandbox's /etc/gitconfig. `git` is the folder that is shown as `.git`, in place of a file that
-    names it.
+    `path` is the folder's real path; `opened_as` the path that opens it, empty for the same; `at` the path inside.
+    `hidden` are paths below it that do not exist inside, `masked_folders` their parent folders: path, permission bits,
+    time of change in ns. `owner` are uid and gid of the folder, `mode` its permission bits, `identity` its device and
+    inode. `disk_bytes` bounds the bytes written. `opened_ns` is the time of opening by the host's clock. `copied_ns` is
+    the time of copying by the sandbox's clock, 0 where the sandbox has a view; `left_out` are the paths that the copy
+    lacks. `read_only` are further folders. `tracked` are the hidden paths that git tracks, or that have tracked files
+    below, each behind the folder of its repository, "" for the folder itself. `git_config` is the text of the sandbox's
+    /etc/gitconfig. `git` is the folder shown as `.git`, in place of a file that names it.
     """
 
     path: str
@@ -54,7 +53,7 @@ class HostFolder:
 
     @property
     def tracked_here(self) -> tuple[str, ...]:
-        """Return what is hidden though the folder's own repository tracks it."""
+        """Return the hidden paths that the folder's own repository tracks."""
         return tuple(path for repository, path in self.tracked if not repository)
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,14 +75,14 @@ class HostFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Say how one path would differ on the host.
+    """Describe how one path would differ on the host.
 
-    `kind` is what is there afterwards, of a removed one what was there; `old_kind` is what was there where that was of
-    another kind: such a change is `modified`, and what was in a folder is removed by changes of its own. Modes are
-    permission bits (0o777), sizes are bytes. `sha256` is that of a file's content afterwards, in hexadecimal. `dangers`
-    are the reasons why it needs a yes of its own, the gravest first; `reached_as` are other names by which the host
-    reaches it, or files of the host that name it, where such a reason comes from those. `conflict` says how the host's
-    file is not what the sandbox began with; empty where it is.
+    `kind` is the type after the change, of a removed path the type before; `old_kind` the type before, where it
+    differs. Such a change is `modified`; the former content of a folder has changes with `what` removed. Modes are
+    permission bits (0o777), sizes are bytes, `sha256` is the hash of a file's new content, in hexadecimal. `dangers`
+    are the reasons why the change must be agreed to by itself, the gravest first. `reached_as` are other names of the
+    file on the host, or files of the host that name it, where a reason comes from those. `conflict` says how the host's
+    file differs from the one the sandbox began with; empty where it does not.
     """
 
     path: str
@@ -132,12 +131,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """Hold what a sandbox has changed at one moment.
+    """Hold the changes of a sandbox at one moment.
 
-    `id` is a hash over paths, kinds, modes and contents: `commit` with it writes exactly this, or refuses. `patch` has
-    unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`). `questions` have the changes that
-    need a yes of their own by reason: first what runs without anybody building or testing. `changes` are in the order
-    of the tree; a tuple, but of more than 20,000 a sequence that reads them from a temporary file.
+    `id` is a hash over paths, kinds, modes and contents: `commit` with it writes exactly these changes, or refuses.
+    `patch` has unified diffs of text files, as `git apply` takes them, up to a bound (`is_cut`). `questions` group the
+    changes that must be agreed to by reason; first come files that run without a build or test. `changes` are in the
+    order of the tree: a tuple, or above 20,000 a sequence that reads them from a temporary file.
     """
 
     id: str
@@ -154,7 +153,7 @@ class Diff:
 
     @property
     def conflicts(self) -> tuple[Change, ...]:
-        """Return the changes to what has changed on the host meanwhile."""
+        """Return the changes whose file has also changed on the host."""
         return tuple(change for change in self.changes if change.conflict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -164,7 +163,7 @@ class Diff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """Say what was written to the host: paths, and by path what was not and why.
+    """Name the paths that were written to the host, and by path the reason why others were not.
 
     `refs` are the git references that were made, with the commits that they name.
     """
@@ -188,7 +187,7 @@ class SupportsHostFolder(Protocol):
 
 @runtime_checkable
 class SupportsChanges(Protocol):
-    """Tell what was changed in a folder of a sandbox that lives."""
+    """Report changes in a folder of a sandbox that lives."""
 
     def changes_stream(
         self,
@@ -200,8 +199,9 @@ class SupportsChanges(Protocol):
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[bytes]:
-        """Yield what `cloche.workspace.snapshot` reads; at last `note_answer` gets what the sandbox says of it.
+        """Yield the bytes that `cloche.workspace.snapshot` reads; at the end `note_answer` gets the sandbox's answer.
 
-        With `since`, in ns of its own clock, it is of a copy, else of a view. All processes stand still meanwhile.
+        `since`, in ns of the sandbox's clock, reads a copy; without it a view is read. All processes are stopped
+        meanwhile.
         """
         ...

@@ -1,7 +1,7 @@
-"""Debug namespaces: what can be debugged by itself, one logger each (`cloche.jail`, …), switched on and off by name.
+"""Debug namespaces: one logger each (`cloche.jail`, …), switched on and off by name.
 
-Nobody's handlers are touched: where lines go is the business of whoever configures logging. No line quotes code, output
-or secrets of a guest.
+Handlers are left alone: the application that configures logging decides where lines go. No line quotes code, output or
+secrets of a guest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DebugState:
 
     @property
     def source(self) -> str:
-        """Return where that comes from, the strongest first; `default` where nobody said anything."""
+        """Return the sources of the setting, the strongest first; `default` if there is none."""
         sources = {"argument": self.argument, "environment": self.environment, "stored": self.stored}
         return ", ".join(name for name, names in sources.items() if names) or "default"
 
@@ -78,7 +78,7 @@ def read_namespaces(text: str, *, where: str = VARIABLE) -> frozenset[str]:
 
 
 def check_namespaces(names: Iterable[str], *, where: str) -> frozenset[str]:
-    """Return the namespaces that are named; `*` stands for all. Raises InvalidRequest for a name that is none."""
+    """Return the namespaces in `names`; `*` stands for all. Raises InvalidRequest for an unknown name."""
     namespaces: set[str] = set()
     for name in names:
         if name == EVERYTHING:
@@ -98,6 +98,6 @@ def logger_of(namespace: str) -> logging.Logger:
 
 
 def switch(on: Collection[str]) -> None:
-    """Let these namespaces, and no other, log at level debug; the others are as whoever configured logging has it."""
+    """Set exactly these namespaces to level debug; the others inherit the level that the application configured."""
     for name in NAMESPACES:
         logger_of(name).setLevel(logging.DEBUG if name in on else logging.NOTSET)

@@ -1,7 +1,7 @@
-"""Levels of isolation, the controls and the modes of the network, and the report of what was in force during a run.
+"""Levels of isolation, controls, and the report of the controls in force during a run.
 
-`Level` is ordered. `Enforcement` has one `Measure` per control: its state, mechanism and reason. `shortfalls` says what
-it lacks of what was required.
+`Level` is ordered. `Enforcement` has one `Measure` per control: its state, mechanism and reason. `shortfalls` lists
+required controls that were not in force.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LevelSource = Literal["measured", "claimed"]  # by us on this host, or by who ru
 
 
 class Level(enum.IntEnum):
-    """Order the strength of isolation; a higher level includes what a lower one promises."""
+    """Order the strength of isolation; a higher level includes the promises of every lower one."""
 
     NONE = 0
     PROCESS = 1
@@ -45,7 +45,7 @@ class Level(enum.IntEnum):
 
 
 class Control(enum.StrEnum):
-    """Name what a sandbox may enforce."""
+    """Name a control that a sandbox may enforce."""
 
     FILESYSTEM = "filesystem"
     NETWORK = "network"
@@ -60,7 +60,7 @@ class Control(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """Say how far a control is in force; `claimed` is what a provider says of itself, and nobody here can see."""
+    """Say how far a control is in force; a `claimed` state is a provider's own statement, not measured."""
 
     ENFORCED = "enforced"
     PARTIAL = "partial"
@@ -90,7 +90,7 @@ def parse_requirements(names: str | tuple[str, ...] | list[str]) -> tuple[Level 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """Say how far one control is in force, by which mechanism, and why not further."""
+    """Say how far one control is in force, its mechanism, and the reason why it is not stronger."""
 
     state: State
     mechanism: str = ""
@@ -105,10 +105,10 @@ ABSENT = Measure(state=State.ABSENT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:
-    """Report what held during one run.
+    """Report the controls that held during one run.
 
-    `hits` counts the limits that were reached (names as in `Status`), whatever the exit code was. A level that is
-    `claimed` is what a provider says of its own sandboxes.
+    `hits` counts the limits that were reached (names as in `Status`), for every exit code. A level that is `claimed` is
+    a provider's statement about its own sandboxes.
     """
 
     level: Level = Level.NONE
@@ -139,11 +139,11 @@ def shortfalls(
     accept_claimed: bool = False,
     accept_claimed_level: bool = False,
 ) -> list[str]:
-    """List, as sentences, what `enforcement` lacks of what was required. Empty means that all of it holds.
+    """List, as sentences, the required controls that `enforcement` lacks. Empty if all of them hold.
 
-    A control named in `controls` must be `enforced`, or with `accept_claimed` claimed; so must a level be measured,
-    unless one of the two accepts a claimed one. Every other control may be `partial`, but `absent` is a shortfall
-    unless `best_effort` names it.
+    A control named in `controls` must be `enforced`, or `claimed` with `accept_claimed`; a level must be measured
+    unless one of the two accepts a claimed one. Every other control may be `partial`; `absent` is a shortfall unless
+    `best_effort` names it.
     """
     missing = []
     if level is not None and enforcement.level < level:

@@ -1,6 +1,6 @@
-"""Errors that say who is to blame and what to do next.
+"""Errors that name their cause and the next step.
 
-What the guest did is a status on the result; only what *we* could not do is an exception.
+The guest's outcome is a status on the result; an exception means that Cloche could not do its part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ClocheError(Exception):
     """Report a failure. Every error Cloche raises on purpose derives from this one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be copied, and come out of a pool of processes, with all attributes: `__init__` has parameters of its own."""
+        """Support pickle and copy with all attributes: parameters of `__init__` differ from `args`."""
         return _make_again, (type(self), self.args), self.__dict__
 
 
@@ -30,7 +30,7 @@ class InvalidRequest(ClocheError, ValueError):
 
 
 class Conflict(ClocheError):
-    """Blame the caller: what is asked for contradicts what is there; something runs, or exists already."""
+    """Blame the caller: the request contradicts the present state; something runs, or exists already."""
 
 
 class PolicyDenied(ClocheError):
@@ -42,9 +42,9 @@ class ApprovalDenied(ClocheError):
 
 
 class BackendUnavailable(ClocheError):
-    """Blame the environment: this host cannot give what was asked for; the message has the remedy.
+    """Blame the environment: this host cannot run the request; the message has the remedy.
 
-    Where the two are told apart, `reason` says what is missing and `remedy` what to do about it.
+    `reason` names the missing part, and `remedy` the next step, where the message has both.
     """
 
     def __init__(self, reason: str, *, remedy: str = ""):
@@ -75,9 +75,9 @@ class RecordsFailed(ClocheError):
 
 
 class WorkspaceConflict(ClocheError):
-    """Report that a folder of the host is not what a sandbox's changes were made to; nothing was written.
+    """Report that a folder of the host differs from the one that a sandbox's changes were made to; nothing was written.
 
-    `paths` are those where it differs, each with what is the matter.
+    `paths` maps each path that differs to the reason.
     """
 
     def __init__(self, message: str, *, paths: Mapping[str, str] | None = None):
@@ -136,4 +136,4 @@ class SandboxDirectoryError(SandboxFileError, IsADirectoryError):
 
 
 class SandboxNotDirectoryError(SandboxFileError, NotADirectoryError):
-    """Report that the path, or what is above it, is no directory, where one is needed."""
+    """Report that the path, or a parent of it, is no directory where one is needed."""

@@ -1,4 +1,4 @@
-"""What is reported while Cloche works: events of a run, progress of slow work, and output within bounds.
+"""Reports while Cloche works: events of a run, progress of slow work, and output within bounds.
 
 Events are frozen values; a sink is a plain function that gets each of them. Progress is for work that takes long enough
 to be watched: a backend calls `report_progress`, and a front end adds a function to `progress_sinks`. `HeadTail` keeps
@@ -132,7 +132,7 @@ class HeadTail:
                 del self._tail[: -self.limit]
 
     def followed(self, limit: int) -> HeadTail:
-        """Return what goes on after it, within a limit of its own: what this one holds comes first, uncounted."""
+        """Return a `HeadTail` for later output with its own limit; the bytes held here come first, uncounted."""
         after = HeadTail(limit)
         after._before, after._has_gap = self.joined(), self.is_truncated
         return after
@@ -154,5 +154,5 @@ class HeadTail:
 
 
 def kept_between(limit: int) -> HeadTail:
-    """Return what keeps the end of a stream between two cells, of which `limit` bytes are kept."""
+    """Return a `HeadTail` for the end of a stream between two cells; it keeps `limit` bytes."""
     return HeadTail(min(BETWEEN_BYTES, limit), keeps_head=False)

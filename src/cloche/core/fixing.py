@@ -1,4 +1,4 @@
-"""Auto-fix as values: the task for whoever repairs a program, the protocol of a fixer, and the events of its rounds."""
+"""Auto-fix as values: the task of a fixer, its protocol, and the events of its rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FixTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixAsking:
-    """Say that a model is about to be asked: code and output are about to leave for `host`, empty for a callable."""
+    """Report that code and output are about to be sent to a model at `host`, empty for a callable."""
 
     number: int
     max_rounds: int
@@ -80,7 +80,7 @@ class Fixer(Protocol):
     """Repair programs. `attempt` runs other code under the same request and policy; nothing else can be changed."""
 
     async def fix(self, task: FixTask, attempt: Attempt) -> Result:
-        """Run the task's code, and what is made of it, until it works or there is a reason to stop.
+        """Run the task's code and its successors until one works or there is a reason to stop.
 
         Returns the result of the last run, its `fix` filled in.
         """

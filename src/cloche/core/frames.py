@@ -2,12 +2,12 @@
 
 Theory of operation, sessions: caller and driver talk over one stream socket. Most drivers speak frames: a length of
 four bytes, big-endian, and one JSON object in UTF-8. Bash has neither lengths nor JSON, so its driver speaks lines, and
-`BashCodec` turns them into the same objects. A driver runs beside hostile code and counts as hostile itself: whatever
-does not fit the grammar or the bounds raises ValueError, after which a reader stays unusable, because the stream cannot
+`BashCodec` turns them into the same objects. A driver runs beside hostile code and counts as hostile itself: input
+outside of the grammar or the bounds raises ValueError, after which a reader stays unusable, because the stream cannot
 be resynchronised. The content of the objects is untrusted, and the caller's to check.
 
 One-shot runs: the guest writes its value to a pipe; where it displayed something, frames follow the letter F instead.
-`GuestReportReader` reads that as it comes, bounded and checked for its shape; a malformed report is dropped whole.
+`GuestReportReader` reads them as they come, bounded and checked for their shape; a malformed report is dropped whole.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Turn bytes, in whatever pieces they come, into the objects of at most `max_bytes` each that they spell.
+    """Turn bytes, in pieces of any size, into objects of at most `max_bytes` each.
 
-    How many frames there may be, and of how many parts together, holds until it is renewed.
+    The bounds on the number of frames and of their parts hold until it is renewed.
     """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES):
@@ -64,9 +64,9 @@ class FrameReader:
         self._frames_left, self._parts_left = MAX_FRAMES, MAX_CELL_PARTS
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return what `data` completes.
+        """Return the objects that `data` completes.
 
-        Raises ValueError for what is no frame or no JSON object, TooLarge for more than anybody has to say.
+        Raises ValueError for an invalid frame or JSON object, TooLarge above the bounds.
         """
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")
@@ -136,7 +136,7 @@ class BashCodec:
         self._lines_left = MAX_FRAMES
 
     def encode_run(self, run_id: int, code: str) -> bytes:
-        """Return the bytes that ask for a run. Raises ValueError for what no shell script can hold."""
+        """Return the bytes that ask for a run. Raises ValueError for text that a shell script cannot hold."""
         if not 0 <= run_id < 10**18:
             raise ValueError(f"{run_id} is no number of a run")
         if "\0" in code:
@@ -181,9 +181,10 @@ class BashCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestReport:
-    """Hold what a one-shot guest reported: its value, and what it displayed.
+    """Hold the report of a one-shot guest: its value and its displayed outputs.
 
-    `is_cut` says that further outputs were dropped; `refused` why the whole report was, if it was too large.
+    `is_cut` says that further outputs were dropped; `refused` is the reason why a report that was too large was
+    dropped.
     """
 
     value: Any = None
@@ -210,7 +211,7 @@ class GuestReportReader:
         self.refused = ""
 
     def feed(self, data: bytes) -> None:
-        """Take what came next."""
+        """Take the next bytes."""
         if self._is_broken:
             return
         try:
@@ -254,7 +255,7 @@ class GuestReportReader:
 
 
 def _value(data: bytes) -> tuple[Any, bool]:
-    """Return a value, and whether it is a repr: what calls itself JSON and is none is taken for one."""
+    """Return a value, and whether it is a repr: invalid JSON is taken as a repr."""
     kind, text = data[:1], data[1:]
     if kind == b"J":
         with contextlib.suppress(ValueError):
@@ -263,7 +264,7 @@ def _value(data: bytes) -> tuple[Any, bool]:
 
 
 def read_output(frame: Mapping[str, Any]) -> Output | None:
-    """Read a MIME bundle: texts, with binary content as base64. None for what is no bundle."""
+    """Read a MIME bundle: texts, with binary content as base64. Returns None if it is invalid."""
     data, metadata = frame.get("data"), frame.get("metadata")
     if not isinstance(data, dict) or len(data) > MAX_MIMES:
         return None
@@ -272,7 +273,7 @@ def read_output(frame: Mapping[str, Any]) -> Output | None:
 
 
 def _bounded(metadata: object) -> dict[str, Any]:
-    """Return an output's metadata, nothing where they are none or more than any output needs."""
+    """Return an output's metadata, or nothing if it is invalid or exceeds the bounds."""
     if not isinstance(metadata, dict) or not metadata:
         return {}
     return metadata if is_small(metadata, MAX_METADATA_BYTES) else {}

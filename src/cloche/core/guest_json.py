@@ -1,12 +1,11 @@
-"""JSON that a guest wrote, read strictly and in bounded time.
+"""JSON from a guest, read strictly and in bounded time.
 
 Theory of operation: the scanner of `json` holds the interpreter's lock from the first character to the last, so a
-thread would not keep its work from the event loop. What bounds it is what it is given. Long texts (pictures, pages)
-are cheap, values cost some hundred nanoseconds each, and more where the collector of garbage is behind: so the values
-are counted before they are parsed, without those bytes that only look like some because they stand inside a text; and
-of what is large, each long text is read by itself. What is accepted can be written as JSON again: no NaN, nothing
-infinite, no half of a character, no number that is too long to be printed, nothing nested so deeply that a writer would
-give up.
+thread would not keep its work from the event loop; its input has to be bounded. Long texts (pictures, pages) are cheap,
+values cost some hundred nanoseconds each, and more with garbage collection: so the values are counted before they are
+parsed, with the brackets and commas inside texts left out; and in large input each long text is read by itself.
+Accepted values can be written as JSON again: no NaN or infinity, no lone surrogate, no number too long to print, and no
+nesting too deep for a writer.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class TooLarge(ValueError):
 
 
 def as_text(body: bytes | bytearray | memoryview) -> str:
-    """Return what UTF-8 spells. Raises ValueError for what is none, TooLarge for more than is ever parsed."""
+    """Decode UTF-8. Raises ValueError for invalid bytes, TooLarge above the bound of a parse."""
     if len(body) > MAX_BYTES:
         raise TooLarge(f"{len(body)} bytes of JSON are more than {MAX_BYTES}")
     try:
@@ -57,10 +56,10 @@ def as_text(body: bytes | bytearray | memoryview) -> str:
 
 
 def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) -> tuple[Any, int]:
-    """Return the value that a text spells, and of how many parts it is.
+    """Return the value of a JSON text, and the number of its parts.
 
-    Raises TooLarge for more than `most_parts`, else ValueError for whatever could not be written as JSON again.
-    Halves of characters become U+FFFD where it `mends_text`.
+    Raises TooLarge for more than `most_parts`, else ValueError for a value that cannot be written as JSON again. With
+    `mends_text`, lone surrogates become U+FFFD.
     """
     has_escapes = "\\" in text
     if has_escapes and len(text) > MAX_ESCAPES and text.count("\\") > MAX_ESCAPES:
@@ -103,7 +102,7 @@ def check_parts(text: str, max_parts: int) -> None:
 
 
 def _outside_of_texts(text: str, most_quotes: int) -> str:
-    """Return JSON without what is in quotes. Raises TooLarge."""
+    """Return JSON without the text between quotes. Raises TooLarge."""
     outside, quotes, position = [], 0, 0
     while position < len(text):
         end = position + _BLOCK_CHARS
@@ -161,7 +160,6 @@ def _reader() -> Any:  # noqa: ANN401 - the decoder's scanner has no type
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a text spells. Raises ValueError."""
     reader = _reader()
     try:
         value, end = reader.scan_once(text, 0)
@@ -285,7 +283,7 @@ def _is_deep(value: object) -> bool:
 
 
 def _whole(value: Any, *, mends_text: bool) -> Any:  # noqa: ANN401 - any JSON
-    """Return a value in which no character is a half, which no encoding could carry. Raises ValueError."""
+    """Return a value without lone surrogates, which no encoding can carry. Raises ValueError."""
     text = _WRITER.encode(value)
     try:
         text.encode()

@@ -87,10 +87,10 @@ _OTHER_DOTS = frozenset("\u3002\uff0e\uff61")
 
 
 def parse_address(text: str) -> Address | None:
-    """Return the address that `text` means, in any spelling that a C library takes; None where it is none.
+    """Return the address that `text` means, in any spelling that a C library takes; None for other text.
 
     Parts may be decimal, octal (`0177`) or hexadecimal (`0x7f`), and up to three may be missing (`127.1`). IPv6 may
-    stand in brackets and with a zone, which is dropped; a form that means an IPv4 address is returned as that.
+    have brackets and a zone, which is dropped; a form that means an IPv4 address is returned as IPv4.
     """
     inner = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
     if ":" in inner:
@@ -165,7 +165,7 @@ def means_ipv4(network: Network) -> bool:
 def normalize_host(text: str) -> str:
     """Return a host name in its one spelling: lower-case A-labels without a trailing dot.
 
-    Raises ValueError, which says why, for what is no host name. An address is none: ask `parse_address` first.
+    Raises ValueError with the reason for other text, and for an address: ask `parse_address` first.
     """
     name = text.removesuffix(".")
     if not name:
@@ -218,5 +218,5 @@ def _a_label(label: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Quote text that anybody may have written: short, in ASCII, on one line."""
+    """Quote untrusted text: short, in ASCII, on one line."""
     return ascii(text if len(text) <= 80 else text[:77] + "...")

@@ -1,11 +1,11 @@
 """The languages Cloche runs: one literal table for all backends (R5).
 
-A language is run by an *engine*. The engines of a language stand in order of preference; a backend takes the
-first one whose programs it has, and every engine but the first is named in the result's `meta`. An engine's
-commands run one after the other, inside the sandbox and under one set of limits: all but the last compile,
-the first that fails ends the run, and the program's own arguments follow the last. Three kinds of placeholder
-appear in the texts below: `{source}` is the code's file, `{build}` a fresh private folder from which programs
-may be started, and a program's name stands for its path.
+A language is run by an *engine*. The engines of a language are listed in order of preference; a backend takes the
+first one whose programs it has, and names every engine but the first in the result's `meta`. An engine's commands run
+one after the other, inside the sandbox and under one set of limits: all but the last compile, the first that fails ends
+the run, and the program's own arguments follow the last. The texts below have three kinds of placeholder: `{source}` is
+the code's file, `{build}` a fresh private folder whose programs may be started, and a program's name stands for its
+path.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .record import dataclass, field, replace
 class Engine:
     """Say how one toolchain runs a language.
 
-    `programs` must all exist. `generated` holds files to write into `{build}` first. `package` is the command
-    that installs the toolchain, `least_version` the oldest that will do (of the first program). `advised`
-    names limits with the amount this engine needs for more than small programs: a hint for messages, never
-    applied. `stand_in` says in what the engine differs from what the language's name promises. `with_modules` maps
-    words of its commands to those that stand for them where the sandbox has packages of npm's.
+    `programs` must all exist. `generated` holds files to write into `{build}` first. `package` is the command that
+    installs the toolchain, `least_version` the oldest version that works (of the first program). `advised` names limits
+    with the amount this engine needs for more than small programs: a hint for messages, never applied. `stand_in` says
+    how the engine differs from the language that its name promises. `with_modules` maps words of its commands to
+    replacements for sandboxes that have npm packages.
     """
 
     name: str
@@ -111,9 +111,9 @@ _NODE_TYPES = Engine(
 def _go(name: str, *, flags: str = "", least_version: tuple[int, ...] = ()) -> Engine:
     """Describe one generation of Go.
 
-    One package at a time on two threads, whatever the host has: else a big host breaks the limits on memory and
-    pids. That and the compiler's own notes (telemetry goes to the configuration folder) are set for the compiler
-    alone: the program may use every CPU it is given. No modules: one file, and nothing can be fetched. CGO_ENABLED
+    Packages are compiled one at a time on two threads: on a host with many CPUs the compiler would exceed the limits on
+    memory and pids. That and the compiler's own notes (telemetry goes to the configuration folder) are set for the
+    compiler alone: the program may use all its CPUs. No modules: one file, and nothing can be fetched. CGO_ENABLED
     stays unset, because Go chooses better by itself.
     """
     return Engine(
@@ -402,7 +402,7 @@ def _placeholders(engine: Engine, programs: Mapping[str, str], source: str, buil
 
 
 def limits_note(engine: Engine, limits: Limits) -> str:
-    """Say which limits are below what the engine needs for more than small programs; empty when none is."""
+    """Name the limits below the amounts that the engine needs for more than small programs; empty if there are none."""
     low = [name for name, amount in engine.advised.items() if getattr(limits, name) < amount]
     if not low:
         return ""

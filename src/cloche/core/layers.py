@@ -1,6 +1,6 @@
-"""Layers of packages: for which interpreter they are, and the protocols of backends that show them.
+"""Layers of packages: the interpreter they are for, and the protocols of backends that show them.
 
-An interpreter is what a layer's key and the choice of wheels depend on.
+A layer's key and the choice of wheels depend on the interpreter.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SupportsNodeModules(Protocol):
 
 @runtime_checkable
 class SupportsAddedLayers(Protocol):
-    """Let a sandbox that lives find what is added to the folder of a layer while it does."""
+    """Let a sandbox that lives see packages that are added to a layer's folder during its life."""
 
     def check_added_layers(self, policy: Policy) -> None:
         """Raise BackendUnavailable where a sandbox with these rules would not find it."""
@@ -80,8 +80,8 @@ class SupportsOwnInterpreter(Protocol):
         ...
 
     def prune_layers(self, folder: str) -> list[str]:
-        """Remove the copies of layers that are no longer below a folder of the host; return a line for each. Blocks.
+        """Remove the copies of layers whose folder is gone from the host; return a line for each. Blocks.
 
-        Raises BackendUnavailable where nobody can be asked.
+        Raises BackendUnavailable where the backend does not answer.
         """
         ...

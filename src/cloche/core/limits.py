@@ -131,9 +131,7 @@ class Limits:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def capped_by(self, ceilings: Mapping[str, float]) -> Limits:
-        """Return a copy in which no amount exceeds its ceiling; `ceilings` is keyed by this class's
-        fields.
-        """
+        """Return a copy with each amount at most its ceiling; `ceilings` is keyed by this class's fields."""
         unknown = [name for name in ceilings if name not in PARSERS]
         if unknown:
             raise InvalidRequest(f"ceilings: unknown limit {unknown[0]!r}; known limits: {', '.join(PARSERS)}")

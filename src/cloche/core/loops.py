@@ -1,8 +1,8 @@
-"""Waiting in asyncio: for work that must be finished in spite of cancellation, for the first of several, for a task.
+"""Waiting in asyncio: for work that must finish despite cancellation, for the first of several, for a task.
 
-Some event loops run nothing but one blocking call (`mark_single_call_loop`): blocking one of them delays nobody else. A
-coroutine in them starts without a task (see `blocking.loops`) and becomes one when it first waits; `become_task` makes
-it one earlier.
+Some event loops run nothing but one blocking call (`mark_single_call_loop`): blocking one of them delays no other work.
+A coroutine in them starts without a task (see `blocking.loops`) and becomes one when it first waits; `become_task`
+makes it one earlier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _single_call_loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
 
 def check_event_loop() -> None:
-    """Raise InvalidRequest where no event loop of asyncio runs here: a coroutine of ours is awaited in another one."""
+    """Raise InvalidRequest where no event loop of asyncio runs: a coroutine of Cloche is awaited in another loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

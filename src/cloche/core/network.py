@@ -2,11 +2,11 @@
 
 A rule is `[*.]host[:port,...][@CIDR,...]`. Deciding takes two steps, because only the second one knows an address:
 
-- `NetworkRules.decide(host, port)` answers for the name, or for the literal address, that a guest asked for.
-- `NetworkRules.decide_address(rule, address)` answers for what that name was resolved to. Each spelling of an address
-  is first turned into the address that it means, so that an IPv6 form of 127.0.0.1 is 127.0.0.1.
+- `NetworkRules.decide(host, port)` decides on the name, or the literal address, in a guest's request.
+- `NetworkRules.decide_address(rule, address)` decides on the address that the name was resolved to. Each spelling of an
+  address is first turned into the address that it means, so that an IPv6 form of 127.0.0.1 is 127.0.0.1.
 
-Rules of one host stand in a dictionary, denied networks in one per prefix length: a decision does not scan the rules.
+Rules are kept in a dictionary by host, denied networks in one per prefix length: a decision does not scan the rules.
 """
 
 from __future__ import annotations
@@ -101,12 +101,11 @@ class Rule:
         return any(address in network for network in self.networks)
 
 
-class _Wrong(Exception):
-    """Say what is wrong with a rule, without its name and text."""
+class _Wrong(Exception): ...
 
 
 def parse_rule(text: str, *, name: str = "network_allow") -> Rule:
-    """Read a rule that allows a host. Raises InvalidRequest with what is wrong and what would do."""
+    """Read a rule that allows a host. Raises InvalidRequest with the fault and a valid form."""
     return _parsed(text, name, is_deny=False)
 
 
@@ -178,7 +177,7 @@ def _deny_rule(text: str) -> Rule:
 
 
 def _check_text(text: str) -> None:
-    """Refuse what is no rule at all, and say by which feature."""
+    """Raise _Wrong for text that is no rule, with the part that shows it."""
     if len(text) > MOST_RULE_CHARACTERS:
         raise _Wrong(f"has more than {MOST_RULE_CHARACTERS} characters")
     if "://" in text:
@@ -273,7 +272,7 @@ def parse_network_range(text: str, *, name: str) -> Network:
 
 
 def _parse_network(text: str) -> Network | None:
-    """Read a network in CIDR notation; None where it is none."""
+    """Read a network in CIDR notation; None for other text."""
     address, slash, length = text.partition("/")
     if not slash or not _PREFIX_LENGTH.fullmatch(length):
         return None
@@ -301,7 +300,7 @@ def _with_article(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Say whether a host may be reached on a port, in a sentence for whoever asked, and the rule that decided."""
+    """Say whether a host may be reached on a port, with a sentence for the caller, and the rule that decided."""
 
     is_allowed: bool
     why: str
@@ -348,12 +347,12 @@ class _Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRules:
-    """Decide what a sandbox may reach. `ports` are those of mode `open` beside 80 and 443.
+    """Decide which hosts a sandbox may reach. `ports` are those of mode `open` beside 80 and 443.
 
-    In mode `open` the allow list adds to what is public: further ports of a host, or addresses that are not public.
-    Where several rules allow a host on a port, they add up. A denying rule wins over all of them. Modes `off` and
-    `bridge` allow nothing: docker's own bridge is outside of these rules. `served_ports` are those on which a guest's
-    connections are taken and decided on.
+    In mode `open` the allow list adds further ports of a host, or addresses that are not public. Several rules that
+    allow a host on a port add up. A denying rule wins over all of them. Modes `off` and `bridge` allow nothing:
+    docker's own bridge is outside of these rules. `served_ports` are the ports on which the egress process accepts a
+    guest's connections.
     """
 
     mode: NetworkMode = "off"
@@ -414,7 +413,7 @@ class NetworkRules:
         }
 
     def denies(self, host: str, port: int) -> bool:
-        """Tell whether a rule of the list that denies is what refuses a host; nobody need be asked about it then."""
+        """Tell whether a rule of the deny list refuses a host; then the approver is not asked about it."""
         address = parse_address(host)
         return self._denying(str(address) if address is not None else host, address, port) is not None
 
@@ -458,8 +457,8 @@ class NetworkRules:
     def decide_address(self, rule: Rule | None, address: Address, *, host: str = "", port: int = 0) -> str:
         """Return "" where this address may be connected to, else the reason.
 
-        `rule` is that of the decision on the name; `host` and `port` are what was asked for, and stand in the reason.
-        Without a port, a denied address is refused whatever the ports of that rule are.
+        `rule` is that of the decision on the name; `host` and `port` are those of the request, and appear in the
+        reason. Without a port, a denied address is refused for every port of that rule.
         """
         meant = meant_address(address)
         name = host or (rule.host if rule is not None and not rule.is_wildcard else "the host")
@@ -546,7 +545,7 @@ def _literal_is(name: str, kind: str) -> str:
 
 
 def _opening_rule(name: str, port: int, address: Address, network: Network) -> str:
-    """Write the rule that would open this address; without a port of its own it means 80 and 443."""
+    """Write the rule that would open this address; a rule without a port means 80 and 443."""
     ports = f":{port}" if port and port not in DEFAULT_PORTS else ""
     if name == str(address):
         return f"{name}{ports}"

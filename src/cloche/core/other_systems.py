@@ -1,4 +1,4 @@
-"""What is said on macOS and Windows, where the kernel has nothing of what sandboxes on this machine are made of."""
+"""Messages on macOS and Windows, whose kernels lack what sandboxes on this machine are made of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORK_ELSEWHERE = tuple(name for name, row in BACKEND_ROWS.items() if row.provide
 
 
 def system_name(platform: str) -> str:
-    """Return the name by which people know a system, of `sys.platform`."""
+    """Return the common name of a system, from `sys.platform`."""
     return _NAMES.get(platform, platform)
 
 
@@ -33,5 +33,5 @@ def unavailable_on(platform: str, name: str = "local") -> BackendUnavailable:
 
 
 def refuse_on_windows(*_arguments: object, **_keywords: object) -> NoReturn:
-    """Be any function or class of ours on Windows. Raises BackendUnavailable."""
+    """Stand for any function or class of Cloche on Windows. Raises BackendUnavailable."""
     raise unavailable_on(WINDOWS)

@@ -1,7 +1,7 @@
 """The rules of a run, and the tables that they are chosen from: presets, backends, tiers, placements.
 
-- `Policy`: what a run may reach and what must hold.
-- `PRESETS`: named bundles of limits and policy (S9; what the source leaves open is ours).
+- `Policy`: the hosts and folders a run may reach, and the controls that must hold.
+- `PRESETS`: named bundles of limits and policy (S9; Cloche chooses what the source leaves open).
 - `BACKEND_ROWS`: one row per backend name. `TIERS`: tiers of trust, with the backends that each allows (M4, M5a).
 - `PLACEMENTS`: where an agent's actions run: in the sandbox, or in the agent's own workspace process (M3, seven rows).
 """
@@ -33,29 +33,27 @@ DEFAULT_LANGUAGES: tuple[str, ...] = ("python", "javascript", "typescript", "bas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Say what a run may reach and what must hold.
+    """Say which hosts and folders a run may reach, and which controls must hold.
 
-    `require_level` and `require_controls` refuse anything less; `best_effort` names controls that may be
-    absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
-    backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
-    already loaded there. Without `package_managers`, programs that install packages are not shown, as far as the
-    backend can do that; with "live", the default, they are shown to all but throwaway runs.
+    `require_level` and `require_controls` refuse anything less; `best_effort` names controls that may be absent.
+    `level` asks for one level exactly (`process` only ever this way); None takes the backend's strongest. `warm` lets a
+    run start in a sandbox that was made ready ahead, and `preload` names modules that are already loaded there. Without
+    `package_managers`, programs that install packages are not shown, as far as the backend can do that; with "live",
+    the default, they are shown to all but throwaway runs.
 
-    `network_allow` lists the hosts that mode `allowlist` may reach: empty means none. `network_deny` wins over it and
-    over mode `open`, which reaches any public host on the ports 80, 443 and `network_ports`. `on_network` says what
-    happens to a host that is not listed: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
+    `network_allow` lists the hosts that mode `allowlist` may reach; empty allows none. `network_deny` wins over it and
+    over mode `open`, which reaches any public host on the ports 80, 443 and `network_ports`. `on_network` decides about
+    unlisted hosts: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
 
-    What a provider on other machines says of itself is `claimed`: with `accept_claimed` that does for what is required,
-    with `accept_claimed_level`, which a tier sets, for the level.
-    `users` lets a sandbox that lives have several, root inside among them.
-    `toolchains` are folders of the host that are shown read-only at their own paths, `toolchains_hidden` the paths
-    below them that are not, `toolchains_path` those that are on PATH. Only Cloche sets them.
-    `layers` are folders of the host with packages, shown read-only: what is in `site` can be imported, what is in
-    `bin` is on PATH. Only Cloche sets them.
-    `host_folder` is the folder that a sandbox that lives is shown copy-on-write. Only Cloche sets it.
-    `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
-    `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
-    was chosen is missing: the local backend, then with `process` a child process (S12).
+    A provider's statement about its own sandboxes is `claimed`: with `accept_claimed` it meets the requirements, with
+    `accept_claimed_level`, which a tier sets, it meets the level. `users` lets a sandbox that lives have several users,
+    root inside among them. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
+    the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
+    host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
+    the folder that a sandbox that lives is shown copy-on-write; only Cloche sets it. `runtime` names the only container
+    runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
+    never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
+    (S12).
     """
 
     network: NetworkMode = "off"
@@ -157,7 +155,7 @@ def parse_network(value: object, *, name: str) -> NetworkMode:
 class Preset:
     """Bundle changes to the default limits and policy under one name.
 
-    Every preset says what its network is, so that choosing one takes back what was wider before.
+    Every preset sets its network, so that choosing one undoes a wider setting from before.
     """
 
     name: str
@@ -230,16 +228,16 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow:
-    """Hold all that is said of one backend's name, but for its code, which `execution.registry` alone imports.
+    """Describe one backend's name, except for its code, which `execution.registry` alone imports.
 
-    `provider` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
+    `provider` is "module:attribute", called without arguments; without one, `needs` names the missing parts. `level` is
     the one level that this name stands for. `alternative` is a second provider, used where the first is not available
     and the caller names no image. `takes_image` says whether an image can be chosen, `queries_service` whether a daemon
-    or a machine has to be asked if the backend is available. `isolates`: tiers 3 and 4 may choose it. One that
-    `is_remote` sends the code elsewhere, so only its name chooses it. `strength` orders the names between which an
-    untrusted file may move, upwards only; remote ones have none. `auto_max_level` is the highest level that it can give
-    to `auto`; without it `auto` never takes it. `auto_level` is the level that `auto` then asks it for, where it has
-    several. One that `needs_linux` runs code on this machine by what Linux alone has.
+    or a machine must answer before the backend counts as available. `isolates`: tiers 3 and 4 may choose it.
+    `is_remote` backends send the code elsewhere, so only their name chooses them. `strength` orders the names between
+    which an untrusted file may move, upwards only; None for remote ones. `auto_max_level` is the highest level that it
+    can give to `auto`; without it `auto` never takes it. `auto_level` is the level that `auto` then asks for, where the
+    backend has several. `needs_linux`: it runs code on this machine by features of Linux.
     """
 
     summary: str

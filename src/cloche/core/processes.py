@@ -1,4 +1,4 @@
-"""Processes and files of a sandbox that lives: what is asked for, and how it is described. Values alone."""
+"""Processes and files of a sandbox that lives: requests and descriptions. Values alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ChangeKind = Literal["created", "changed", "removed", "moved", "lost", "over"]
 
 
 class Detached(InvalidRequest):
-    """Report that a process was let go: its end is known to whoever attaches to it by its id."""
+    """Report that a process was let go; a client that attaches to it by its id learns of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRequest:
     """Ask for a process: a command `argv`, in `cwd`, with `env` on top of the sandbox's own.
 
-    `user` is None for the sandbox's own. `timeout_s` None is for as long as the sandbox lives. With `terminal`, its
-    rows and columns, it has one in place of pipes. One that is `kept` lives on when its client goes. Without
+    A `user` of None is the sandbox's own. A `timeout_s` of None lasts as long as the sandbox. `terminal` has rows and
+    columns: the process has a terminal in place of pipes. A `kept` process lives on when its client goes. Without
     `has_input` its standard input is empty.
     """
 
@@ -48,7 +48,7 @@ class ProcessRequest:
 class ProcessInfo:
     """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start.
 
-    `exit_code` is None while it runs; `status` then too.
+    `exit_code` and `status` are None while it runs.
     """
 
     id: str
@@ -63,7 +63,7 @@ class ProcessInfo:
 class FileInfo:
     """Describe a file of a sandbox: bytes, permission bits, seconds since 1970 of its last change, owner.
 
-    A link has its `target`, and in `leads_to` the type of what is there, or nothing where nothing is.
+    A link has its `target`, and in `leads_to` the type of the target, empty if the target does not exist.
     """
 
     name: str
@@ -84,7 +84,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Say what was copied in or out: regular files, their bytes, and how many entries were left out."""
+    """Count the regular files that were copied in or out, their bytes, and the entries left out."""
 
     files: int
     size: int
@@ -93,9 +93,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """Describe a change below a folder that is watched: `path` begins there, and is empty for a file that is watched.
+    """Describe a change below a watched folder: `path` begins there, and is empty for a watched file.
 
-    What was `moved` has its new path in `target`. After `lost` some changes were not told; after `over` none is.
+    A `moved` file has its new path in `target`. `lost` means that some changes are missing; `over` is the last one.
     """
 
     kind: ChangeKind

@@ -1,7 +1,7 @@
-"""The protocols between backends and everything above them: what each backend offers, and what some offer besides.
+"""The protocols between backends and the layers above: those of every backend, and the optional ones.
 
-Each optional ability is a protocol of its own (`Supports...`), never a flag; those for packages are in `layers`.
-`Capabilities` says what a backend can do on this host: measured, with reasons and remedies.
+Each optional ability has a protocol (`Supports...`), never a flag; those for packages are in `layers`. `Capabilities`
+describes a backend on this host: measured, with reasons and remedies.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Describe the strongest sandbox a backend can give here, or the one of a level that was asked for.
+    """Describe the strongest sandbox of a backend on this host, or the one of the requested level.
 
-    `controls` holds one measure per control at that level, with the network off; `networks` lists what else the network
-    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it. `not_live` says
-    why no sandbox lives there; it is empty where they do. A level that is `claimed` is what a provider says of itself.
+    `controls` holds one measure per control at that level, with the network off; `networks` lists the other network
+    modes. `reason` says why the level is not higher and `remedy` has the next step in one line. `not_live` says why no
+    sandbox lives there; it is empty where they do. A `claimed` level is a provider's statement about its own sandboxes.
     """
 
     backend: str
@@ -63,7 +63,7 @@ class CodeSandbox(Protocol):
     """Run code synchronously (R1)."""
 
     def execute(self, code: str, language: str = "python", timeout: int = 30) -> Result:
-        """Run `code` and return what came of it; `timeout` is in seconds of wall clock."""
+        """Run `code` and return its result; `timeout` is in seconds of wall clock."""
         ...
 
 
@@ -71,7 +71,7 @@ class OpenSandbox(Protocol):
     """Offer a workspace that lives: every run is a fresh process in the same /workspace."""
 
     async def run(self, request: Request) -> Result:
-        """Run code or a command, one at a time, and return what came of it."""
+        """Run code or a command, one at a time, and return its result."""
         ...
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
@@ -110,7 +110,7 @@ class SupportsStreaming(Protocol):
 
 
 class OpenSession(Protocol):
-    """Offer an interpreter that lives: every run finds what the ones before it left in memory."""
+    """Offer an interpreter that lives: every run finds the memory that earlier runs left."""
 
     @property
     def runtime(self) -> str:
@@ -150,21 +150,21 @@ class SupportsNetwork(Protocol):
         ...
 
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
-        """Decide by further rules, beside all that others add, and close what they do not allow."""
+        """Decide by further rules, beside those of other callers, and close connections that the rules do not allow."""
         ...
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
-        """Have somebody decide about a host and port that no rule names, where the policy says to ask."""
+        """Set the function that decides about hosts and ports without a rule, where the policy asks."""
         ...
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused since it was opened, in rows; see `Result.meta`."""
+        """Return the carried and refused connections since it was opened, in rows; see `Result.meta`."""
         ...
 
 
 @runtime_checkable
 class SupportsCollecting(Protocol):
-    """Be a session whose results have files that were asked for, since others change files at the same time."""
+    """Be a session whose results have only the requested files, because others change files at the same time."""
 
     async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
         """Run one cell; the files are those that match one of the patterns and have changed meanwhile."""
@@ -175,17 +175,17 @@ class SupportsCollecting(Protocol):
 class SupportsFork(Protocol):
     """Go back in time, and go on in several ways: memory and workspace together.
 
-    All raise BackendUnavailable where this session cannot, and InvalidRequest naming what stands in the way: a
-    running thread or process, a file open for writing, a socket, shared memory, a timer. Then nothing has changed.
+    All raise BackendUnavailable where this session cannot, and InvalidRequest with the obstacle: a running thread or
+    process, a file open for writing, a socket, shared memory, a timer. Then nothing has changed.
     """
 
     @property
     def sandbox(self) -> OpenSandbox:
-        """Return the sandbox in whose workspace it works; a fork's is its own."""
+        """Return the sandbox of its workspace; a fork has one of its own."""
         ...
 
     async def checkpoint(self, name: str) -> None:
-        """Remember everything under `name`, in place of what had that name before."""
+        """Store memory and workspace under `name`; an earlier checkpoint of that name is replaced."""
         ...
 
     async def rollback(self, name: str) -> None:
@@ -215,10 +215,10 @@ class SupportsSessionsApart(Protocol):
     """Be a sandbox whose sessions share all of it, and open apart from it those that can be cloned."""
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> ForkableSession:
-        """Start an interpreter with checkpoints and forks in a sandbox of its own, with which nothing is shared.
+        """Start an interpreter with checkpoints and forks in a new sandbox, which shares nothing with this one.
 
-        That one begins with a copy of the workspace. It is the session's `sandbox`, see SupportsFork; who opened the
-        session closes it. Raises BackendUnavailable, and the SandboxFile errors where the files cannot be copied.
+        It begins with a copy of the workspace, and is the session's `sandbox`, see SupportsFork; the caller closes it
+        with the session. Raises BackendUnavailable, and the SandboxFile errors where the files cannot be copied.
         """
         ...
 
@@ -228,7 +228,7 @@ class SupportsSessionNames(Protocol):
     """Be a backend whose sandboxes keep interpreters alive, and say so before one is opened."""
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions; what is missing in a sandbox is an error when one is opened."""
+        """Return the languages that may have sessions; a missing program is an error when a session is opened."""
         ...
 
 
@@ -237,7 +237,7 @@ class SupportsLanguageNames(Protocol):
     """Be a backend that knows before a run which languages can run in it."""
 
     def languages(self) -> tuple[str, ...]:
-        """Return the languages for which all is here that runs them."""
+        """Return the languages whose programs are all present."""
         ...
 
 
@@ -295,10 +295,10 @@ class SupportsAccount(Protocol):
 
 @runtime_checkable
 class SupportsCheck(Protocol):
-    """Look, before anything is settled, whether what the backend needs is there."""
+    """Check for the backend's needs before anything is settled."""
 
     def check(self) -> None:
-        """Raise BackendUnavailable, saying what is missing and what to do."""
+        """Raise BackendUnavailable with the missing part and the next step."""
         ...
 
 
@@ -313,10 +313,10 @@ class SupportsLevels(Protocol):
 
 @runtime_checkable
 class SupportsReadiness(Protocol):
-    """Run what may have to be fetched first."""
+    """Run code whose image or machine may have to be fetched first."""
 
     def why_not_ready(self) -> str:
-        """Say what is not here yet and how to fetch it; empty when a run can start."""
+        """Name the missing part and how to fetch it; empty when a run can start."""
         ...
 
 
@@ -327,7 +327,7 @@ class SupportsBuilding(Protocol):
     def build_image(self, packages: Sequence[str]) -> str:
         """Build it, with `packages` besides the usual ones, and use it from now on; return a line that names it.
 
-        Raises BackendUnavailable for a program that is missing, StartFailed for what could not be had.
+        Raises BackendUnavailable for a missing program, StartFailed for a package that cannot be fetched.
         """
         ...
 
@@ -337,7 +337,7 @@ class SupportsWorkspaceContainers(Protocol):
     """Start containers that an agent works in, with folders of the host."""
 
     def workspace_arguments(self, container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
-        """Return the argument list that starts one. Raises BackendUnavailable for what it cannot have."""
+        """Return the argument list that starts one. Raises BackendUnavailable for unsupported options."""
         ...
 
 
@@ -351,7 +351,7 @@ class SupportsGarbageCollection(Protocol):
 
 
 class OpenStream(Protocol):
-    """Give what comes on one stream; who does not read it makes the other side wait."""
+    """Give the bytes of one stream; while they are not read, the writer waits."""
 
     async def read(self, most: int = 1 << 16) -> bytes:
         """Return the next bytes, `most` at the most, as soon as there are any; empty at the end."""
@@ -362,7 +362,7 @@ class OpenStream(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Iterate over what comes, in pieces of any size."""
+        """Iterate over the stream, in pieces of any size."""
         ...
 
 
@@ -407,10 +407,10 @@ class OpenProcess(Protocol):
         ...
 
     async def result(self, *, takes_output: bool = True) -> Result:
-        """Wait for its end and return what came of it.
+        """Wait for its end and return its result.
 
-        With `takes_output`, the streams that nobody has begun to read are read meanwhile, and are in the result; else
-        they wait for a reader. Raises StartFailed, OutcomeUnknown, Detached.
+        With `takes_output`, streams without a reader are read meanwhile, and are in the result; else they wait for a
+        reader. Raises StartFailed, OutcomeUnknown, Detached.
         """
         ...
 
@@ -431,7 +431,7 @@ class SupportsProcesses(Protocol):
         ...
 
     async def attach_process(self, name: str, sink: Sink | None = None) -> OpenProcess:
-        """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest where there is none."""
+        """Return a process that runs or has ended lately, by its id. Raises InvalidRequest for an unknown id."""
         ...
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
@@ -462,7 +462,7 @@ class SupportsPaths(Protocol):
         ...
 
     async def stat_path(self, path: str) -> FileInfo:
-        """Describe what is at a path, a link as a link."""
+        """Describe the file at a path, a link as a link."""
         ...
 
     async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
@@ -486,7 +486,7 @@ class SupportsPaths(Protocol):
         ...
 
     def watch_path(self, path: str, *, recursive: bool = False) -> AbstractAsyncContextManager[OpenWatch]:
-        """Watch a folder, or a file, as a block: every change from then on is told."""
+        """Watch a folder, or a file, as a block: every change from then on is reported."""
         ...
 
     async def unpack_path(self, path: str, archive: bytes | AsyncIterator[bytes]) -> None:
@@ -496,9 +496,9 @@ class SupportsPaths(Protocol):
 
 @runtime_checkable
 class SupportsFileStreams(Protocol):
-    """Pass files on piece by piece, of any size, as fast as they are taken. All raise SandboxFileError.
+    """Pass files on piece by piece, of any size, as fast as the reader takes them. All raise SandboxFileError.
 
-    `write_path` and `unpack_path` take an iterator, of which no more is taken than the sandbox has written.
+    `write_path` and `unpack_path` take an iterator, and read from it only as fast as the sandbox writes.
     """
 
     def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
@@ -538,7 +538,7 @@ class OpenConnection(Protocol):
         ...
 
     def end(self) -> None:
-        """Say that nothing more comes; what the server sends may still be read."""
+        """Send the end of the stream; the server's answer may still be read."""
         ...
 
     def close(self) -> None:
@@ -546,7 +546,7 @@ class OpenConnection(Protocol):
         ...
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, by whichever side."""
+        """Wait until either side has closed it."""
         ...
 
 
@@ -571,11 +571,11 @@ class OpenLiveSandbox(OpenSandbox, SupportsProcesses, SupportsPaths, SupportsPor
         ...
 
     async def read_output(self, name: str) -> tuple[bytes, bytes]:
-        """Return what is kept of a process's output, by its id, and keep it. Raises InvalidRequest."""
+        """Return the kept output of a process, by its id, and keep it. Raises InvalidRequest."""
         ...
 
     async def kill(self) -> None:
-        """End the sandbox for everybody who is in it, and wait until nothing of it is left."""
+        """End the sandbox for all its callers, and wait until nothing of it is left."""
         ...
 
 
@@ -591,7 +591,7 @@ class SupportsLive(Protocol):
 class Keeping(Protocol):
     """Take over a sandbox that shall outlive its caller; see `cloche.keeper.attach`.
 
-    Where it `ends_with_caller`, whoever has opened it ends it.
+    With `ends_with_caller`, the caller that opened it ends it.
     """
 
     ends_with_caller: bool
@@ -603,25 +603,25 @@ class Keeping(Protocol):
     async def take(
         self, init: socket.socket, held: Mapping[str, int], groups: Sequence[str], said: Mapping[str, Any]
     ) -> socket.socket:
-        """Take init's socket, whose greeting nobody has read, and the descriptors without which the sandbox ends.
+        """Take init's socket with its unread greeting, and the descriptors that keep the sandbox alive.
 
-        Return a connection to it in their place. `groups` are folders of its control group, to be removed where its
-        helper could not; `said` is what is known of it only now. Raises StartFailed.
+        Return a connection that replaces them. `groups` are folders of its control group, to be removed where its
+        helper could not; `said` are facts that are known only now. Raises StartFailed.
         """
         ...
 
     def join_network(self) -> socket.socket:
-        """Return a link to who serves the network of what was handed over. Blocks. Raises OutcomeUnknown."""
+        """Return a link to the process that serves its network. Blocks. Raises OutcomeUnknown."""
         ...
 
     def abandon(self) -> None:
-        """Give up what was begun."""
+        """Undo a start that was not finished."""
         ...
 
 
 @runtime_checkable
 class SupportsNames(Protocol):
-    """Be a backend whose sandboxes that live may have a name, by which others find them."""
+    """Be a backend whose sandboxes that live may have a name, which other callers find them by."""
 
     def open_kept(
         self, policy: Policy, limits: Limits, keeping: Keeping
@@ -638,9 +638,10 @@ class SupportsNames(Protocol):
         check_greeting: Callable[[Mapping[str, Any]], None],
         join_network: Callable[[], socket.socket],
     ) -> AbstractAsyncContextManager[OpenLiveSandbox]:
-        """Come back into one that was opened so, by a connection to who keeps it.
+        """Come back into one that was opened this way, by a connection to its keeper.
 
-        `check_greeting` raises OutcomeUnknown where another one answers; nothing is asked of that. `join_network`
-        blocks, and returns a link to who serves its network; it raises OutcomeUnknown where that is gone.
+        `check_greeting` raises OutcomeUnknown where another sandbox answers; that one is sent no request.
+        `join_network` blocks, and returns a link to the process that serves its network; it raises OutcomeUnknown where
+        that is gone.
         """
         ...

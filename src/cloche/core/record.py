@@ -36,7 +36,7 @@ _FACTORY: Any = _Factory()
 
 
 class _Field:
-    """Hold what is known of one field. One that is no parameter may have a default too."""
+    """Hold the declaration of one field. A field without a parameter may have a default, too."""
 
     __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
     name: str
@@ -92,7 +92,7 @@ def _field_of(name: str, kind: object, own: dict[str, Any], *, kw_only: bool = F
 
 
 def _methods(cls: Any, specs: tuple[_Field, ...], **options: bool) -> dict[str, Any]:
-    """Return what a record of these fields has beside what its class says itself."""
+    """Return the methods that a record of these fields gets, but for those that its class defines."""
     positional = [spec for spec in specs if spec.init and not spec.kw_only]
     methods: dict[str, Any] = {
         "__record__": specs,
@@ -217,11 +217,11 @@ def _setstate(self: Any, state: list[Any]) -> None:
 
 
 class _ReadOnly(dict):  # type: ignore[type-arg]
-    """Stand in a pickle or a copy for a mapping that nobody can change, which `pickle` does not know."""
+    """Replace a read-only mapping in a pickle or a copy; `pickle` cannot copy `MappingProxyType`."""
 
 
 class _AskedFor:
-    """Make what `dataclasses` keeps in a class when somebody asks for it, by making a data class of the same fields."""
+    """Make the attributes that `dataclasses` keeps in a class on first access, from a data class of the same fields."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -250,7 +250,7 @@ def _replace(self: Any, /, **changes: object) -> Any:
 
 
 def _fields(record: Any) -> tuple[_Field, ...]:
-    """Return the fields of a record or its class; they have `name`, `type`, and what `field` was told."""
+    """Return the fields of a record or its class; they have `name`, `type`, and the arguments of `field`."""
     specs: tuple[_Field, ...] = record.__record__
     return specs
 

@@ -42,10 +42,9 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Say how much of an account all processes of this user may use; None is without a limit.
+    """Bound the use of an account by all processes of this user; None is without a limit.
 
-    A day is one of UTC. `money_per_day` is in the provider's currency, and counts where the provider tells what a
-    sandbox costs.
+    A day is a UTC day. `money_per_day` is in the provider's currency, and counts where the provider reports prices.
     """
 
     runs_per_day: int | None = None
@@ -57,13 +56,13 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccount:
-    """Hold all that reaches one provider: `e2b`, `daytona`, or `cloche`, another machine's service.
+    """Hold the settings of one provider: `e2b`, `daytona`, or `cloche`, another machine's service.
 
     `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
-    what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. For `lifetime_s` at most
-    the provider keeps a sandbox. A connection that carries a call, and from which nothing has come for `silence_s`, is
-    lost; both sides ask each other before that, and the other times of the wire are multiples of it. `quota_file` holds
-    the counters; without one nothing is counted.
+    what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. The provider keeps a
+    sandbox for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
+    sides send pings before that, and the other times of the wire are multiples of it. `quota_file` holds the counters;
+    without one nothing is counted.
     """
 
     provider: str
@@ -126,7 +125,7 @@ class RemoteAccount:
 
 
 def why_no_address(text: str) -> str:
-    """Say what is wrong with the address that a key is sent to, empty if nothing; the address is not repeated."""
+    """Return the fault of the address that a key is sent to, empty if there is none. The address is not repeated."""
     from urllib.parse import urlsplit  # every run imports this module, and few go elsewhere
 
     try:

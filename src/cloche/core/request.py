@@ -116,7 +116,7 @@ def workspace_path(path: str) -> str:
 
 
 def read_patterns(patterns: object) -> tuple[str, ...]:
-    """Return patterns of files, relative to /workspace. Raises InvalidRequest for what are none."""
+    """Return patterns of files, relative to /workspace. Raises InvalidRequest for invalid ones."""
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         raise InvalidRequest(f"collect: {patterns!r} is no list of patterns; give one such as ['*.csv', 'out/**']")
     if len(patterns) > MAX_PATTERNS:
@@ -145,7 +145,7 @@ def check_argv(argv: tuple[str, ...]) -> None:
 
 
 def check_env(env: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for what is no environment."""
+    """Raise InvalidRequest for an invalid environment."""
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidRequest(f"env: {name!r} is not a variable's name")

@@ -1,6 +1,6 @@
-"""What came of a run: its output, status, files, what was enforced, and the report of auto-fix.
+"""The result of a run: its output, status, files, the controls in force, and the report of auto-fix.
 
-`decide` sets the status from what was observed. It is pure, and the one place that knows the precedence.
+`decide` sets the status from the observed facts. It is pure, and the one place that knows the precedence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPORTED_FIELDS = ("status", "exit_code", "stdout", "stderr", "duration", "trun
 
 
 class Status(enum.StrEnum):
-    """Say what the guest did; listed by precedence, the first that applies wins."""
+    """Say how the guest ended; listed by precedence, the first that applies wins."""
 
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
@@ -100,17 +100,17 @@ SaveFiles = Callable[["str | os.PathLike[str]"], "tuple[str, ...]"]
 
 @dataclass(slots=True)
 class Result:
-    """Hold what a run printed, how it ended, and what was enforced (R1: the first four fields are positional).
+    """Hold a run's output, its end, and the controls in force (R1: the first four fields are positional).
 
-    `stdout` and `stderr` are text with undecodable bytes as U+FFFD, at most `Limits.output_bytes` each; the exact
-    bytes kept are in `stdout_bytes` and `stderr_bytes`. `duration` is in seconds. `exit_code` is the program's own,
-    128+n for signal n, and -1 on time-out. `value` is the last expression: decoded JSON, or its repr where
-    `value_is_repr`; it is the guest's word. `files` may lack some: `meta["files_skipped"]` counts what was left out,
-    links and the like among it, and `meta["files_partial"]` says why files may be missing: `time` (looking takes half
-    of the run's time-out at most, one to five seconds), `entries` (200,000), `files` (10,000), `bytes` (the disk
-    limit), `paths` (8 million characters together), `depth` (64 folders), `access`. In a sandbox that lives they are
-    those that were to be collected, and `meta["files_shared"]` says that others may have changed them, too. `fix` says
-    what auto-fix did, where it was asked for.
+    `stdout` and `stderr` are text with undecodable bytes as U+FFFD, at most `Limits.output_bytes` each; the exact bytes
+    kept are in `stdout_bytes` and `stderr_bytes`. `duration` is in seconds. `exit_code` is the program's own, 128+n for
+    signal n, and -1 on time-out. `value` is the last expression, as the guest reports it: decoded JSON, or its repr
+    where `value_is_repr`. `files` may lack some: `meta["files_skipped"]` counts the files left out, links and the like
+    among them, and `meta["files_partial"]` says why: `time` (the walk takes at most half of the run's time-out, one to
+    five seconds), `entries` (200,000), `files` (10,000), `bytes` (the disk limit), `paths` (8 million characters
+    together), `depth` (64 folders), `access`. In a sandbox that lives they are the files requested, and
+    `meta["files_shared"]` says that others may have changed them, too. `fix` is the report of auto-fix, where it was
+    requested.
     """
 
     stdout: str
@@ -151,11 +151,10 @@ class Result:
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
         """Copy `files` into `directory` (created when missing) and return their paths below it.
 
-        Regular files only, never through links, never outside `directory`; all of them as `files` says, or none.
-        Raises InvalidRequest when this result holds no files to copy although it lists some (it was read back from
-        JSON, say). What a session's cell made is in the session's workspace: where a later cell, or a process that
-        still runs, has removed or changed a file, SandboxFileError names it; save before the next cell, or give that
-        cell `out`.
+        Regular files only, never through links, never outside `directory`; all files of `files`, or none. Raises
+        InvalidRequest when this result lists files but holds none to copy (it was read back from JSON, say). Files of a
+        session's cell are in the session's workspace: where a later cell, or a process that still runs, has removed or
+        changed a file, SandboxFileError names it; save before the next cell, or give that cell `out`.
         """
         if self.save_files is None:
             if self.files:
@@ -193,11 +192,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixRound:
-    """Hold one question to the model and what came of it.
+    """Hold one request to the model and its outcome.
 
-    `reply` is the model's text, bounded; `code` what was taken from it, empty when that was nothing; `diff` the unified
-    diff from the code before. `result` is the run's, None when nothing ran, and `refusal` then says why. `tokens` is
-    what the round cost, `duration_s` what it took, both with the question.
+    `reply` is the model's text, bounded; `code` the program taken from it, empty if there was none; `diff` the unified
+    diff from the code before. `result` is the run's, None when nothing ran, and `refusal` then says why. `tokens` and
+    `duration_s` are the round's cost and seconds, the request included.
     """
 
     number: int
@@ -269,9 +268,9 @@ _ERASE = ("\x1b[K", "\x1b[0K", "\x1b[2K")  # the rest of a line, or all of it
 
 
 def as_on_screen(text: str) -> str:
-    r"""Return what a terminal shows in the end where `\r` and moves up let text take the place of other text.
+    r"""Return the text that a terminal shows in the end where `\r` and moves up overwrite other text.
 
-    That is how progress bars are drawn. All other text, and the end of a line that is `\r\n`, is as it was.
+    Progress bars are drawn this way. All other text, and `\r\n` at the end of a line, is unchanged.
     """
     if "\r" not in text and _UP not in text:
         return text
@@ -299,7 +298,7 @@ def _shown_line(line: str) -> str:
 
 
 def _overlaid(segments: list[str]) -> str:
-    """Return what is left of texts that were written over each other; each character is looked at once."""
+    """Return the visible rest of texts written over each other; each character is looked at once."""
     segments = [segment for segment in segments if segment]
     if len(segments) < 2:
         return "".join(segments)
@@ -353,9 +352,9 @@ ExecutionResult = Result
 
 
 class KillCause(enum.StrEnum):
-    """Say why *we* killed the guest. Whoever kills says why; nobody infers it from a signal.
+    """Say why Cloche killed the guest. The code that kills sets the cause; it is never inferred from a signal.
 
-    They stand in the order of precedence, for where two killed it at once.
+    Listed by precedence, for two causes at once.
     """
 
     TIMEOUT = "timeout"
@@ -371,8 +370,8 @@ class Observed:
 
     `exit_code` and `signal` come from the kernel's wait status: exactly one of them is not None, unless the whole
     sandbox was killed before the main process could be waited for. The counters are rises during this run. `denied`
-    counts what the policy was seen to block, by the kernel or by a process of ours that no guest can reach, and
-    `network_refused` the connections and names that the egress process has refused.
+    counts refusals by the policy that the kernel, or a process out of the guest's reach, has seen; `network_refused`
+    counts the connections and names that the egress process refused.
     """
 
     exit_code: int | None = None
@@ -385,7 +384,7 @@ class Observed:
     network_refused: int = 0
 
     def with_refusal(self, refused: str) -> Observed:
-        """Return the facts of a run that sent more than is read, where it did: whatever else, that ended it."""
+        """Return the facts with the reason why output was no longer read, which then ended the run."""
         return replace(self, cause=self.cause or KillCause.OUTPUT_LIMIT) if refused else self
 
 
@@ -399,7 +398,7 @@ class Verdict:
 
 
 def decide(observed: Observed) -> Verdict:
-    """Return the verdict, by the precedence of `Status`. Exit 0 is `ok` whatever was hit."""
+    """Return the verdict, by the precedence of `Status`. Exit 0 is `ok`, even if a limit was reached."""
     raw = (
         128 + observed.signal
         if observed.signal is not None

@@ -60,7 +60,7 @@ MOST_CHARS = 1 << 16  # of a program: a parser holds the interpreter's lock, a s
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Finding:
-    """Point at one thing: line and column counted from 1, what it is, and why it is listed."""
+    """Point at one construct: line and column counted from 1, its name, and why it is listed."""
 
     line: int
     column: int
@@ -89,9 +89,9 @@ def apply_screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, .
 
 
 def screen_code(code: str) -> tuple[Finding, ...]:
-    """Return what the tables above list, in order of appearance; code that does not parse gives nothing.
+    """Return the constructs that the tables above list, in order of appearance; nothing for code that does not parse.
 
-    A longer program than is looked at is one finding.
+    A program above the size limit is one finding.
     """
     if len(code) > MOST_CHARS:
         why = f"is longer than the {MOST_CHARS} that are looked at; give its data as files"
@@ -108,7 +108,7 @@ def screen_code(code: str) -> tuple[Finding, ...]:
 
 
 def _imported_names(nodes: list[ast.AST]) -> dict[str, str]:
-    """Map names bound by imports to what they stand for: `from os import popen as p` gives p: os.popen."""
+    """Map names bound by imports to their origin: `from os import popen as p` gives p: os.popen."""
     names: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Errors that nobody has to handle: work goes on, and the log says at level debug what was left undone and why."""
+"""Errors that need no handling: work goes on, and the log names at level debug the step left undone and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def suppress_logged(log: logging.Logger, consequence: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Suppress errors of these kinds; log at level debug what was left undone, `what`, and the error."""
+    """Suppress errors of these kinds; log at level debug the consequence and the error."""
     try:
         yield
     except kinds as error:

@@ -1,7 +1,7 @@
-"""The headers of an archive that came out of a sandbox, which is a guest's word, read one after the other.
+"""The headers of an archive that came out of a sandbox, which is untrusted, read one after the other.
 
-Not by `tarfile`: it would also unpack what is compressed, make up what is sparse, go back where a size is negative, and
-read extended headers with expressions that take for ever.
+`tarfile` is not used: it would also unpack compressed archives, fill sparse files, go back where a size is negative,
+and read extended headers with regular expressions that take unbounded time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Hold what one header of an archive says; `name` is None where that stands in an extended header."""
+    """Hold one header of an archive; `name` is None where an extended header has it."""
 
     name: str | None
     kind: bytes

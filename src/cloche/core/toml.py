@@ -15,7 +15,7 @@ MOST_SQUARES = 1_000_000  # of all others, and two more for each character: 4 Mi
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Return what a document says. Raises ValueError for what is no TOML, and for more dots than keys have."""
+    """Return a parsed document. Raises ValueError for invalid TOML, and for more dots than keys have."""
     budget = MOST_SQUARES + 2 * len(text)
     position = table = 0
     while position < len(text) and "." in text:
