@@ -124,7 +124,7 @@ def test_who_stops_it_leaves_nothing_running(box: library.Sandbox) -> None:
             ready(process)
             process.send_signal(number)
 
-        assert both("box", "--", "sh", "-c", READY, act=act)[2] == code
+        assert both("box", "--timeout", "90s", "--", "sh", "-c", READY, act=act)[2] == code
         assert not [one for one in box.processes() if one.status is None]
 
     def leave(process: subprocess.Popen[bytes]) -> None:
@@ -132,9 +132,9 @@ def test_who_stops_it_leaves_nothing_running(box: library.Sandbox) -> None:
         process.stdout.read(1)
         process.stdout.close()
 
-    assert both("box", "--", "yes", act=leave)[2] == 141
+    assert both("box", "--timeout", "90s", "--", "yes", act=leave)[2] == 141
     with open("/dev/full", "wb") as full:
-        assert "cannot pass the output on" in both("box", "--", "yes", stdout=full)[1]
+        assert "cannot pass the output on" in both("box", "--timeout", "90s", "--", "yes", stdout=full)[1]
     assert not [one for one in box.processes() if one.status is None]
 
 

@@ -86,7 +86,7 @@ def test_a_callback_that_raises_ends_its_command(opened: cloche.Sandbox) -> None
 
     with pytest.raises(ZeroDivisionError):
         opened.exec(shell="echo; exec sleep 71001", on_output=fail)
-    assert not running(opened, "71001")
+    wait_until_gone(opened, "71001")
 
 
 def test_as_much_goes_in_as_is_promised(opened: cloche.Sandbox) -> None:
@@ -188,7 +188,7 @@ def test_leaving_its_block_kills_a_process(opened: cloche.Sandbox) -> None:
     """At the end of the block all that it started is dead, though nobody has read its output."""
     with opened.start(shell="sleep 76001 & yes") as process:
         process.stdout.read(1)
-    assert not running(opened, "76001")
+    wait_until_gone(opened, "76001")
     assert process.wait().status == cloche.Status.SIGNALED
 
 
