@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -68,3 +70,28 @@ def test_what_is_asked_only_where_it_is_heard_is_allowed_elsewhere() -> None:
     assert without_questions(silent) == silent
     others = build_filter(os.uname().machine, confined=True, counted=True, one_uid=True)
     assert without_questions(others) == others
+
+
+SOCKETS = """
+import os, socket, sys
+from cloche.jail.seccomp_notify import install
+from cloche.jail.setup.seccomp import build_filter
+from cloche.jail.syscalls import PR_SET_NO_NEW_PRIVS, prctl
+sender, _ = socket.socketpair()
+options = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+before = [sender.getsockopt(socket.SOL_SOCKET, option) for option in options]
+prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+install(build_filter(os.uname().machine, confined=sys.argv[1] == "confined", counted=sys.argv[2] == "counted"))
+for option in options:
+    sender.setsockopt(socket.SOL_SOCKET, option, 16384)
+print([sender.getsockopt(socket.SOL_SOCKET, option) for option in options] == before)
+"""
+
+
+@pytest.mark.parametrize("level", ["confined", "jail"])
+@pytest.mark.parametrize(("counted", "is_usual"), [("tree", "True"), ("counted", "False")])
+def test_sockets_hold_what_is_usual_where_nobody_counts_it(level: str, counted: str, is_usual: str) -> None:
+    """Where no control group has the memory of what is unread, no socket can be made to hold more."""
+    words = [sys.executable, "-c", SOCKETS, level, counted]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{is_usual}\n", "")

@@ -112,6 +112,8 @@ SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
 # Whoever closes a socket last waits as long as this option says, and that need not be the guest: a socket on its way
 # over another one is closed by who receives it without room or, on older kernels, by whoever collects what nobody will.
 SOL_SOCKET, SO_LINGER = 1, 13
+# How much a socket holds unread: memory of nobody's where no control group counts it, so there it is what is usual.
+BUFFER_SIZES = (7, 8)
 # Filters of a socket's packets: the kernel compiles each, and has one supply of memory for all that ordinary users have
 # compiled. Where that is used up, nobody but root installs a filter of system calls, as browsers and sandboxes do.
 ATTACH_OPTIONS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
@@ -164,6 +166,11 @@ def build_filter(
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
     if network:
         special |= _connected_blocks()
+    if not counted:
+        sizes = [_argument(2), *_if_any(BUFFER_SIZES, _NOT_DONE)]
+        special["setsockopt"] = [
+            _argument(1), (BPF_JEQ, 0, len(sizes), SOL_SOCKET), *sizes, *special["setsockopt"]
+        ]  # fmt: skip
     if confined:
         special |= _opening_blocks(landlock)
     if resident and confined:
