@@ -225,9 +225,9 @@ def test_a_folder_of_the_host_is_a_copy(tmp_path: Path) -> None:
         assert result.meta["workspace"]["how"] == "copy"
         assert result.meta["workspace"]["why"]
         assert (folder / "a.txt").read_text() == "one\n"
-        for _ in range(30):  # each stops all others while it looks, and may be done before they stand still
-            found = sandbox.diff()
-        assert sandbox.commit(found.id).written == ("a.txt", "b.txt")
+        # Each stops all others while it looks, and may be done before they stand still.
+        found = [sandbox.diff() for _ in range(30)]
+        assert sandbox.commit(found[-1].id).written == ("a.txt", "b.txt")
     assert (folder / "a.txt").read_text() == "one\ntwo\n"
 
 
