@@ -31,7 +31,6 @@ MOST_BYTES_OF_WORDS = 1 << 16
 MOST_EVENT_BYTES, MOST_PARTS = 1 << 16, 40_000  # what is longer is read as what a guest wrote, of so many parts
 MOST_EVENTS, MOST_DOTENV_BYTES = 16, 1 << 16
 READ_BYTES = 1 << 18
-GRANTED_AT_ONCE = wire.GRANTED_AT_ONCE
 START_S, LATE_S, MOST_S = 60.0, 10.0, 1e18
 CHANNEL, KILL_CHANNEL = 1, 2
 NOT_FOUND = 127
@@ -165,7 +164,7 @@ class Run:
         self.limits: dict[str, Any] = found.entry["limits"]
         self.timeout_s: float = self.limits["timeout_s"]
         self.frames = wire.FrameBuffer()
-        self.expected = {wire.STDOUT: wire.WINDOW_BYTES, wire.STDERR: wire.WINDOW_BYTES}
+        self.credit = wire.Credit()
         self.kept: dict[int, Any] = {wire.STDOUT: [], wire.STDERR: []}  # pieces; a HeadTail once they are too many
         self.sizes = {wire.STDOUT: 0, wire.STDERR: 0}
         self.is_flooded = False
@@ -241,14 +240,13 @@ class Run:
     def _take(self, kind: int, body: bytes) -> None:
         if kind == wire.DATA:
             stream, data = wire.read_data(body)
-            if stream not in self.expected or self.expected[stream] < len(data):
-                raise wire.WireError("more than the window")
-            self.expected[stream] -= len(data)
+            self.credit.note_received(stream, len(data))
+            if stream not in self.kept:
+                raise wire.WireError(f"stream {stream} has no content")
             self._pass_on(stream, bytes(data))
-            used = wire.WINDOW_BYTES - self.expected[stream]
-            if used >= GRANTED_AT_ONCE:
-                self.expected[stream] = wire.WINDOW_BYTES
-                self._send(wire.grant_frame(CHANNEL, stream, used))
+            granted = self.credit.note_consumed(stream, len(data))
+            if granted:
+                self._send(wire.grant_frame(CHANNEL, stream, granted))
         elif kind == wire.EVENT:
             self._take_event(_read(body))
         elif kind == wire.CLOSE:

@@ -139,16 +139,9 @@ class Client(Peer):
     def __init__(self, relay: Relay, fd: int, number: int):
         super().__init__(relay, fd)
         self.number = number
-        self.channels: set[int] = set()
-        self.sent: dict[tuple[int, int], int] = {}  # bytes of streams for which init has yet to open the window
+        self.channels: dict[int, Any] = {}  # by number, each with the credit that init gives
         self.is_greeted = self.is_visit = False
         self.came_at = now()
-
-    def forget(self, channel: int) -> None:
-        """Take note of the end of a channel."""
-        self.channels.discard(channel)
-        for key in [key for key in self.sent if key[0] == channel]:
-            del self.sent[key]
 
     @property
     def counts(self) -> bool:
@@ -272,7 +265,7 @@ class Relay:
             if channel in client.channels:
                 raise wire.WireError("a channel that is in use")
             self.json.read(body)
-            client.channels.add(channel)
+            client.channels[channel] = wire.Credit()
             op = _own_operation(body)
             if op:
                 self.owner.answer(client, channel, op, body)
@@ -280,7 +273,7 @@ class Relay:
         elif channel not in client.channels:
             return
         elif kind == wire.CLOSE:
-            client.forget(channel)
+            del client.channels[channel]
         else:
             self._check(client, kind, channel, body)
         self.to_init(wire.HEADER.pack(len(body), client.number << 16 | channel, kind) + body)
@@ -290,9 +283,10 @@ class Relay:
         wire = self.wire
         if kind == wire.DATA:
             stream, data = wire.read_data(body)
-            sent = client.sent[channel, stream] = client.sent.get((channel, stream), 0) + len(data)
-            if sent > wire.WINDOW_BYTES:
+            credit = client.channels[channel]
+            if stream >= wire.STREAMS or len(data) > credit.sendable(stream):
                 raise wire.WireError("more than the window")
+            credit.note_sent(stream, len(data))
         elif kind == wire.WINDOW:
             wire.read_grant(body)
         elif kind == wire.ASK:
@@ -303,7 +297,7 @@ class Relay:
     def close(self, client: Client, channel: int, **error: Any) -> None:  # noqa: ANN401 - any JSON
         """End a channel of the keeper's own."""
         if channel in client.channels:
-            client.channels.discard(channel)
+            del client.channels[channel]
             body = self.json.write({"error": error} if error else {})
             self.to_client(client, self.wire.frame(self.wire.CLOSE, channel, body))
 
@@ -380,10 +374,9 @@ class Relay:
         if client is None or channel not in client.channels:
             return
         if kind == wire.CLOSE:
-            client.forget(channel)
+            del client.channels[channel]
         elif kind == wire.WINDOW:
-            stream, count = wire.read_grant(body)
-            client.sent[channel, stream] = client.sent.get((channel, stream), 0) - count
+            client.channels[channel].note_granted(*wire.read_grant(body))
         self.to_client(client, wire.HEADER.pack(len(body), channel, kind) + body)
 
 

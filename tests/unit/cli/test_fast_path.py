@@ -61,9 +61,9 @@ def run(answer: bytes, folder: str = "") -> _fast_path.Run:
         (close(), "the operation has ended"),
         (event(**STARTED) + close(error={"kind": "other", "message": "no"}), "no"),
         (close(error="x"), "the operation has ended"),
-        (event(**STARTED) + DATA * 5, "more than the window"),
+        (event(**STARTED) + DATA * 5, "more than its window"),
         (event(**STARTED) + wire.frame(wire.DATA, 1), "a piece of 0 bytes"),
-        (event(**STARTED) + wire.data_frame(1, 3, b"x"), "more than the window"),
+        (event(**STARTED) + wire.data_frame(1, 3, b"x"), "stream 3 has no content"),
         (event(**WAITING) * 40, "more events"),
         (wire.frame(wire.EVENT, 1, b"[" * 60_000), "protocol"),
         (wire.frame(wire.EVENT, 1, b"[]"), "no JSON object"),
@@ -76,7 +76,7 @@ def test_what_breaks_the_protocol_is_a_loss(
     answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing that comes is waited for without an end, and nothing is an error of ours."""
-    monkeypatch.setattr(_fast_path, "GRANTED_AT_ONCE", 1 << 30)
+    monkeypatch.setattr(wire, "GRANTED_AT_ONCE", 1 << 30)
     found = run(answer)
     assert found.code is None
     assert reason in str(found.failure), found.failure
