@@ -1,9 +1,10 @@
-"""From a source distribution to a wheel: the one step in which code of a package runs.
+"""From a source distribution to a wheel: the one step that runs code of a package.
 
-Theory of operation. The source is downloaded and compared with its hash as wheels are. What it is built with are wheels
-of the same index, which become a layer like any other. A jail without network and credentials is shown both, and sends
-one wheel, or what it needs besides: its backend may only say that once it runs. That wheel is a stranger's: another
-sandbox, in which nothing of it runs, says its name, its version and what it needs, and it is unpacked as all are.
+Theory of operation. The source is downloaded and compared with its hash, as wheels are. The build requirements are
+wheels of the same index, which become a layer like any other. A jail without network and credentials is shown both. It
+sends one wheel, or further build requirements: a build backend may name those only once it runs. The wheel is
+untrusted: another sandbox, which runs none of its code, reads its name, version and requirements, and it is unpacked
+like the others.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BUILD_LIMITS = replace(
 
 @dataclass(slots=True, kw_only=True)
 class _Product:
-    """Take what a build sends: one wheel, written to a file, or a list of what it needs."""
+    """Take the output of a build: one wheel, written to a file, or a list of further build requirements."""
 
     path: str
     name: str = ""  # of the wheel, by its backend
@@ -64,14 +65,14 @@ class _Product:
         return self.file
 
     def close(self) -> None:
-        """Close what has not all of its content."""
+        """Close an incomplete file."""
         if self.file is not None:
             self.file.close()
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """Take a list of what is needed."""
+    """Take a list of build requirements."""
 
     held: bytearray
 
@@ -98,9 +99,9 @@ class Workshop:
     _built: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     async def build(self, pin: Pin) -> Facts:
-        """Build a wheel of a source with the newest of what it needs, and say what the wheel needs.
+        """Build a wheel of a source with the newest build requirements, and return the wheel's own requirements.
 
-        Raises StartFailed where that fails, InvalidRequest where what it is built with cannot be had.
+        Raises StartFailed if the build fails, InvalidRequest if a build requirement cannot be met.
         """
         source = await self._fetch(pin)
         requirements: tuple[str, ...] = ()
@@ -156,7 +157,7 @@ class Workshop:
         return product
 
     async def _described(self, pin: Pin, product: _Product) -> Facts:
-        """Return what a wheel says that was built. Raises StartFailed where it is not the one that was wanted."""
+        """Return the facts of the built wheel. Raises StartFailed for a wheel of another package or version."""
         stdin, shown = json.dumps({"wheel": product.path}).encode(), (os.path.dirname(product.path),)
         step = Step(name="read", program="describe", stdin=stdin, shown=shown)
         try:
@@ -170,7 +171,7 @@ class Workshop:
 
 
 def build_step(source: str, known: Sequence[str], layer: str) -> Step:
-    """Return the step that builds a wheel, with what is in a layer."""
+    """Return the step that builds a wheel with the packages of a layer."""
     order = {"source": source, "known": list(known)}
     shown = (*filter(None, (layer,)), os.path.dirname(source))
     return Step(
@@ -180,7 +181,7 @@ def build_step(source: str, known: Sequence[str], layer: str) -> Step:
 
 
 def _read_wanted(pin: Pin, data: bytes | bytearray) -> tuple[str, ...]:
-    """Return what a build says that it needs. Raises StartFailed where that is no list of requirements."""
+    """Return the build requirements that a build asks for. Raises StartFailed for an invalid list."""
     try:
         requirements = json.loads(data)
         if not isinstance(requirements, list) or not all(isinstance(entry, str) for entry in requirements):
@@ -209,7 +210,7 @@ def _check_name(pin: Pin, file_name: str, target: Target) -> None:
 
 
 def _read_facts(pin: Pin, text: str) -> Facts:
-    """Return what the metadata of a wheel says. Raises ValueError, KeyError, TypeError and InvalidRequest."""
+    """Read the metadata of a wheel. Raises ValueError, KeyError, TypeError and InvalidRequest."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 

@@ -1,7 +1,7 @@
-"""Where packages come from when nobody configured it: the default of the client itself, which is asked for it.
+"""Where packages come from without configuration: the default of the client itself, read from its own output.
 
-uv's help names its index, npm its registry. The index has its files on other hosts, and its list of a package says
-which: of the default that is believed, of any other index it is the operator who names them (`packages_hosts`).
+uv's help names its index, npm its registry. The index keeps its files on other hosts, and its list of a package names
+them: for the default index that list is trusted, for any other the operator names the hosts (`packages_hosts`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def default_registry(npm: Npm) -> str:
 
 
 def _output_of(argv: Sequence[str]) -> str:
-    """Return what a client of the operator's says, without their configuration. Raises BackendUnavailable."""
+    """Run the operator's client without their configuration, and return its output. Raises BackendUnavailable."""
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _NOWHERE, "NO_COLOR": "1"}
     try:
         return subprocess.run(

@@ -1,7 +1,7 @@
-"""From a pinned list to wheels: a sandbox downloads them, and here each is compared with its hash.
+"""From a pinned list to wheels: a sandbox downloads them, and each is compared with its hash here.
 
-What the sandbox sends is bounded in number and size before it is written, and written to a new file beside the store.
-Nothing is opened before its hash is the one of the list.
+The sandbox's output is bounded in number and size before it is written, and written to a new file beside the store. No
+file is opened before its hash equals that of the list.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Wheel:
         report_progress(Progress(what=f"downloading {self._pin.name}", done=self._wheels.done, total=self._total))
 
     def close(self) -> None:
-        """Raise WrongFrame where it is not what the list says."""
+        """Raise WrongFrame if the hash differs from the list."""
         self._file.close()
         digest, listed = self._hash.hexdigest(), self._pin.sha512 or self._pin.sha256
         if digest != listed:
@@ -99,7 +99,7 @@ def fetch_step(pins: Sequence[Pin], index: Index) -> Step:
 async def fetch(backend: Backend, policy: Policy, pins: Sequence[Pin], index: Index, folder: str) -> list[str]:
     """Download wheels into a folder; return their paths, in the order of the list.
 
-    Raises StartFailed where one cannot be had, or is not what the list says.
+    Raises StartFailed for a wheel that cannot be downloaded, or that differs from the list.
     """
     if not pins:
         return []

@@ -1,7 +1,7 @@
-"""Folders of the store, and their locks: what every sandbox that lives needs, so it loads next to nothing.
+"""Folders of the store, and their locks. Every sandbox that lives needs them, so this module imports little.
 
-A lock is `flock` on the folder itself. What nobody has locked, where makers and sandboxes keep theirs, was left by one
-who was killed.
+A lock is `flock` on the folder itself. A folder without a lock below `making` or `growing` was left by a process that
+was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_folder() -> str:
-    """Return the folder of the store in this user's data. Raises BackendUnavailable where there is none."""
+    """Return the folder of the store in this user's data. Raises BackendUnavailable if it cannot be determined."""
     data_folder = own_folder("XDG_DATA_HOME", ".local/share")
     if data_folder is None:
         from platformdirs import user_data_dir
@@ -54,7 +54,7 @@ def made_folder(store: str, name: str) -> str:
 
 
 def is_own(store: str) -> bool:
-    """Tell whether nobody but this user can write to the store."""
+    """Tell whether only this user can write to the store."""
     try:
         facts = os.stat(store)
     except OSError:
@@ -63,13 +63,13 @@ def is_own(store: str) -> bool:
 
 
 def make_shown(folder: str) -> None:
-    """Make a folder that a guest can read, who may be another user, whatever the umask is."""
+    """Make a folder that any guest can read, for every umask: the guest may be another user."""
     os.mkdir(folder)
     os.chmod(folder, 0o755)  # noqa: S103 - what is above it is this user's alone
 
 
 class Growing:
-    """Hold a new folder with nothing in it, of one sandbox that lives, to which layers can be added.
+    """Hold a new empty folder of one sandbox that lives; layers can be added to it.
 
     It is shared with the keeper of a sandbox that has one. Raises BackendUnavailable and OSError.
     """
@@ -86,13 +86,13 @@ class Growing:
             make_shown(os.path.join(self.folder, name))
 
     def close(self) -> None:
-        """Let go of it, and remove it unless somebody else holds it."""
+        """Release it, and remove it unless another process holds it."""
         os.close(self._fd)
         remove_unheld(self.folder)
 
 
 def sweep(store: str) -> list[str]:
-    """Remove what was left by those who were killed, and return the paths."""
+    """Remove the folders of killed processes, and return the paths."""
     folders = [os.path.join(store, kind) for kind in ("making", "growing")]
     paths = [os.path.join(folder, name) for folder in folders for name in names_in(folder)]
     return [path for path in paths if remove_unheld(path)]
@@ -115,7 +115,7 @@ def lock_folder(folder: str, how: int) -> int | None:
 
 
 def remove_unheld(folder: str) -> bool:
-    """Remove a folder that nobody has locked, and tell whether it was."""
+    """Remove a folder without a lock, and tell whether it was removed."""
     fd = lock_folder(folder, fcntl.LOCK_EX)
     if fd is None:
         return False
@@ -127,7 +127,7 @@ def remove_unheld(folder: str) -> bool:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder of ours whose folders are read-only; what is gone already is no error."""
+    """Remove a folder of the store whose folders are read-only; a missing one is no error."""
     for path, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
             os.chmod(path, 0o700)

@@ -1,7 +1,7 @@
-"""What a sandbox for packages sends: files as frames, read piece by piece, each bound checked before anything is kept.
+"""The output of a sandbox for packages: files as frames, read piece by piece, each bound checked before bytes are kept.
 
-A frame is a kind (1 byte), the length of a name (2), the size of the content (8), the name in UTF-8, the content.
-Whoever sends it has read what a stranger wrote, so nothing here is taken on trust: no name, no size, no order.
+A frame is a kind (1 byte), the length of a name (2), the size of the content (8), the name in UTF-8, the content. The
+sender has read untrusted files, so names, sizes and order are all checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_NAME_BYTES, MOST_PART_BYTES, MOST_DEPTH = 1024, 240, 40
 
 
 class WrongFrame(ValueError):
-    """Report what no frame of ours is."""
+    """Report an invalid frame."""
 
 
 class Target(Protocol):
@@ -36,16 +36,16 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bound what is taken: files, bytes of all files together."""
+    """Bound the output: the number of files, and the bytes of all files together."""
 
     files: int
     total_bytes: int
 
 
 class Reader:
-    """Read frames from pieces as they come. `begin(kind, name, size)` returns what takes the content.
+    """Read frames from pieces as they come. `begin(kind, name, size)` returns the target of the content.
 
-    Raises WrongFrame, and whatever `begin` raises.
+    Raises WrongFrame, and the errors of `begin`.
     """
 
     def __init__(self, begin: Callable[[int, str, int], Target], bounds: Bounds) -> None:
@@ -84,7 +84,7 @@ class Reader:
         return view[len(piece) :]
 
     def _start(self, view: memoryview) -> memoryview:
-        """Take what is missing of a head; begin the frame once it is whole."""
+        """Take the missing bytes of a header; begin the frame once it is complete."""
         header_bytes = FRAME.size
         if len(self._waiting) >= FRAME.size:
             header_bytes += FRAME.unpack_from(self._waiting)[1]

@@ -1,13 +1,13 @@
 """Where packages come from: the index, credentials and certificates that the operator set for their own pip and uv.
 
-Only what the operator wrote counts: the environment, and the files of pip and uv in the user's and the system's own
+Only the operator's settings count: the environment, and the files of pip and uv in the user's and the system's own
 folders. A `uv.toml`, `pyproject.toml` or `pip.conf` of the working directory came with a checkout, and is never read.
 Credentials are kept apart from addresses, in an object that shows none of them.
 
-Of several indexes a package is taken from the first that has one of its name, as uv does it. They are asked in one
-order, so that no public index stands for a private one: those with credentials, then others, then the default of the
-client; among equals further indexes come before *the* index, as written. An unsafe `index-strategy` of uv's is the
-operator's word that it may be otherwise: then the order is as written, and the strategy uv's.
+With several indexes a package is taken from the first that has its name, as uv does. Their order is fixed, so that no
+public index can take the place of a private one: those with credentials, then others, then the default of the client;
+among equals further indexes come before *the* index, as written. With an unsafe `index-strategy` of uv the operator
+permits otherwise: then the order is as written, and the strategy uv's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Index:
     strategy: str = ""
 
     def in_order(self, default: str) -> Index:
-        """Return the same indexes in the order in which they are asked; `default` is that of the client."""
+        """Return the same indexes in the order of lookup; `default` is the client's default index."""
         if self.strategy or not self.url:
             return self
 
@@ -101,13 +101,13 @@ class Index:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return "host:port" of all that may be asked for packages and their files."""
+        """Return "host:port" of all hosts that serve packages or their files."""
         own = (host_of(urlsplit(url)) for url in (self.url, *self.extra) if url)
         return tuple(dict.fromkeys((*own, *self.file_hosts, *self.listed_hosts)))
 
     @property
     def network_allow(self) -> tuple[str, ...]:
-        """Return the rules for the network of a sandbox that downloads. What is listed alone is public, or nothing."""
+        """Return the network rules of a download. Hosts that only an index lists must have public addresses."""
         own = {*self.hosts} - ({*self.listed_hosts} - {*self.file_hosts})
         return tuple(
             f"{host}@{ANY_ADDRESS}" if host in own and parse_address(host.rpartition(":")[0]) is None else host
@@ -161,7 +161,7 @@ def split_address(url: str, origin: str) -> SplitResult:
 
 @dataclass(slots=True)
 class _Found:
-    """Gather what sources say, the strongest first: what is set stays."""
+    """Gather the settings of all sources, the strongest first: a value once set stays."""
 
     url: str = ""
     origin: str = ""
@@ -197,8 +197,8 @@ def find_index(
 ) -> Index:
     """Return the index that this user configured for uv, else for pip, else the default.
 
-    `home` and `system` replace the folders in which files are looked for. Raises InvalidRequest, without a value that
-    may hold a password, where something there cannot be read.
+    `home` and `system` replace the folders of the configuration files. Raises InvalidRequest for a file that cannot be
+    read; the message has no value that may hold a password.
     """
     environ = os.environ if environ is None else environ
     home = os.path.expanduser("~") if home is None else home
@@ -317,7 +317,7 @@ def _pip_files(environ: Mapping[str, str], home: str, system: str) -> Iterator[s
 
 
 def _from_netrc(index: Index, environ: Mapping[str, str], home: str) -> dict[str, tuple[str, str]]:
-    """Return what the user's netrc knows of the hosts of an index."""
+    """Return the entries of the user's netrc for the hosts of an index."""
     path = environ.get("NETRC") or f"{home}/.netrc"
     if not os.path.isabs(path) or not os.path.exists(path):
         return {}
@@ -334,7 +334,7 @@ def _from_netrc(index: Index, environ: Mapping[str, str], home: str) -> dict[str
 
 
 def read_own_file(path: str) -> str | None:
-    """Return a configuration file of the operator's; None where there is none."""
+    """Return a configuration file of the operator; None if it does not exist."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_FILE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""The way from requirements to a layer that can be used: rules, store, and where that has none, the steps."""
+"""The way from requirements to a usable layer: rules, store, and if the store has no layer, the steps."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ Approve = Callable[[Sequence[str]], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Say on which terms packages are installed: by whose rules, from where, for which interpreter, into which store.
+    """Set the terms of an installation: rules, index, interpreter and store.
 
-    `locked` is the pinned set that is required, None where it is resolved. `resolves_again` does not take what an
-    earlier resolution of the same requirements found. `fixed` are versions of what is there already. `most_bytes`
-    and `most_layers` bound the store, None not at all: what was not used for the longest time makes room. `find_npm`
-    says how npm is started here, where packages of npm's are installed, and raises BackendUnavailable where it is not.
+    `locked` is the required pinned set, None to resolve one. `resolves_again` ignores earlier resolutions of the same
+    requirements. `fixed` are versions of packages already present. `most_bytes` and `most_layers` bound the store, None
+    without a bound: the layers used longest ago are removed. `find_npm` returns how npm is started here, for npm
+    packages, and raises BackendUnavailable without npm.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -86,9 +86,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Hold a layer that is kept from being removed while this process lives; `is_new` where it was just made.
+    """Hold a layer that is kept from being removed while this process lives; `is_new` if it was just made.
 
-    Packages of Python's and of npm's that are asked for together have a layer each: that of npm's is then `beside`.
+    Packages of Python and of npm have a layer each: that of npm is then `beside`.
     """
 
     layer: Layer
@@ -103,11 +103,11 @@ class Installed:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Return what is in all layers."""
+        """Return the pins of all layers."""
         return tuple(pin for layer in self.layers for pin in layer.pins)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the log and results say of it."""
+        """Return the summary for log and results."""
         return {
             "asked": [requirement.text for requirement in self.asked],
             "layer": ", ".join(os.path.basename(layer.folder) for layer in self.layers),
@@ -117,18 +117,18 @@ class Installed:
 
     @property
     def built(self) -> tuple[str, ...]:
-        """Return what was built from source."""
+        """Return the packages that were built from source."""
         return tuple(pin.text for pin in self.pins if pin.is_source)
 
 
 async def install(
     backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms | None = None
 ) -> Installed:
-    """Return the layers that serve requirements, made now where the store has none.
+    """Return the layers that meet the requirements, made now unless the store has them.
 
-    `policy` says which isolation the steps need, as that of the run does. Raises PolicyDenied by the rules,
-    InvalidRequest for requirements that cannot be met, StartFailed and BackendUnavailable where something failed or is
-    missing; then nothing was installed.
+    `policy` sets the isolation of the steps, as that of the run does. Raises PolicyDenied by the rules, InvalidRequest
+    for requirements that cannot be met, StartFailed and BackendUnavailable for a failure or a missing program; then no
+    package was installed.
     """
     terms = Terms() if terms is None else terms
     await _check(requirements, terms)
@@ -166,7 +166,7 @@ async def _install_some(
 
 
 async def _check(requirements: Sequence[Requirement], terms: Terms) -> None:
-    """Raise PolicyDenied for what may not be installed, before anything is looked up."""
+    """Raise PolicyDenied for forbidden packages, before any lookup."""
     rules = terms.rules
     rules.check_denied(requirement.name for requirement in requirements)
     unlisted = rules.unlisted(requirements)
@@ -216,7 +216,7 @@ async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIter
 async def _layer_of(
     backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, workshop: Workshop | None = None
 ) -> tuple[Layer, bool]:
-    """Return the layer of what is pinned, and whether it was made now."""
+    """Return the layer of the pins, and whether it was made now."""
     key = layer_key(pins, terms.target)
     layer = terms.store.find_content(key)
     layer = _usable(layer, terms) if layer is not None else None
@@ -230,7 +230,7 @@ async def _layer_of(
 
 
 async def _with_default(backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms) -> Terms:
-    """Return the terms with what the client itself knows of its default index or registry."""
+    """Return the terms with the client's own default index or registry."""
     if not isinstance(terms.index, Registry):
         if not requirements:
             return terms

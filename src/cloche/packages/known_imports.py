@@ -1,7 +1,7 @@
-"""Which package brings an import: the table that makes an import sure. Data alone.
+"""Which package provides an import: the table of certain cases. Data alone.
 
-A row is here because the project itself says so: an import, its package, then other packages that bring the same
-import. What is not here is not guessed.
+A row is here because the project itself documents it: an import, its package, then other packages that provide the same
+import. Imports without a row are not guessed.
 """
 
 from __future__ import annotations

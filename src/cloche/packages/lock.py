@@ -1,7 +1,8 @@
-"""`cloche.lock`: a pinned set in a file that one can read, commit, and require.
+"""`cloche.lock`: a pinned set in a file that can be read, committed, and required.
 
-It says which versions and files are wanted, whoever wrote it, and no more: what was asked for is resolved again with
-these versions, by today's rules, from the operator's own index or a mirror. So nothing comes that nobody needs.
+It names versions and files and no more, and its author is not trusted: the requirements are resolved again with these
+versions, by today's rules, from the operator's own index or a mirror. So no package is installed that the requirements
+do not need.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _AGAIN = 'write it again: "cloche packages lock"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
-    """Hold what a lock file says: what was asked for, the pinned set, and the interpreter that it is for.
+    """Hold the content of a lock file: the requirements, the pinned set, and its interpreter.
 
-    The address of a pin of Python's is the name of its file, and npm's have none: where it lies, the index says.
-    `is_build` is the part of it for the build of a source.
+    The address of a Python pin is the name of its file, an npm pin has no address: the index knows the location.
+    `is_build` is the part for the build of a source.
     """
 
     file: str
@@ -55,17 +56,17 @@ class Locked:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def part(self, *, is_npm: bool) -> Locked:
-        """Return what it says of npm's packages, or of Python's."""
+        """Return the part for npm packages, or for Python packages."""
         requirements = tuple(requirement for requirement in self.asked if requirement.is_npm == is_npm)
         return replace(self, asked=requirements, pins=tuple(pin for pin in self.pins if bool(pin.at) == is_npm))
 
     def of_build(self, pin: Pin) -> Locked:
-        """Return what it says of the build of a source. Its backend may ask for all of that in turns."""
+        """Return the part for the build of a source. Its backend may ask for all of that in turns."""
         locked = next((candidate for candidate in self.pins if candidate.text == pin.text), pin)
         return replace(self, pins=locked.build, is_build=True)
 
     def check_resolved(self, pins: Iterable[Pin]) -> None:
-        """Raise InvalidRequest where what was resolved with its versions is not what it pins, no more and no less."""
+        """Raise InvalidRequest if the resolved set differs from the pinned one."""
         mine, resolved = {pin.identity: pin for pin in self.pins}, {pin.identity: pin for pin in pins}
         lacking = sorted(resolved[identity].text for identity in resolved.keys() - mine.keys())
         idle = sorted(mine[identity].text for identity in mine.keys() - resolved.keys())
@@ -95,7 +96,7 @@ class Locked:
 
 
 def _is_met(requirement: Requirement, pins: Iterable[Pin]) -> bool:
-    """Tell whether a pin is what a requirement asks for; what holds on some hosts alone need have none."""
+    """Tell whether a pin meets a requirement. A requirement for some hosts only may have no pin."""
     pinned = [pin.version for pin in pins if pin.name == requirement.name]
     if requirement.is_npm:
         return bool(pinned)
@@ -148,7 +149,7 @@ def write_lock(path: str, requirements: Iterable[Requirement], pins: Iterable[Pi
 
 
 def read_lock(path: str) -> Locked:
-    """Read a lock file. Raises InvalidRequest where there is none, or it is none."""
+    """Read a lock file. Raises InvalidRequest if it is missing or invalid."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

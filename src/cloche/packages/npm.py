@@ -1,7 +1,7 @@
-"""From requirements of npm's to a pinned list: npm, in a sandbox with the network of the registry alone.
+"""From npm requirements to a pinned list: npm, in a sandbox with the network of the registry alone.
 
-It is told to write a `package-lock.json` and nothing else, so nothing of a package is unpacked, and no script runs. The
-file is read here as a stranger's: names, versions, places, addresses and hashes are each checked.
+npm writes a `package-lock.json` and nothing else: it unpacks no package and runs no script. The file is untrusted:
+names, versions, locations, addresses and hashes are each checked here.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _CPUS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Npm:
-    """Say how npm is started on this host: the first words of its command, and what it has to be shown."""
+    """Say how npm is started on this host: the first arguments of its command, and the paths it must be shown."""
 
     argv: tuple[str, ...]
     shown: tuple[str, ...] = ()
 
 
 def npm_target() -> Target:
-    """Return what packages of npm are for: a platform, whatever Node there is."""
+    """Return the target of npm packages: a platform, for every version of Node."""
     return Target(python="", version="", tag="npm", platform=sysconfig.get_platform(), libc=own_target().libc)
 
 
@@ -109,7 +109,7 @@ async def resolve(
     """Return the pinned list for these requirements, sorted.
 
     Raises InvalidRequest with npm's reason where they cannot be met, StartFailed where npm or the network failed,
-    PolicyDenied for what the rules deny.
+    PolicyDenied for packages that the rules deny.
     """
     answer = await _answer(backend, policy, resolve_step(_dependencies(requirements), npm, registry, rules), registry)
     pins = await asyncio.to_thread(read_pins, answer.decode("utf-8", "replace"), registry)  # it may be long
@@ -132,11 +132,11 @@ async def resolve_locked(
     backend: Backend, policy: Policy, requirements: Sequence[Requirement], locked: Locked, npm: Npm, registry: Registry,
     rules: Rules,
 ) -> tuple[Pin, ...]:  # fmt: skip
-    """Return what of a lock file these requirements need, with the registry's addresses and hashes, sorted.
+    """Return the part of a lock file that these requirements need, with the registry's addresses and hashes, sorted.
 
-    npm is asked three times: which places are needed, with what the registry says of these versions, not the file;
-    whether each version is one that its parent takes; and where each version lies, which has to be old enough.
-    Raises what `resolve` raises, and InvalidRequest where it does not hold.
+    npm runs three times: for the needed locations, with the registry's metadata of these versions, not the file's; to
+    check that each version is one that its parent accepts; and for the location of each version, which must be old
+    enough. Raises the errors of `resolve`, and InvalidRequest if a check fails.
     """
     check_pins([replace(pin, url=f"{registry.url}/") for pin in locked.pins], registry)  # names, places and versions
     dependencies, aliases = _dependencies(requirements), _aliases(locked.pins)
@@ -160,7 +160,7 @@ async def resolve_locked(
 
 
 def _first_lock(locked: Locked) -> bytes:
-    """Return a lock file of npm's first version, of which it asks the registry what each package needs."""
+    """Return a lock file of npm's first version: npm then asks the registry for the dependencies of each package."""
     root: dict[str, Any] = {}
     for pin in sorted(locked.pins, key=lambda pin: pin.at.count("/node_modules/")):
         *parents, folder = pin.at.split("/node_modules/")
@@ -176,14 +176,14 @@ def _first_lock(locked: Locked) -> bytes:
 
 
 def _aliases(pins: Sequence[Pin]) -> dict[str, str]:
-    """Return dependencies that are these very versions, whatever there is of one name."""
+    """Return dependencies on exactly these versions, also several of one name."""
     return {f"p{number}": text for number, text in enumerate(sorted({pin.text for pin in pins}))}
 
 
 def _read_places(lock: bytes, locked: Locked) -> tuple[Pin, ...]:
-    """Return the pins of a lock file whose places npm says to be needed, and one without a hash for any other place.
+    """Return the pins of a lock file whose locations npm needs, and pins without a hash for all other locations.
 
-    Raises StartFailed, and InvalidRequest for what is not for this host.
+    Raises StartFailed, and InvalidRequest for packages of other hosts.
     """
     mine = {(pin.name, pin.version, pin.at): pin for pin in locked.pins}
     try:
@@ -229,9 +229,9 @@ def _name_of(location: str, package: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
-    """Return what a `package-lock.json` pins for this host.
+    """Return the pins of a `package-lock.json` for this host.
 
-    Raises StartFailed where it is not what npm writes, InvalidRequest for a package that is for other hosts alone.
+    Raises StartFailed for an unexpected document, InvalidRequest for a package of other hosts.
     """
     try:
         document = json.loads(text)
@@ -252,14 +252,14 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
 
 
 def _place_of(location: str) -> str:
-    """Return a place below node_modules; the root's own entry is none of these."""
+    """Return a location below node_modules, "" for any other, such as the root's entry."""
     if not location.startswith("node_modules/"):
         raise ValueError(f"{location[:80]!r} is no place below node_modules")
     return location.removeprefix("node_modules/")
 
 
 def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
-    """Raise StartFailed for a list that is too long, or names a place that is none of the registry's."""
+    """Raise StartFailed for a list that is too long, or that names an address outside of the registry."""
     total = sum(pin.size for pin in pins)
     wrong = ""
     if len(pins) > MOST_PINS:
@@ -298,9 +298,9 @@ def _what_is_wrong(pin: Pin, registry: Registry) -> str:
 
 
 def _is_wanted(location: str, package: Mapping[str, Any]) -> bool:
-    """Tell whether a package is to be downloaded. Raises InvalidRequest for one that is needed and not for this host.
+    """Tell whether a package must be downloaded. Raises InvalidRequest for a needed package of other hosts.
 
-    What is in its parent's tarball comes with that.
+    A package inside its parent's tarball is not downloaded.
     """
     if package.get("inBundle") is True:
         return False
@@ -325,7 +325,7 @@ def _list(value: object) -> list[str]:
 
 
 def _has(listed: Sequence[str], mine: str) -> bool:
-    """Tell whether a list of what a package is for has this host; `!NAME` is all but that, and an empty list all."""
+    """Tell whether a list of platforms includes this host; `!NAME` excludes one, and an empty list includes all."""
     if f"!{mine}" in listed:
         return False
     named = [entry for entry in listed if not entry.startswith("!")]

@@ -1,7 +1,7 @@
-"""Packages of npm by name: what is asked for, and how that is told from a package of Python's. Pure.
+"""Npm packages by name: requirements, and how they differ from Python requirements. Pure.
 
-A requirement is a name and a range of versions. What npm takes beside it (an address, git, a path, an alias, a tag)
-would let whoever wrote it choose where code comes from, or what it is, and that is the operator's choice alone.
+A requirement is a name and a range of versions. npm's other forms (an address, git, a path, an alias, a tag) would let
+the author of the requirement choose the origin of code, which is the operator's choice alone.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def is_npm(text: str) -> bool:
 
 
 def parse_npm(text: str) -> tuple[str, str]:
-    """Return name and range of `npm:NAME@RANGE`; the range is empty where none is written.
+    """Return name and range of `npm:NAME@RANGE`; the range is empty if it is missing.
 
-    Raises ValueError with what is wrong, and what would do.
+    Raises ValueError with the fault and a valid form.
     """
     name, separator, version_range = (
         text.removeprefix(PREFIX).partition("@") if not text.startswith(f"{PREFIX}@") else _scoped(text)
@@ -47,13 +47,13 @@ def parse_npm(text: str) -> tuple[str, str]:
 
 
 def _scoped(text: str) -> tuple[str, str, str]:
-    """Split what begins with a scope, which has an @ of its own."""
+    """Split a requirement whose name has a scope, which itself contains an @."""
     name, separator, version_range = text.removeprefix(f"{PREFIX}@").partition("@")
     return f"@{name}", separator, version_range
 
 
 def _what_else(version_range: str) -> str:
-    """Say what stands where a range should."""
+    """Name the form that stands in place of a range."""
     if _PLACE.match(version_range) or "/" in version_range:
         is_alias = version_range.lower().startswith(PREFIX)
         return "is another package under this name" if is_alias else "names a place to take it from"

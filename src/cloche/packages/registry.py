@@ -1,6 +1,6 @@
-"""Where packages of npm come from: the registry, credentials and certificates that the operator set for their own npm.
+"""Where npm packages come from: the registry, credentials and certificates that the operator set for their own npm.
 
-Only what the operator wrote counts: the environment, and the `npmrc` of the user and of the system. A `.npmrc` of the
+Only the operator's settings count: the environment, and the `npmrc` of the user and of the system. A `.npmrc` of the
 working directory came with a checkout, and is never read.
 """
 
@@ -28,9 +28,9 @@ BEARER = ""  # the name of whom a token speaks for: it says that itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry(Index):
-    """Say where packages of npm come from: `url`, and for those of a scope (`@corp`) the address in `scopes`.
+    """Say where npm packages come from: `url`, and for those of a scope (`@corp`) the address in `scopes`.
 
-    `default` is the registry of an npm that nobody configured, "" where nobody asked npm.
+    `default` is the registry of an unconfigured npm, "" before npm was run.
     """
 
     default: str = ""
@@ -50,7 +50,7 @@ class Registry(Index):
         return "".join(f"{key}={json.dumps(value)}\n" for key, value in dict(lines).items()).encode()
 
     def own_address(self, url: str) -> str:
-        """Return the address of a file as npm takes it: a mirror has what is listed to be at npm's default."""
+        """Return the address of a file as npm requests it: a mirror serves files that are listed at npm's default."""
         address, mine, default = urlsplit(url), urlsplit(self.url), urlsplit(self.default).hostname
         if not default or address.hostname != default or mine.hostname == default:
             return url
@@ -67,8 +67,8 @@ def find_registry(
 ) -> Registry:
     """Return the registry that this user configured for npm, else the default.
 
-    `home` and `systems` replace the folders in which files are looked for. Raises InvalidRequest, without a value that
-    may hold a password, where something there cannot be read.
+    `home` and `systems` replace the folders of the configuration files. Raises InvalidRequest for a file that cannot be
+    read; the message has no value that may hold a password.
     """
     environ = os.environ if environ is None else environ
     home = os.path.expanduser("~") if home is None else home

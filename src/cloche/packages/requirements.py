@@ -1,10 +1,9 @@
-"""Which packages are asked for: requirement lines, `requirements.txt`, PEP 723 headers, imports. Pure.
+"""Requirements of a program: requirement lines, `requirements.txt`, PEP 723 headers, imports. Pure.
 
-A requirement is a name with extras, versions and a marker, and nothing else: what names a place (a URL, a path, an
-index) or an option would let whoever wrote it choose where code comes from, and that is the operator's choice alone.
-Imports are only turned into requirements where `known_imports` or the operator's own list says which package is meant:
-a package that has the name of an import is often somebody else's, and names that a model invents are registered by
-those who wait for that.
+A requirement is a name with extras, versions and a marker, and nothing else: a location (a URL, a path, an index) or an
+option would let the author of the requirement choose the origin of code, which is the operator's choice alone. Imports
+become requirements only where `known_imports` or the operator's own list names the package: a package with the name of
+an import is often an unrelated one, and attackers register names that models invent.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Imports:
 
 
 def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
-    """Return requirements, sorted, each once. Raises InvalidRequest that names the line and what is wrong with it."""
+    """Return requirements, sorted, each once. Raises InvalidRequest that names the line and its fault."""
     requirements = {parse_requirement(line) for line in lines}
     if len(requirements) > MOST_REQUIREMENTS:
         raise InvalidRequest(f"packages: {len(requirements)} are asked for; at most {MOST_REQUIREMENTS} make sense")
@@ -104,7 +103,7 @@ def _parse_npm(text: str) -> Requirement:
 
 
 def _what_is_wrong(text: str) -> str:
-    """Say what a line is that is none, empty for one that may be one."""
+    """Name the unsupported form of a line, empty for a line that may be a requirement."""
     if not text:
         return "is empty"
     if len(text) > MOST_LINE_CHARS:
@@ -159,7 +158,7 @@ def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
 
 
 def read_header(code: str) -> Header | None:
-    """Return what a script's PEP 723 header says; None where it has none. Raises InvalidRequest for a broken one."""
+    """Return a script's PEP 723 header; None without one. Raises InvalidRequest for an invalid one."""
     blocks = [lines for kind, lines in _header_blocks(code) if kind == "script"]
     if not blocks:
         return None
@@ -248,7 +247,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _children(node: ast.AST) -> Iterable[tuple[ast.AST, bool]]:
-    """Yield what is in a node, and whether an import there may fail."""
+    """Yield the child nodes, and for each whether an import there may fail."""
     if isinstance(node, ast.If) and _is_for_type_checkers(node.test):
         yield from ((child, False) for child in node.orelse)
     elif isinstance(node, ast.Try | ast.TryStar):
@@ -277,12 +276,12 @@ def _catches_import_errors(handler: ast.ExceptHandler) -> bool:
 def resolve_auto(
     code: str, *, provides: Callable[[str], bool], given: Collection[str] = (), allowed: Sequence[str] = ()
 ) -> tuple[Requirement, ...]:
-    """Return the requirements of `packages="auto"`: those of the header, and those of imports that nothing provides.
+    """Return the requirements of `packages="auto"`: those of the header, and those of imports without a provider.
 
     `provides` tells whether the interpreter has a top-level module, `given` are the modules among the run's own files,
-    `allowed` the names of packages of which the operator says that they are what an import of that name means.
-    Raises PolicyDenied for an import of which nobody has said which package it is, unless the program has a header,
-    which says what it needs, or can go on without it. Raises InvalidRequest for code that is too long to look at.
+    `allowed` the packages that the operator lists: an import of that name means that package. Raises PolicyDenied for
+    an import without a known package, unless the program has a header, which then is complete, or can go on without it.
+    Raises InvalidRequest for code above the size limit.
     """
     if len(code) > MOST_CODE_CHARS:
         raise InvalidRequest(

@@ -1,12 +1,12 @@
 """From requirements to a pinned list: uv, in a sandbox with the network of the index alone.
 
-uv reads metadata of wheels and builds nothing, so no code of a package runs. What it writes is a `pylock.toml` (PEP
-751), which is read here as a stranger's file: names, versions, addresses and hashes are each checked.
+uv reads metadata of wheels and builds nothing, so no code of a package runs. Its output is a `pylock.toml` (PEP 751),
+which is untrusted: names, versions, addresses and hashes are each checked here.
 
-A package that has no wheel is taken as a source where the operator lets it be built. uv never looks into one: it is
-told what each source needs (`dependency-metadata`), at first nothing. Of the version that it chooses a wheel is built
-by somebody else (`build.py`), in a sandbox without a network, and then it is asked again with what that wheel says,
-until it chooses no source of which that is not known.
+A package without a wheel is taken as a source where the operator permits builds. uv never looks into one: it is given
+the requirements of each source (`dependency-metadata`), at first an empty list. `build.py` builds a wheel of the
+chosen version, in a sandbox without a network. Then uv runs again with that wheel's requirements, until the
+requirements of all chosen sources are known.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ NOT_BUILT = "what has no wheel is built from source where packages_build lists i
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pin:
-    """Hold one wheel of a pinned list. `size` is 0 where the index does not say it.
+    """Hold one wheel of a pinned list. `size` is 0 if the index does not give it.
 
-    Or a tarball of npm's: its name begins with `npm:`, its hash is `sha512`, and `at` is the folder of node_modules
-    that it is for (`a`, `@scope/b`, `a/node_modules/c`).
+    Or a tarball of npm's: its name begins with `npm:`, its hash is `sha512`, and `at` is its folder of node_modules
+    (`a`, `@scope/b`, `a/node_modules/c`).
 
-    Or a source distribution, of which a wheel is built: `build` has the wheels of all that it is built with.
+    Or a source distribution, whose wheel is built: `build` has the wheels of its build requirements.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Pin:
 
     @property
     def text(self) -> str:
-        """Return name and version, as they are asked for."""
+        """Return name and version, in the form of a requirement."""
         return f"{self.name}@{self.version}" if self.at else f"{self.name}=={self.version}"
 
     @property
@@ -105,9 +105,9 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Hold what a wheel says that was built: what it needs, for which Python it is, which extras it has.
+    """Hold the metadata of a built wheel: its requirements, its Python versions, its extras.
 
-    `build` are the wheels that it was built with.
+    `build` are the wheels of its build requirements.
     """
 
     requires: tuple[str, ...] = ()
@@ -139,9 +139,9 @@ def resolve_step(
     fixed: Sequence[str] = (),
     sources: Sources | None = None,
 ) -> Step:
-    """Return the step that resolves requirements. Its credentials are in its environment, and nowhere else.
+    """Return the step that resolves requirements. Its credentials are in its environment only.
 
-    `fixed` are versions (`six==1.17.0`) of what is there already. `sources` are taken as sources, and no others.
+    `fixed` are versions (`six==1.17.0`) of packages already present. Only `sources` are taken as sources.
     """
     uv, newest, bundle = find_uv(), rules.newest(), index.ca_bundle()
     argv = [
@@ -176,9 +176,9 @@ def _lines(path: str, lines: Iterable[object]) -> InputFile:
 
 
 def _described(sources: Sources) -> Iterable[str]:
-    """Yield the lines by which uv is told what sources need, so that it never builds one to find out.
+    """Yield the lines that give uv the requirements of sources, so that it never builds one to find out.
 
-    The first table of a name is for all versions of which nothing is known yet.
+    The first table of a name is for all versions with unknown requirements.
     """
     for name, versions in sources.items():
         for version, facts in (("", Facts()), *versions.items()):
@@ -209,10 +209,10 @@ async def resolve(
 ) -> tuple[Pin, ...]:
     """Return the pinned list for these requirements, sorted.
 
-    Of what is `locked`, that version is taken, and the file that has the hash. `build` builds a wheel of a source,
-    where that may be, and says what it needs. A wheel of any version that will do is taken before a source. Raises
+    For a `locked` package, that version is taken, and the file with its hash. `build` builds a wheel of a source, where
+    permitted, and returns its requirements. A wheel of any matching version is preferred to a source. Raises
     InvalidRequest with uv's reason where they cannot be met, StartFailed where uv or the network failed, PolicyDenied
-    for what the rules deny, and what `build` raises.
+    for packages that the rules deny, and the errors of `build`.
     """
     sources: dict[str, dict[str, Facts]] = {pin.name: {} for pin in locked if pin.is_source}
     fixed, hashes = (*fixed, *(pin.text for pin in locked)), {pin.name: pin.sha256 for pin in locked}
@@ -249,9 +249,9 @@ def read_pins(
     sources: Collection[str] = (),
     hashes: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Pin, ...]:
-    """Return what a `pylock.toml` pins. Raises StartFailed where it is not what uv writes.
+    """Return the pins of a `pylock.toml`. Raises StartFailed for an unexpected document.
 
-    `sources` are the names of what is taken as a source; `hashes` say by name which file it has to be.
+    `sources` are the names of packages taken as sources; `hashes` name the required file of a package.
     """
     try:
         packages = read_toml(text).get("packages", [])
@@ -263,9 +263,9 @@ def read_pins(
 
 
 def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ()) -> None:
-    """Raise StartFailed for a list that is too long, too large, or names a place that is none of the index's.
+    """Raise StartFailed for a list that is too long, too large, or that names an address outside of the index.
 
-    So it does for sources that are not among these names.
+    It also does for sources with other names.
     """
     total = sum(pin.size for pin in pins)
     wrong = ""
@@ -317,7 +317,7 @@ def _without_ending(name: str) -> str:
 
 
 def host_of_pin(pin: Pin) -> str:
-    """Return "host:port" of a pin's address; empty for one that is none, or that has credentials in it."""
+    """Return "host:port" of a pin's address; empty for an invalid one, or one with credentials."""
     try:
         address = urlsplit(pin.url)
         is_one = address.scheme in ("https", "http") and address.username is None and bool(address.hostname)
@@ -382,5 +382,5 @@ def _best(wheels: Sequence[Mapping[str, Any]], target: Target) -> Mapping[str, A
 
 
 def credentials_variable(index: Index) -> dict[str, str]:
-    """Return the variable by which a step that downloads is given credentials; none where there are none."""
+    """Return the environment variable with the credentials of a step that downloads; empty without credentials."""
     return {"CLOCHE_CREDENTIALS": json.dumps(dict(index.credentials))} if index.credentials else {}

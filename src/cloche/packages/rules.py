@@ -1,4 +1,4 @@
-"""What the operator allows: names, the age of a release. Pure."""
+"""The operator's rules: names, the age of a release. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .requirements import Requirement
 class Rules:
     """Say which packages may be installed.
 
-    `deny` holds for whatever would be installed, also what another package needs, and wins. `allow`, where there is
-    one, holds for what is asked for by name: anything else needs somebody's approval. Both are names, in which `*`
-    stands for any characters. Releases that are younger than `min_age_s` do not count, as if they were not there yet.
-    `is_list_needed`: without a list nothing is listed, where otherwise all is. What has no wheel is built from source
-    where `build` has its name, also one that another package needs.
+    `deny` applies to every installed package, dependencies included, and wins. `allow`, if set, applies to packages
+    requested by name: any other needs approval. Both are names; `*` stands for any characters. Releases younger than
+    `min_age_s` are ignored, as if they did not exist. `is_list_needed`: without a list no package is listed, where
+    otherwise all are. A package without a wheel is built from source if `build` has its name, also one that is a
+    dependency.
     """
 
     allow: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Rules:
             )
 
     def unlisted(self, requirements: Iterable[Requirement]) -> tuple[str, ...]:
-        """Return the names that are asked for and in no list of what is allowed; none where there is no list."""
+        """Return the requested names outside of the list; empty without a list."""
         if not self.allow and not self.is_list_needed:
             return ()
         return tuple(
@@ -53,7 +53,7 @@ class Rules:
         return matches_package(name, self.build)
 
     def newest(self, now: datetime | None = None) -> str:
-        """Return the time up to which releases count, as uv takes it; empty for all."""
+        """Return the time after which releases are ignored, in uv's form; empty for all releases."""
         if not self.min_age_s:
             return ""
         then = (now or datetime.now(UTC)) - timedelta(seconds=self.min_age_s)
@@ -61,7 +61,7 @@ class Rules:
 
 
 def refuse_unlisted(names: Sequence[str]) -> PolicyDenied:
-    """Return the error for packages that nobody allowed."""
+    """Return the error for packages outside of the list."""
     return PolicyDenied(
         f"packages: {', '.join(names)} is not among those that may be installed here (packages_allow), and nobody "
         "approved it; use what is listed, or ask whoever runs this"

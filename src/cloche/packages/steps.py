@@ -1,8 +1,8 @@
-"""How a sandbox is used for one step. Code of a package runs in one that builds alone, which has no network.
+"""The sandbox of one step. Code of a package runs in the build step alone, which has no network.
 
-A step is a throwaway sandbox of backend `local`, with limits of its own: at the level of the program itself where that
-runs there, else a jail. One that downloads has the network of the index alone; where the level isolates nothing
-(process), so does a step, but for one that builds: that is a jail, or an error.
+A step is a throwaway sandbox of backend `local` with its own limits: at the level of the program itself if the program
+runs there, else a jail. A step that downloads has the network of the index alone. If the level isolates nothing
+(process), neither does a step, except for a build: that is a jail, or an error.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ NEVER_ABSENT = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Describe one step: a command, or a program of `inside`; what it may reach, and what it is shown and given.
+    """Describe one step: a command, or a program of `inside`; its network, its input, and the paths it is shown.
 
-    `network_allow` are the rules of its network, none for no network. `shown` are paths of the host. `returns` is a
-    file of its workspace that is wanted afterwards. `runs_code`: code of a package runs in it.
+    `network_allow` are the rules of its network, empty for no network. `shown` are paths of the host. `returns` is a
+    file of its workspace to be returned. `runs_code`: code of a package runs in it.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Hold what came of a step: its result, and the file that was wanted, if it is there."""
+    """Hold the outcome of a step: its result, and the returned file, if it exists."""
 
     result: Result
     file: bytes = b""
 
 
 def step_policy(policy: Policy, step: Step) -> Policy:
-    """Return the rules of a step: those of the run, with its own network and without what is the program's."""
+    """Return the rules of a step: those of the run, with the step's own network and without the program's settings."""
     isolates = policy.level is None or policy.level >= Level.CONFINED
     hosts = step.network_allow if isolates else ()
     if step.runs_code:
@@ -83,7 +83,7 @@ def step_policy(policy: Policy, step: Step) -> Policy:
 
 
 async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = discard) -> Done:
-    """Run a step in a sandbox of its own. Raises what opening one raises; how it ended is in the result."""
+    """Run a step in a new sandbox. Raises the errors of opening one; the step's own end is in the result."""
     request = Request(
         code=_source(step.program) if step.program else None, argv=step.argv, stdin=step.stdin, env=step.env,
         files=step.files,
@@ -104,7 +104,7 @@ async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = di
 
 @asynccontextmanager
 async def _opened(backend: Backend, policy: Policy, step: Step) -> AsyncIterator[OpenSandbox]:
-    """Open the sandbox of a step. Raises BackendUnavailable that says what would do."""
+    """Open the sandbox of a step. Raises BackendUnavailable with the remedy."""
     async with AsyncExitStack() as stack:
         try:
             opened = await stack.enter_async_context(backend.open(policy, step.limits))
@@ -132,7 +132,7 @@ def _source(program: str) -> str:
 
 
 def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> StartFailed:
-    """Return the error for a step that did not end well, with what it said last, but for what `hide` takes out."""
+    """Return the error for a failed step, with the end of its output after `hide` has removed secrets."""
     why = hide(last_words(result))
     if result.status is Status.TIMEOUT:
         why = f"it took longer than {step.limits.timeout_s:g} s"
@@ -142,9 +142,9 @@ def failed(step: Step, result: Result, hide: Callable[[str], str] = str) -> Star
 
 
 def last_words(result: Result) -> str:
-    """Return what a step said on standard error, in one line of bounded length, and what its network refused and why.
+    """Return the end of a step's standard error, in one line of bounded length, and the refusals of its network.
 
-    Programs say of that no more than that a connection was reset, or a name is unknown.
+    Programs report a refusal only as a reset connection or an unknown name.
     """
     text = " ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
     text = text if len(text) <= MOST_LAST_CHARS else f"{text[:MOST_LAST_CHARS]} ..."

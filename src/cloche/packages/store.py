@@ -1,13 +1,14 @@
 """Layers on disk: one folder for each pinned set, made beside and renamed, locked while it is used.
 
 Theory of operation. A layer is `layers/KEY.NONCE`: files that never change once the folder has that name. Its key is
-made of the pinned set and the interpreter; its path is never used again, so that a jail which was built with a layer
-that is gone can never be taken for one with the layer that came in its place. `sets/KEY.json` says which layer serves a
-list of requirements. What is being made is in `making/NONCE`, whose folder its maker has locked: what nobody has locked
-there was left by one who was killed, and is removed by the next one.
+made of the pinned set and the interpreter; its path is never used again, so that a jail built with a removed layer is
+never mistaken for one with its successor. `sets/KEY.json` maps a list of requirements to its layer. A layer is made in
+`making/NONCE`, whose folder its maker has locked: a folder without a lock there was left by a process that was killed,
+and the next one removes it.
 
-A lock is `flock` on the folder itself. Whoever uses a layer shares it, for the life of the process, or of the keeper of
-a sandbox that is kept; whoever removes one needs it alone, and moves the folder away before its files go.
+A lock is `flock` on the folder itself. A user of a layer holds a shared lock, for the life of the process, or of the
+keeper of a sandbox that is kept; removing one takes the exclusive lock, and the folder is moved away before its files
+are removed.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class Layer:
 
 
 def layer_key(pins: Iterable[Pin], target: Target) -> str:
-    """Return the key of a layer: what is in it, and for which interpreter."""
+    """Return the key of a layer: its pins, and its interpreter."""
     rows = [pin.identity for pin in sorted(pins)]
     return _digest([VERSION, rows, target.as_dict()])
 
 
 def set_key(requirements: Iterable[Requirement], target: Target, terms: Iterable[object]) -> str:
-    """Return the key of what is asked for: requirements, interpreter, and the terms on which they are resolved."""
+    """Return the key of a request: requirements, interpreter, and the terms of their resolution."""
     return _digest([VERSION, sorted(requirement.text for requirement in requirements), target.as_dict(), list(terms)])
 
 
@@ -105,7 +106,7 @@ class Store:
     # Finding.
 
     def find(self, key: str) -> Layer | None:
-        """Return the layer that serves a list of requirements; None where there is none, it is gone, or not ours."""
+        """Return the layer for a list of requirements; None if it is missing, removed, or not this user's."""
         if not is_own(self.folder):
             return None  # and who makes one says why
         document = _read_json(os.path.join(self.folder, "sets", f"{key}.json"))
@@ -113,7 +114,7 @@ class Store:
         return self._load(name) if isinstance(name, str) and "/" not in name else None
 
     def find_content(self, key: str) -> Layer | None:
-        """Return a layer with this content; None where there is none."""
+        """Return a layer with this content, or None."""
         return next((layer for layer in self.layers() if layer.key == key), None)
 
     def layers(self) -> list[Layer]:
@@ -169,7 +170,7 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until nobody else makes what serves this list of requirements, in whatever process."""
+        """Wait until no other process makes the layer for this list of requirements."""
         path = os.path.join(self.made("locks"), f"{key}.lock")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -187,9 +188,9 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def making(self) -> AsyncIterator[str]:
-        """Give a new folder to make a layer in; what is left of it at the end is removed.
+        """Give a new folder to make a layer in; its remains are removed at the end.
 
-        That is in a thread, as are sweeping and publishing: what a package wrote may be many files.
+        That is in a thread, as are sweeping and publishing: a package may have many files.
         """
         await asyncio.to_thread(self.sweep)
         fd, folder = None, ""
@@ -214,7 +215,7 @@ class Store:
     ) -> Layer:
         """Make a folder a layer: its files read-only, its manifest last, and then its name.
 
-        Raises StartFailed where its manifest would be larger than what is read.
+        Raises StartFailed for a manifest above the size limit of its reader.
         """
         manifest = json.dumps({
             "version": VERSION, "key": key, "pins": [pin.as_dict() for pin in pins], "target": target.as_dict(),
@@ -255,9 +256,9 @@ class Store:
         return os.path.dirname(folder) == self._below("growing")
 
     def add(self, layer: Layer, folder: str) -> None:
-        """Add what is in a layer to such a folder, by further names of the same files; what is there stays.
+        """Add a layer's files to such a folder, as hard links; existing files stay.
 
-        Each package comes in whole, under its name at once: programs may be looking for it meanwhile.
+        Each package appears complete, under its name at once: programs may be looking for it meanwhile.
         """
         aside = os.path.join(folder, f".{new_name()}")
         for name in PARTS:
@@ -270,10 +271,10 @@ class Store:
     def prune(
         self, *, most_bytes: int | None = None, most_layers: int | None = None, unused_s: float | None = None
     ) -> list[Layer]:
-        """Remove the layers that were not used for the longest time, until the rest is within all bounds.
+        """Remove the layers that were used longest ago, until the others are within all bounds.
 
-        One that is in use stays, whatever the bounds are. Returns what was removed. What is no layer that can be read
-        goes, too: nobody would count it.
+        A layer in use stays, even above the bounds. Returns the removed paths. Unreadable folders are removed, too,
+        because they would not be counted.
         """
         self.sweep()
         for name in names_in(self._below("layers")):
@@ -312,7 +313,7 @@ class Store:
         sweep(self.folder)
 
     def _forget_sets(self) -> None:
-        """Remove what says of a list of requirements that a layer serves it which is gone, and locks of nobody."""
+        """Remove the sets whose layer is gone, and unused locks."""
         for name in names_in(self._below("sets")):
             if self.find(name.removesuffix(".json")) is None:
                 with contextlib.suppress(OSError):
@@ -334,7 +335,7 @@ class Store:
 
 
 def pins_in(folder: str) -> tuple[Pin, ...]:
-    """Return what is installed in a layer, or in a folder that layers were added to; nothing in one that has none."""
+    """Return the pins of a layer, or of a folder that layers were added to; empty without a manifest."""
     manifest = _read_json(os.path.join(folder, MANIFEST)) or {}
     try:
         return tuple(map(Pin.from_dict, manifest.get("pins", ())))
@@ -343,7 +344,7 @@ def pins_in(folder: str) -> tuple[Pin, ...]:
 
 
 def _graft(source: str, target: str, aside: str) -> None:
-    """Give the files of a folder names in another one, where there is none yet; folders that are new come whole."""
+    """Hard-link the files of a folder into another one, except for existing names; new folders appear complete."""
     for name in os.listdir(source):
         source_path, target_path = os.path.join(source, name), os.path.join(target, name)
         if not os.path.isdir(source_path):

@@ -39,7 +39,7 @@ def is_own(target: Target) -> bool:
 
 
 def uv_arguments(target: Target) -> list[str]:
-    """Return the options by which uv resolves for it. Raises BackendUnavailable for one that uv does not know."""
+    """Return uv's options for it. Raises BackendUnavailable for one that uv does not know."""
     if is_own(target):
         return ["--python", target.python]
     machine, libc, minor = _parts(target)

@@ -1,8 +1,8 @@
-"""From wheels and tarballs to files: a sandbox without a network unpacks and compiles, and here they are written down.
+"""From wheels and tarballs to files: a sandbox without a network unpacks and compiles, and the files are written here.
 
-The archive, its compression and the compiler see what a stranger made, so they run in the sandbox. What comes out is
-read by `frames.py`: paths that lead nowhere else, regular files alone, a bound on their number and size. All files are
-new, in a folder that nobody else writes to.
+The archive reader, the decompressor and the compiler process untrusted input, so they run in the sandbox. `frames.py`
+reads their output: paths inside the folder, regular files alone, a bound on their number and size. All files are new,
+in a folder that no other process writes to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NPM_FOLDERS: Mapping[int, str] = {MODULE: MODULES, SCRIPT: FOLDERS[SCRIPT]}
 
 @dataclass(slots=True, kw_only=True)
 class Unpacked:
-    """Count what was written. `has_all` is false until every file of the packages is there."""
+    """Count the written files. `has_all` is false until every file of the packages is there."""
 
     folder: str
     folders: Mapping[int, str] = field(default_factory=lambda: FOLDERS)
@@ -91,9 +91,9 @@ class _Nothing:
 
 
 def unpack_step(wheels: Sequence[str], shown: str, site: str, target: Target) -> Step:
-    """Return the step that unpacks wheels, which are below `shown`, for a folder that will be `site`.
+    """Return the step that unpacks the wheels below `shown`, for a folder that will be `site`.
 
-    Bytecode is that of the caller's own interpreter, so there is none for an image's of another version.
+    Bytecode is written only for the caller's own interpreter, not for an image's of another version.
     """
     order = {
         "wheels": list(wheels), "site": site, "python": target.python, "most_files": MOST_FILES,

@@ -1,8 +1,8 @@
 """Build a wheel of a source distribution, as PEP 517 has it, and write it to standard output as one frame.
 
-Standard input is JSON: `source`, the path of the source distribution; `known`, the requirements of the build that are
-met, in any spelling. Where the source or its backend needs more, the one frame is that list in JSON, and nothing was
-built. Code of the package runs here, so whoever reads this trusts nothing.
+Standard input is JSON: `source`, the path of the source distribution; `known`, the build requirements that are met, in
+any spelling. Where the source or its backend needs more, the one frame is that list in JSON, and no wheel was built.
+Code of the package runs here, so the reader must not trust the output.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def unpack(path: str) -> str:
 
 
 def build_system(folder: str) -> dict[str, Any]:
-    """Return what a source says of its build. Exits where that cannot be read."""
+    """Return the build system of a source. Exits if it cannot be read."""
     settings: dict[str, Any] = {}
     try:
         with open(f"{folder}/pyproject.toml", "rb") as file:
@@ -65,7 +65,7 @@ def build_system(folder: str) -> dict[str, Any]:
 
 
 def load(system: dict[str, Any]) -> Any:  # noqa: ANN401 - a module, or whatever it has
-    """Return the backend, which finds what it needs, and nothing of the caller's own packages."""
+    """Return the backend, which finds its requirements, and none of the caller's own packages."""
     paths = [path for path in sys.path if os.path.basename(path) not in ("", "site-packages", "dist-packages")]
     sys.path[:] = [*map(os.path.abspath, system["path"]), *paths]
     module, _, inner = system["backend"].partition(":")
@@ -84,7 +84,7 @@ def send(out: int, kind: int, name: str, data: bytes) -> None:
 
 
 def main() -> None:
-    """Ask for what is needed, or build."""
+    """Name missing requirements, or build."""
     asked = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # what a backend prints is no frame

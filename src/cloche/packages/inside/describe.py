@@ -1,4 +1,4 @@
-"""Write what a wheel says of itself, as JSON: `name`, `version`, `requires`, `python`, `extras`.
+"""Write a wheel's metadata as JSON: `name`, `version`, `requires`, `python`, `extras`.
 
 Standard input is JSON: `wheel`, its path. No code of the package runs.
 """
@@ -14,7 +14,7 @@ MOST_METADATA = 16 << 20
 
 
 def metadata(path: str) -> bytes:
-    """Return the metadata of a wheel. Exits where it has none, or several."""
+    """Return the metadata of a wheel. Exits unless there is exactly one metadata file."""
     with zipfile.ZipFile(path) as wheel:
         members = [
             entry

@@ -1,4 +1,4 @@
-"""Download files and write them to standard output as frames, in the order in which they are asked for.
+"""Download files and write them to standard output as frames, in the order of the request.
 
 Standard input is JSON: `files`, rows of address and size (0: unknown); `ca`, the path of a bundle of certificates or
 ""; `most`, bytes of one file. With `page` in place of `files`, the address of an index's list of a package (PEP 691),
@@ -107,7 +107,7 @@ def hosts_listed(opener: urllib.request.OpenerDirector, url: str, max_bytes: int
 
 
 def main() -> None:
-    """Write a frame for each file; what fails is said on standard error, and ends it."""
+    """Write a frame for each file; the first failure is written to standard error, and ends the program."""
     asked = json.load(sys.stdin)
     context = ssl.create_default_context(cafile=asked["ca"] or None)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects())

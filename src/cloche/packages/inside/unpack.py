@@ -1,9 +1,9 @@
-"""Unpack wheels and compile what is in them, and write it all to standard output as frames.
+"""Unpack wheels, compile their sources, and write the files to standard output as frames.
 
-Standard input is JSON: `wheels`, paths in order; `site`, the folder in which the files will lie; `python`, the
-interpreter that scripts are for; `compiles`, whether this interpreter's bytecode is wanted; `most_files`, `most_bytes`.
-Links, devices, and names that lead out are refused. The first frames are the files of the wheels, then comes an empty
-one that says so, then the bytecode: where the compiler crashes on what a package wrote, its files are complete.
+Standard input is JSON: `wheels`, paths in order; `site`, the later folder of the files; `python`, the interpreter that
+scripts are for; `compiles`, whether to write this interpreter's bytecode; `most_files`, `most_bytes`. Links, devices,
+and names that lead out are refused. The first frames are the files of the wheels, then comes an empty one as their end,
+then the bytecode: if the compiler crashes on a package's source, the files are complete.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Output:
         self._files, self._bytes = most_files, most_bytes
 
     def to(self, fd: int) -> Output:
-        """Return an output to another file, with what is left of the bounds."""
+        """Return an output to another file, with the rest of the bounds."""
         return Output(fd, self._files, self._bytes)
 
     def begin(self, kind: int, path: str, size: int) -> None:
@@ -71,12 +71,12 @@ class Output:
         self.write(data)
 
     def flush(self) -> None:
-        """Send what is still held."""
+        """Send the buffered bytes."""
         self._out.flush()
 
 
 def place_of(name: str) -> tuple[int, str] | None:
-    """Return kind and path of a wheel's file; None for what is not installed. Exits for a name that leads out."""
+    """Return kind and path of a wheel's file; None for one that is not installed. Exits for a name that leads out."""
     names = name.split("/")
     if name.startswith("/") or "\\" in name or "\0" in name or any(segment in ("", ".", "..") for segment in names):
         sys.exit(f"a wheel holds a file with the name {name[:200]!r}, which leads out of it")
@@ -165,9 +165,9 @@ def write_scripts(text: str, python: str, out: Output) -> None:
 
 
 def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> None:
-    """Write the bytecode of sources, as the interpreter that imports them looks for it.
+    """Write the bytecode of sources, under the names that the importing interpreter looks for.
 
-    Each processor takes a share. One whose compiler crashed has none of its share written.
+    Each processor takes a share. If a compiler crashes, none of its share is written.
     """
     workers = min(MOST_WORKERS, os.cpu_count() or 1, 1 + len(sources) // LEAST_SHARE)
     shares = []

@@ -1,8 +1,8 @@
-"""Unpack tarballs of npm's registry, and write what is in them to standard output as frames.
+"""Unpack tarballs of npm's registry, and write their files to standard output as frames.
 
-Standard input is JSON: `tarballs`, rows of path and place below node_modules, in order; `most_files`, `most_bytes`.
-Links, devices, and names that lead out are refused. For each command of a package that lies at the top there is a
-script, which starts it. The last frame is an empty one that says that all files came. No script of a package runs.
+Standard input is JSON: `tarballs`, rows of path and folder below node_modules, in order; `most_files`, `most_bytes`.
+Links, devices, and names that lead out are refused. For each command of a package at the top there is a script, which
+starts it. The last frame is an empty one that says that all files came. No script of a package runs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Output:
         self._out.write(data)
 
     def flush(self) -> None:
-        """Send what is still held."""
+        """Send the buffered bytes."""
         self._out.flush()
 
 
