@@ -1,10 +1,10 @@
-"""Who uses a sandbox's network from outside: what each is told, and who is asked about a host that no rule names.
+"""The callers of a sandbox's network: the messages for each, and the decisions about hosts without a rule.
 
-Theory of operation: a sandbox has one caller, at the control end of its link. One that is kept has its keeper there,
-who is told nothing but that somebody is wanted, and lets callers in by links of their own. A question is put to those
-who have said that they decide, and the first final answer counts. While nobody is attached to a sandbox that is kept,
-it is put to who stands in for them, whom the keeper starts: the queue of approvals. Nothing is told, and nothing kept,
-of a question that nobody would answer.
+Theory of operation: a sandbox has one caller, at the control end of its link. For a sandbox that is kept, that caller
+is its keeper: it gets no traffic, only the request for a caller that can decide, and connects callers by links of their
+own. A question goes to the callers that offered to decide, and the first final answer counts. While no caller is
+attached to a kept sandbox, the keeper starts a stand-in, the queue of approvals, which gets the question. Without a
+caller or stand-in that could answer, the question is neither sent nor stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WANTED_AGAIN_S = 10.0  # after who stands in was started
 
 
 class Caller:
-    """Be one caller, by its end of the link: what it was not told yet, whether it decides, or stands in."""
+    """Hold one caller, by its end of the link: its unsent messages, whether it decides, whether it is a stand-in."""
 
     def __init__(self, end: int, *, stands_in: bool = False):
         self.end, self.stands_in = end, stands_in
@@ -50,11 +50,11 @@ class Callers:
         ]
 
     def standing_in(self) -> list[Caller]:
-        """Return who is asked while nobody is attached."""
+        """Return the stand-ins that decide while no caller is attached."""
         return [caller for caller in self.by_end.values() if caller.stands_in and caller.decides]
 
     def add(self, message: dict[str, Any]) -> None:
-        """Note what was carried in a sandbox that is kept, for all of them and for who comes in."""
+        """Note the traffic of a kept sandbox, for all callers and for later ones."""
         self.history.add(message)
         for caller in self.attached():
             caller.untold.add(message)
@@ -75,7 +75,7 @@ class Callers:
 
 
 class Question:
-    """Be one question: about which host and port, who has yet to answer, and what was answered."""
+    """Hold one question: its host and port, the callers that have yet to answer, and the answer."""
 
     def __init__(self, number: int, host: str, port: int):
         self.number, self.host, self.port = number, host, port
@@ -94,7 +94,7 @@ class Questions:
         self._wanted_at, self._is_wanted = -WANTED_AGAIN_S, False
 
     async def ask(self, host: str, port: int) -> bool:
-        """Return what is answered; no where nobody would answer, or does so in time."""
+        """Return the answer; no if no caller can decide, or none does in time."""
         key = f"{host}:{port}"
         question = self._by_key.get(key)
         if question is None:
@@ -110,7 +110,7 @@ class Questions:
             return False
 
     def _put(self, question: Question) -> None:
-        """Put a question to those who decide; it has ended, for now, where there are none."""
+        """Send a question to the callers that decide; without any it has ended, for now."""
         attached = self._callers.attached()
         whom = [caller for caller in attached if caller.decides] if attached else self._callers.standing_in()
         for one in whom:
@@ -126,7 +126,7 @@ class Questions:
             question.asked.add(caller.end)
 
     def _want(self) -> bool:
-        """Have the keeper start who stands in, though not often; tell whether it is about to come."""
+        """Have the keeper start a stand-in, though not often; tell whether one is about to come."""
         if not self._callers.is_kept:
             return False
         now = asyncio.get_running_loop().time()
@@ -136,14 +136,14 @@ class Questions:
         return self._is_wanted
 
     def put_to(self, caller: Caller) -> None:
-        """Put what is open to somebody who decides from now on."""
+        """Send the open questions to a caller that decides from now on."""
         caller.decides = True
         self._is_wanted = self._is_wanted and not caller.stands_in
         for question in list(self._open.values()):
             self._tell(caller, question)
 
     def lose(self, caller: Caller) -> None:
-        """Ask others what somebody has not answered who is gone."""
+        """Send the unanswered questions of a lost caller to others."""
         self._is_wanted = self._is_wanted and not caller.stands_in
         for question in list(self._open.values()):
             question.asked.discard(caller.end)
@@ -173,6 +173,6 @@ class Questions:
             self._callers.tell_one(end, "answered", {"number": question.number})
 
     def end(self) -> None:
-        """Let nobody wait any more."""
+        """Release all waiting connections."""
         for question in self._by_key.values():
             question.answer.cancel()

@@ -1,8 +1,8 @@
-"""The caller's side of the egress process: start it, open a sandbox's network in it, ask what that has carried.
+"""The caller's side of the egress process: start it, open a sandbox's network in it, ask for its traffic.
 
-There is one such process for each process that has sandboxes with a network; all threads and event loops share it. It
-ends with its caller. A sandbox that is kept has one of its own, which ends with its keeper. Where it is gone, no socket
-of any sandbox is served any more, and the next sandbox starts another one.
+Each process that has sandboxes with a network has one egress process; all its threads and event loops share it. It ends
+with its caller. A sandbox that is kept has another, which ends with its keeper. Without the egress process, no socket
+of a sandbox is served any more, and the next sandbox starts another one.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OnMessage = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Hold what a sandbox's network carried and refused since it was asked last.
+    """Hold the carried and refused connections of a sandbox's network since the last report.
 
-    A row says `host`, `port`, `is_allowed`, `why` (empty where allowed), `connections`, and the bytes that the guest
-    `sent` and `received`. `unlisted` counts refusals that found no room among the rows; what was carried without one is
-    in the row of `(more hosts)`. It `is_lost` where the egress process is gone, and nobody knows.
+    A row has `host`, `port`, `is_allowed`, `why` (empty where allowed), `connections`, and the bytes that the guest
+    `sent` and `received`. `unlisted` counts refusals beyond the room for rows; carried connections beyond it are in the
+    row of `(more hosts)`. `is_lost`: the egress process is gone, and the traffic is unknown.
     """
 
     rows: tuple[Mapping[str, Any], ...] = ()
@@ -59,13 +59,13 @@ class Traffic:
 
     @property
     def refused(self) -> int:
-        """Count what was refused."""
+        """Count the refused connections."""
         return self.unlisted + sum(int(row["connections"]) for row in self.rows if not row["is_allowed"])
 
     def notes(self, *, is_shared: bool = False) -> dict[str, Any]:
-        """Return what a result's `meta` says of it; nothing where there was nothing.
+        """Return the entry for a result's `meta`; empty without traffic.
 
-        It `is_shared` where others may have used the same network meanwhile.
+        `is_shared`: other runs may have used the same network meanwhile.
         """
         notes: dict[str, Any] = {"network": [dict(row) for row in self.rows]} if self.rows else {}
         if is_shared and self.rows:
@@ -78,7 +78,7 @@ class Traffic:
 
 
 class Network:
-    """Be one sandbox's network in the egress process: where pid 1 sends its sockets, and what is asked and told of it.
+    """Be one sandbox's network in the egress process: the target of pid 1's sockets, requests and reports.
 
     `jail_end` is the descriptor for the helper, which keeps a copy. Use from one event loop at a time.
     """
@@ -94,23 +94,23 @@ class Network:
         return self._jail_end.fileno()
 
     def fileno(self) -> int:
-        """Return the descriptor by which the egress process tells something of its own accord."""
+        """Return the descriptor for messages that the egress process sends without a request."""
         return self._control.fileno()
 
     def ask_change(self, number: int, *, allow: Sequence[str], deny: Sequence[str]) -> None:
-        """Add rules, and close what they no longer allow; what holds then comes with this number. Raises OSError."""
+        """Add rules, and close what they do not allow; the rules in force come with this number. Raises OSError."""
         messages.send(self.fileno(), "further", {"number": number, "allow": list(allow), "deny": list(deny)})
 
     def offer_to_decide(self) -> None:
-        """Be told as `ask` what no rule decides, from now on. Raises OSError."""
+        """Receive the questions about hosts without a rule, as `ask`, from now on. Raises OSError."""
         messages.send(self.fileno(), "decides")
 
     def answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
-        """Answer a question that was told as `ask`; one whose answer is not final is asked again. Raises OSError."""
+        """Answer a question that came as `ask`; one without a final answer is asked again. Raises OSError."""
         messages.send(self.fileno(), "answer", {"number": number, "is_allowed": is_allowed, "is_final": is_final})
 
     async def report(self, *, ends: bool) -> Traffic:
-        """Return what was carried since the last report; where a run `ends`, close all its connections before."""
+        """Return the traffic since the last report; where a run `ends`, close all its connections before."""
         number = next(self._numbers)
         try:
             self.ask_report(number, ends=ends)
@@ -148,7 +148,7 @@ class Network:
         return tag, body
 
     def take_messages(self) -> bool:
-        """Hand on what the egress process has told; False when it is gone."""
+        """Hand on the messages of the egress process; False when it is gone."""
         try:
             while True:
                 self._tell(*self._receive_now())
@@ -240,7 +240,7 @@ def _module_paths() -> list[str]:
 
 
 class OwnNetwork:
-    """Be a network with an egress process of its own, to be handed over to who keeps the sandbox. Raises OSError."""
+    """Be a network with a separate egress process, to be handed over to a keeper. Raises OSError."""
 
     def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str], asks: bool = False):
         _released[:] = [process for process in _released if process.is_alive]
@@ -266,7 +266,7 @@ class OwnNetwork:
         _released.append(self._process)
 
     def end(self) -> None:
-        """End it, which nobody else keeps; blocks."""
+        """End it; no keeper has taken it. Blocks."""
         self.network.close()
         self._end_process()
 
@@ -278,7 +278,7 @@ class OwnNetwork:
 def join_network(control: socket.socket) -> tuple[Network, dict[str, Any], Sum]:
     """Return the network of a sandbox that is kept, by a link to its egress process.
 
-    With it come the rules that hold now, and what was carried so far. Blocks. Raises OSError.
+    With it come the rules in force, and the traffic so far. Blocks. Raises OSError.
     """
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
@@ -328,7 +328,7 @@ def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = Non
 def operator_proxies() -> dict[str, str]:
     """Return the upstream proxies that this process's environment names, by `http`, `https` and `no`.
 
-    `http_proxy` counts in lower case only, as in curl: a web server sets the other for whoever asks.
+    `http_proxy` counts in lower case only, as in curl: a CGI server sets `HTTP_PROXY` from a request's header.
     """
     proxies = {
         "https": os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY", ""),

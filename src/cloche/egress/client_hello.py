@@ -1,11 +1,11 @@
-"""The name of the server that a TLS connection asks for, read from the client's first message. No I/O.
+"""The server name of a TLS connection, read from the client's first message. No I/O.
 
-Theory of operation: the client's first message, the ClientHello, is not encrypted and says in its extension
-`server_name` whom it wants (RFC 8446 section 4.1.2, RFC 6066 section 3). It comes in one or several records of one or
-several segments. Nothing is skipped and nothing is guessed: whatever a server might read in another way than we do is
-refused, as are other records before the hello's end, records without content, and several names. Extensions are known
-by their numbers alone: values that mean nothing (GREASE, RFC 8701) and an encrypted inner hello (ECH) pass, and the
-name outside counts, because every browser sends something of that kind.
+Theory of operation: the client's first message, the ClientHello, is not encrypted and has the server's name in its
+extension `server_name` (RFC 8446 section 4.1.2, RFC 6066 section 3). It comes in one or several records of one or
+several segments. No byte is skipped or guessed: input that a server might read in another way is refused, as are other
+records before the hello's end, records without content, and several names. Extensions are known by their numbers alone:
+reserved values (GREASE, RFC 8701) and an encrypted inner hello (ECH) pass, and the outer name counts, because every
+browser sends something of that kind.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class NoServerName(Refused):
 def read_server_name(data: bytes) -> str | None:
     """Return the server's name, in lower case, from all bytes of a connection so far; None while more are needed.
 
-    Raises NotTls for what does not begin as TLS does, and Refused for what cannot be passed on. Each happens with the
-    first byte that says so, and at most `MOST_BYTES` are looked at.
+    Raises NotTls for bytes that do not begin a TLS connection, and Refused for a hello that is not carried. Each is
+    raised at the first byte that shows it, and at most `MOST_BYTES` are looked at.
     """
     hello = _read_records(data)
     return None if hello is None else _read_name(_server_names(_Reader(hello)))
@@ -93,7 +93,7 @@ def _is_handshake(header: bytes, *, is_first: bool) -> bool:
 
 
 def _refuse_other(header: bytes) -> bool:
-    """Refuse other beginnings that a server of TLS might accept; False while that cannot be told."""
+    """Refuse other beginnings that a TLS server might accept; False while more bytes are needed."""
     if header[0] in _RECORDS and header[1:2] in (b"", bytes([_MAJOR_VERSION])):
         if len(header) > 1:
             raise Refused(_MALFORMED)
@@ -132,7 +132,7 @@ class _Reader:
 
 
 def _server_names(hello: _Reader) -> _Reader:
-    """Return what the extension `server_name` holds; refuse a hello of any other form than RFC 8446 gives it."""
+    """Return the names in the extension `server_name`; refuse a form other than that of RFC 8446."""
     if hello.number(1) != _MAJOR_VERSION:
         raise Refused(_MALFORMED)
     hello.take(1 + _RANDOM_BYTES)

@@ -1,11 +1,11 @@
 """The name server's codec: one question in, one answer out. No I/O, and no question is ever passed on.
 
-Theory of operation: a guest learns one thing here, the address that a name has inside its jail. Names that nobody
-allowed do not exist, and of allowed ones there is an IPv4 address and nothing else. For other types the answer is
-empty, and not that the name does not exist: resolvers ask for A and AAAA side by side, and some drop both then. The
-same holds for HTTPS (type 65), for whose answer browsers and curl wait.
+Theory of operation: a guest learns one fact here, the address of a name inside its jail. Names without a rule do not
+exist, and an allowed name has an IPv4 address and nothing else. For other types the answer is empty, and not that the
+name does not exist: resolvers ask for A and AAAA side by side, and some drop both then. The same holds for HTTPS (type
+65): browsers and curl wait for that answer.
 
-What comes in is bounded and has one form: a header, one question without compression, and at most one record, which is
+Messages are bounded and have one form: a header, one question without compression, and at most one record, which is
 EDNS. The question is echoed as it was written, because resolvers mix cases at random and compare. Numbers and layouts
 are those of RFC 1035, RFC 6891 (EDNS) and RFC 6895 (which types are data).
 """
@@ -37,10 +37,9 @@ _HOST_LABEL = re.compile(rb"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Hold a message for the guest, and what it had asked.
+    """Hold a message for the guest, and the name of its question.
 
-    `name` is in lower case, without a dot at its end; empty where there is nothing to report: no question that can be
-    read, or a reverse one.
+    `name` is in lower case, without a dot at its end; empty for an unreadable or a reverse question.
     """
 
     data: bytes
@@ -58,9 +57,9 @@ class _Question:
 
 
 def answer(query: bytes, address_of: Callable[[str], str | None], *, is_stream: bool) -> Answer | None:
-    """Return the answer to a message; None for what gets none: no DNS, or itself an answer.
+    """Return the answer to a message; None for one that gets no answer: not DNS, or itself an answer.
 
-    `address_of` returns the IPv4 address that a name has in the jail, None for one that is not allowed. It is asked at
+    `address_of` returns the IPv4 address that a name has in the jail, None for one that is not allowed. It is called at
     most once for each message. Over a stream an answer has its length in front; a message is given without it.
     """
     if len(query) < _HEADER.size or query[2] & 0x80:
@@ -86,7 +85,7 @@ def answer(query: bytes, address_of: Callable[[str], str | None], *, is_stream: 
 
 
 def take_message(buffer: bytearray) -> bytes | None:
-    """Take the next message off what a stream brought, where it is complete. Raises ValueError for one too long."""
+    """Take the next complete message off a stream's bytes. Raises ValueError for one too long."""
     size = int.from_bytes(buffer[:2], "big")
     if size > MOST_BYTES:
         raise ValueError(f"a message of {size} bytes is longer than {MOST_BYTES}")
@@ -146,12 +145,12 @@ def _read_edns(query: bytes, offset: int) -> tuple[int, int]:
 
 
 def _is_host(labels: tuple[bytes, ...]) -> bool:
-    """Say whether a name can be one of a host: others, a dot inside of a label above all, are told to nobody."""
+    """Tell whether a name can be that of a host; the approver is not asked about others."""
     return bool(labels) and all(map(_HOST_LABEL.fullmatch, labels))
 
 
 def _text(labels: tuple[bytes, ...]) -> str:
-    """Return a name as text, with what is no character of a host as in zone files."""
+    """Return a name as text, with other characters escaped as in zone files."""
     return ".".join("".join(map(_shown, label.lower())) for label in labels) or "."
 
 
@@ -163,7 +162,7 @@ def _answer(
     number: int, flags: int, code: int, question: _Question | None = None, *, is_stream: bool, name: str = "",
     address: str | None = None,
 ) -> Answer:  # fmt: skip
-    """Write a message. Its flags keep what the asker set, and claim recursion, without which resolvers complain."""
+    """Write a message. Its flags keep those of the question, and claim recursion: resolvers complain without it."""
     query_flags = flags & (_OPCODE | _RECURSION_DESIRED)
     answer_flags = query_flags | _RESPONSE | _AUTHORITATIVE | _RECURSION_AVAILABLE | (code & 0xF)
     has_edns = question is not None and question.edns_version is not None

@@ -1,4 +1,4 @@
-"""What the readers of a guest's bytes, and those who connect for it, say of what the policy does not permit."""
+"""Errors of the readers of a guest's bytes, and of connecting, for input that the policy does not permit."""
 
 from __future__ import annotations
 

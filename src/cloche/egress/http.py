@@ -1,13 +1,13 @@
 """The relay of plain HTTP between a guest and one host: each request is decided, written anew, and answered in turn.
 
-Theory of operation: the guest's side is read head by head (`http_request` decides), and nothing is connected before the
-first request was allowed. A task of its own passes on what the host answers, at any time and as it comes. A request
-goes upstream when the answer to the one before is complete, so a refusal never stands in the middle of an answer, and a
-WebSocket begins exactly where the host agreed to it. While an answer goes on, the guest is read ahead, no further than
-one head, so that its going away is noticed. No read is ever cancelled whose bytes are still wanted.
+Theory of operation: the guest's side is read head by head (`http_request` decides), and no connection is opened before
+the first request is allowed. A separate task carries the host's answers, at any time and as they come. A request goes
+upstream when the answer to the one before is complete, so a refusal never appears inside an answer, and a WebSocket
+begins exactly where the host agreed to it. While an answer goes on, the guest is read ahead, no further than one head,
+so that its disconnect is noticed. A read is never cancelled while its bytes are still wanted.
 
-The guest has `head_s` for each head, whatever it sends meanwhile, and nothing may stand still for longer than `idle_s`.
-In the end the guest is read for a moment longer: closing with bytes unread would take away the answer.
+The guest has `head_s` for each head, however much it sends, and no direction may be idle for longer than `idle_s`. At
+the end the guest is read for a moment longer: closing with bytes unread would reset the connection and lose the answer.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ async def relay(
     guest: Stream, host: str, port: int, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
     *, proxied: bool = False, head_s: float = HEAD_S, idle_s: float = IDLE_S, turns: Turns | None = None,
 ) -> None:  # fmt: skip
-    """Pass on a guest's requests for `host`, which is in lower case, and the answers; close both sides at the end.
+    """Carry a guest's requests for `host`, which is in lower case, and the answers; close both sides at the end.
 
-    `connect` is called once, for the first request that is allowed. It raises Refused for what the policy does not
-    permit, which the guest reads with status 403, and OSError, which becomes 502. `refuse` is told what was refused, as
-    in "a request for other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy
-    needs them. `turns` are those of the guest's other connections, too. Returns when the connection is over, however
-    that came about.
+    `connect` is called once, for the first allowed request. It raises Refused for a forbidden target, which the guest
+    reads with status 403, and OSError, which becomes 502. `refuse` takes the refused target, such as "a request for
+    other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy needs them.
+    `turns` are shared with the guest's other connections. Returns at the end of the connection, for any cause.
     """
     target = Place(host=host, port=port, is_proxied=proxied)
     connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns())
@@ -67,7 +66,7 @@ class _GuestGone(OSError):
 
 
 class _Failed(Exception):
-    """Report what the guest is told, and is no refusal."""
+    """Report a failure to the guest that is no refusal."""
 
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
@@ -95,7 +94,7 @@ class _Turn:
 
 
 class _Guest:
-    """What the guest sends, read ahead while something else is waited for; a stream for what comes after HTTP."""
+    """The guest's bytes, read ahead during other waits; a stream for the protocol after HTTP."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -124,7 +123,7 @@ class _Guest:
         return data
 
     async def receive(self, size: int) -> bytes:
-        """Return what was read ahead, then what comes."""
+        """Return the bytes read ahead, then later ones."""
         if self.buffer:
             return self.take(size)
         if self._reading is not None:
@@ -138,7 +137,7 @@ class _Guest:
         return data
 
     async def stop(self) -> None:
-        """End reading ahead, whatever it would bring."""
+        """End reading ahead."""
         if self._reading is not None:
             await _cancel(self._reading)
 
@@ -148,10 +147,10 @@ class _Guest:
 
 
 class _Upstream:
-    """The connection to the host, and the task that passes on what it answers.
+    """The connection to the host, and the task that carries its answers.
 
-    `answered` is done when the guest has all of the answer to the last request; where only the connection's end can
-    tell, it never is. `passing` is done when nothing more comes, or what comes is no HTTP.
+    `answered` is done when the guest has the whole answer to the last request; it never is if only the connection's end
+    shows it. `passing` is done when the host sends no more, or the connection is no longer HTTP.
     """
 
     def __init__(self, stream: Stream, guest: _Guest, request: Request, note: Callable[[], None], turns: Turns):
@@ -225,7 +224,7 @@ class _Connection:
             await self._say(failed.status, failed.sentence)
 
     async def _next_head(self) -> bytes | None:
-        """Return the head of the next request; None when there is none. Only the first one's time begins before it."""
+        """Return the head of the next request; None at the end. Only the first one's time begins before it."""
         finder, until, upstream = HeadFinder(), None, self._upstream
         if upstream is None:
             until = asyncio.get_running_loop().time() + self._head_s
@@ -310,7 +309,7 @@ class _Connection:
             await self._guest.send(head.encode() + body)
 
     async def finish(self, idle_s: float) -> None:
-        """Pass on what is no HTTP any more, where the host agreed to it; else take leave of the guest."""
+        """Carry the bytes of another protocol that the host agreed to; else close the guest's side."""
         if self._upstream is not None and self._upstream.answer.progress == "switched":
             await splice(self._guest, self._upstream.stream, idle_s=idle_s)
             return
@@ -336,7 +335,7 @@ class _Connection:
 
 
 async def _cancel(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:
-    """End a task, and report what it failed of but a connection that broke."""
+    """End a task, and report its failure, unless a connection broke."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OSError):

@@ -1,13 +1,12 @@
-"""What a request over plain HTTP has to look like, how it is written anew, and where an answer ends. No I/O.
+"""The valid forms of a plain HTTP request, its new text, and the end of a response. No I/O.
 
-Theory of operation: rules are about a host, so the host that a server reads must be the one that we read. Attacks make
-both read differently: two lengths, two hosts, line ends that are none. So a head is refused for any form on which
-programs differ, is parsed by h11, checked, and written anew from its parts: no byte of it goes upstream as it came, nor
-does the framing of a body in chunks. The Host that goes upstream is ours. Forms are those of RFC 9112.
+Theory of operation: rules are about a host, so the server must read the same host as this parser. Attacks make both
+read differently: two lengths, two hosts, unusual line ends. So a head is refused for any form on which programs differ,
+is parsed by h11, checked, and written anew from its parts: no byte of it goes upstream as it came, nor does the framing
+of a body in chunks. The Host header is written from the decided host. Forms are those of RFC 9112.
 
-Answers come from a host that is allowed, and go to the guest as they are. `AnswerReader` follows them to know where
-each ends: only then is the next request decided, and only the answer to a request that asks to go on as a WebSocket can
-end HTTP on a connection.
+Responses come from an allowed host, and go to the guest unchanged. `AnswerReader` follows them to find the end of each:
+only then is the next request decided, and only the response to an upgrade to WebSocket can end HTTP on a connection.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ class Request:
 
 
 class HeadFinder:
-    """Find where the head at the beginning of a growing buffer ends, looking at each byte once.
+    """Find the end of the head at the beginning of a growing buffer, looking at each byte once.
 
-    It is found out with the first byte that no head may have, so that nobody waits for the end of what is none.
+    An invalid head is reported at its first invalid byte, without waiting for its end.
     """
 
     def __init__(self) -> None:
@@ -166,7 +165,7 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
-    """Say whether the body is in chunks; refuse every framing of which there are two opinions."""
+    """Tell whether the body is in chunks; refuse every framing that programs read in two ways."""
     length, coding = single.get(b"content-length"), single.get(b"transfer-encoding")
     if length is not None and coding is not None:
         raise Rejected(400, "a request with both Content-Length and Transfer-Encoding")
@@ -178,7 +177,7 @@ def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
 
 
 def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> Request:
-    """Check what a request asks for, and write it anew."""
+    """Check a request's target, and write the request anew."""
     if event.method.upper() == b"CONNECT":
         raise Rejected(403, f"CONNECT to {_shown(event.target)}")
     target = _target(event, place)
@@ -241,7 +240,7 @@ def _write(event: h11.Request, target: str, headers: Headers) -> bytes:
 
 
 class Body:
-    """Turn what follows a request's head into what is sent on; what follows the body is `rest`, once it `has_ended`."""
+    """Turn the bytes of a request's body into those to send; the bytes after it are `rest`, once it `has_ended`."""
 
     def __init__(self, connection: h11.Connection, *, is_chunked: bool):
         self._connection, self.is_chunked = connection, is_chunked
@@ -249,7 +248,7 @@ class Body:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what to send for what came; extensions of chunks and trailers are left out. Raises Rejected."""
+        """Return the bytes to send, without extensions of chunks and trailers. Raises Rejected."""
         if data:  # h11 takes nothing for the end of the connection
             self._connection.receive_data(data)
         pieces = []
@@ -288,11 +287,11 @@ class AnswerReader:
 
     @property
     def is_counted(self) -> bool:
-        """Say whether what comes next is part of a body of which nothing but the length matters."""
+        """Tell whether the next bytes belong to a body and only their number matters."""
         return self._left > 0
 
     def feed(self, data: bytes) -> None:
-        """Take what came, at least one byte."""
+        """Take received bytes, at least one."""
         self.has_begun = True
         if self.is_counted:
             self._count(data)

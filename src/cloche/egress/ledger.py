@@ -1,4 +1,4 @@
-"""What a sandbox's network has carried and refused, in rows that can be counted and that are few."""
+"""The carried and refused connections of a sandbox's network, in a bounded number of rows with counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def has_room(keys: Collection[tuple[str, int, str, bool]], *, is_allowed: bool) -> bool:
-    """Tell whether there may be one more row of what was carried, or refused, beside those with these keys."""
+    """Tell whether there may be another row of this kind, carried or refused, beside those with these keys."""
     return len(keys) < MOST_ROWS or sum(key[3] == is_allowed for key in keys) < MOST_ROWS
 
 
@@ -42,9 +42,10 @@ class Ledger:
         self._unlisted = 0
 
     def row(self, host: str, port: int, why: str = "", *, is_allowed: bool = True) -> Row:
-        """Count a connection, and return its row, in which its bytes are counted.
+        """Count a connection, and return its row, which counts its bytes.
 
-        Where there is no room for another one, that is the row of all such, or of a refusal one that is dropped.
+        Without room for another row, that is the common row of all such connections; for a refusal, a row that is
+        dropped.
         """
         key = (host, port, why[:MOST_TEXT], is_allowed)
         if self._on_full is not None and key not in self._rows and not has_room(self._rows, is_allowed=is_allowed):
@@ -71,7 +72,7 @@ class Ledger:
 
 
 class Sum:
-    """Sum reports. Of each kind, what was carried and what was refused, it has the rows that changed last."""
+    """Sum reports. Of each kind, carried and refused, it keeps the rows that changed last."""
 
     def __init__(self, most_rows: int = MOST_ROWS) -> None:
         self.unlisted = 0
@@ -104,7 +105,7 @@ class Sum:
             rows.move_to_end(key)
 
     def _drop(self, row: Mapping[str, Any]) -> None:
-        """Count a row where it has none of its own."""
+        """Count a connection without a row."""
         if not row["is_allowed"]:
             self.unlisted += row["connections"]
         elif self._more is None:

@@ -1,7 +1,6 @@
-"""Addresses for names: one of 198.18.0.0/15 for each, handed out when the name is asked for, never again to another.
+"""Addresses for names: each name gets one of 198.18.0.0/15 with its first question, which is never given to another.
 
-A connection's local address then tells for which name it was made. Every entry is one that a guest can make, so there
-are so many and no more.
+A connection's local address then identifies its name. A guest can cause every entry, so their number is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Names:
         self._by_address: dict[str, str] = {}
 
     def address_of(self, name: str) -> str | None:
-        """Return the address of a name, given now where it had none; None where there are too many."""
+        """Return the address of a name, assigned now if it is new; None above the bound."""
         address = self._by_name.get(name)
         if address is None and len(self._by_name) < MOST_NAMES:
             address = self._by_name[name] = str(IPv4Address(FIRST + len(self._by_address)))
@@ -39,5 +38,5 @@ class Names:
 
     @staticmethod
     def is_ours(address: str) -> bool:
-        """Tell whether an address is of the range from which names get theirs."""
+        """Tell whether an address is in the range of names."""
         return address.startswith(("198.18.", "198.19."))

@@ -1,14 +1,14 @@
 """One sandbox's network: its name server, its listening sockets, and each connection from its start to its end.
 
-Theory of operation: the sockets come from pid 1 of the sandbox, before there is any guest. What arrives at them is the
-guest's, and hostile. A connection's local address tells the name or the address that it is for; where no namespace can
-be had, each connection comes by itself, with what it is for (`jail/network_calls.py`). `NetworkRules` decide;
-the first bytes must agree with the name (`client_hello`, `http`); the name is resolved and its addresses are checked
-(`upstream`); then bytes are carried both ways. New sockets mean another sandbox of the same rules: all names,
-connections and sockets of the one before are dropped.
+Theory of operation: the sockets come from pid 1 of the sandbox, before there is any guest. Their traffic is the
+guest's, and hostile. A connection's local address identifies its name or address; without a namespace, each connection
+comes by itself, with its target (`jail/network_calls.py`). `NetworkRules` decide; the first bytes must agree with the
+name (`client_hello`, `http`); the name is resolved and its addresses are checked (`upstream`); then bytes are carried
+both ways. New sockets mean another sandbox of the same rules: all names, connections and sockets of the one before are
+dropped.
 
-Everything that a guest can cause has a bound: connections at once, new ones and questions in a second, names, lookups
-at once, bytes that are held, and the time to say what it wants.
+All that a guest can cause has a bound: concurrent connections, new ones and questions in a second, names, concurrent
+lookups, buffered bytes, and the time until its target is known.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pace:
 
 
 class Connection:
-    """Be one connection of the guest's: what it is for, its row, the task that serves it."""
+    """Hold one connection of the guest: its target, its row, the task that serves it."""
 
     def __init__(self, jail: Jail, host: str, port: int, buffer_bytes: int):
         self.jail, self.host, self.port = jail, host, port
@@ -80,7 +80,7 @@ class Connection:
         self._counted = (0, 0)
 
     def count(self) -> None:
-        """Add to the row what has moved since it was counted last."""
+        """Add the bytes moved since the last count to the row."""
         if self.row is not None and self.guest is not None:
             now = (self.guest.received_bytes, self.guest.sent_bytes)
             self.row.sent += now[0] - self._counted[0]
@@ -215,7 +215,7 @@ class GuestNetwork:
             self._let_go(caller)
 
     def _let_in(self, caller: Caller) -> None:
-        """Serve one more caller, who is told first what holds, and what was carried so far."""
+        """Serve another caller; it first gets the rules in force and the traffic so far."""
         self._collect()
         self._callers.by_end[caller.end] = caller
         self._loop.add_reader(caller.end, self._receive_from_caller, caller.end)
@@ -229,7 +229,7 @@ class GuestNetwork:
         self._questions.lose(caller)
 
     def _take_further(self, caller: int, number: int, allow: list[str], deny: list[str]) -> None:
-        """Add rules to those that hold by now, whoever else has added some; tell all what holds then."""
+        """Add rules to those in force, which other callers may have added to; send all callers the result."""
         error = ""
         try:
             self._change(self._rules.with_further(allow=allow, deny=deny))
@@ -241,7 +241,7 @@ class GuestNetwork:
         self._callers.tell_one(caller, "rules", message)
 
     def _report(self, caller: int, number: int, *, ends: bool) -> None:
-        """Tell what was carried since the last report, once the connections of a run that `ends` are closed."""
+        """Send the traffic since the last report, once the connections of a run that `ends` are closed."""
         tasks = [task for jail in self._jails.values() for task in jail.tasks] if ends else []
         if not tasks:
             self._send_report(caller, number)
@@ -263,13 +263,13 @@ class GuestNetwork:
         self._callers.tell_one(end, "report", {"number": number, **message})
 
     def _take(self) -> dict[str, Any]:
-        """Return what was carried since this was done last."""
+        """Return the traffic since the last call."""
         for connection in self._connections:
             connection.count()
         return self._ledger.take({connection.row for connection in self._connections if connection.row is not None})
 
     def _collect(self) -> None:
-        """Have room in the ledger again, where what it held is kept for who comes."""
+        """Make room in the ledger, whose rows are kept for later callers."""
         self._callers.add(self._take())
 
     def _change(self, rules: NetworkRules) -> None:
@@ -319,7 +319,7 @@ class GuestNetwork:
     # Names.
 
     def _answer(self, jail: Jail, question: bytes, *, is_stream: bool) -> bytes | None:
-        """Answer a question, without asking anybody: a name is resolved when a connection comes."""
+        """Answer a DNS question, without a lookup: a name is resolved when a connection comes."""
 
         def address_of(name: str) -> str | None:
             is_known = jail.names.is_own(name) or self._asks or self._rules.knows(name)
@@ -421,7 +421,7 @@ class GuestNetwork:
         _all_connections.discard(connection)
 
     async def _serve(self, connection: Connection, guest_socket: socket.socket) -> None:
-        """Serve a connection to its end. What is refused or fails is reset, plain HTTP after an answer."""
+        """Serve a connection to its end. A refused or failed one is reset, plain HTTP after an answer."""
         guest = connection.guest = SocketStream(guest_socket, self._turns, connection.buffer_bytes)
         try:
             if connection.port == HTTP_PORT:
@@ -449,7 +449,7 @@ class GuestNetwork:
             connection.count()
 
     async def _decide(self, connection: Connection) -> Rule | None:
-        """Return the rule by which a connection is allowed, if it is one of the list's. Raises Refused."""
+        """Return the rule of the allow list for a connection, if there is one. Raises Refused."""
         if Names.is_ours(connection.host):
             raise Refused(f"{connection.host} stands for no name of this sandbox; ask for the name again")
         decision = self._rules.decide(connection.host, connection.port)
@@ -464,7 +464,7 @@ class GuestNetwork:
         raise Refused(decision.why)
 
     def _why_never(self, connection: Connection) -> str:
-        """Say why a yes would not open an address, which nobody is asked about then. Names are looked up after it."""
+        """Say why a yes would not open an address; then the approver is not asked. Names are looked up after it."""
         address = parse_address(connection.host)
         return (
             ""
@@ -524,7 +524,7 @@ class GuestNetwork:
         return name
 
     async def _read_first(self, connection: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
-        """Return what the guest says first, all of a hello where it is one; nothing where the server speaks first."""
+        """Return the guest's first bytes, a whole hello where it is one; nothing where the server speaks first."""
         if not await _speaks_first(guest, upstream):
             return b""
         data, name = b"", None
@@ -550,7 +550,7 @@ class GuestNetwork:
         return SocketStream(upstream_socket, self._turns, connection.buffer_bytes)
 
     async def _carry_http(self, connection: Connection, guest: SocketStream) -> None:
-        """Carry plain HTTP, of which each request is decided; the guest reads why one is refused."""
+        """Carry plain HTTP, and decide about each request; the guest reads why one is refused."""
 
         async def connect_to_host() -> SocketStream:
             try:
@@ -621,7 +621,7 @@ def _accepted(listener: socket.socket) -> socket.socket | None:
 
 
 def _reset(guest_socket: socket.socket) -> None:
-    """Close a connection so that the guest sees it refused; what it had not read is dropped."""
+    """Close a connection so that the guest sees it refused; unread bytes are dropped."""
     try:
         guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether an address is one of the host's own: as the kernel's routing says, at the moment when it is asked."""
+"""Whether an address is one of the host's own, by the kernel's routing at the time of the call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADER_BYTES, ROUTE_TYPE_AT = 16, 23
 def is_elsewhere(address: IPv4Address | IPv6Address) -> bool:
     """Tell whether packets to `address` would leave for another machine: the host's own are routed to itself.
 
-    What is broadcast, refused by a route, or cannot be reached is not elsewhere either.
+    Broadcast addresses, and those that a route refuses or that cannot be reached, are not elsewhere either.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     packed = address.packed

@@ -1,8 +1,8 @@
-"""The egress process: outside every sandbox, with no rights of its own, it serves the sockets that were born inside.
+"""The egress process: outside every sandbox and without privileges, it serves the sockets created inside.
 
 It is started by `client`, and ends when that end of its link is closed. Each `open` on the link is one sandbox's
-network. It reads what guests send, so it gives up what it does not need first: its user where that is root, all
-capabilities, the way to more, and by a filter all system calls that serving a network does not take.
+network. It reads a guest's bytes, so it drops its privileges first: its user if that is root, all capabilities,
+gaining new ones, and by a filter all system calls that serving a network does not need.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def install_filter(program: bytes) -> None:
 
 
 def _limit(kind: int, limit: int) -> None:
-    """Set a limit, or what the caller's own allows of it."""
+    """Set a limit, or the caller's own if that is lower."""
     _, hard = resource.getrlimit(kind)
     limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
     resource.setrlimit(kind, (limit, limit))

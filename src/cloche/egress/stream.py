@@ -1,9 +1,9 @@
-"""A connection's two directions, and passing both on between two connections.
+"""A connection's two directions, and carrying both between two connections.
 
-Theory of operation: a stream is read only when what was read before has been taken by the other side, so nothing piles
-up here (backpressure). The end of one direction is passed on as such (half-close) and the other goes on: git,
-PostgreSQL and nc need that. Who waits longer than the idle limit without a byte in any direction ends. What was read is
-looked at when its turn comes, so a socket with something to read at all times holds up no other.
+Theory of operation: a stream is read only when the other side has taken the bytes before, so no data piles up here
+(backpressure). The end of one direction is carried as such (half-close) and the other goes on: git, PostgreSQL and nc
+need that. A connection idle in both directions for longer than the limit ends. Received bytes are processed when their
+turn comes, so a socket that always has bytes delays no other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Turns:
 
 
 def _recently_active(now: float) -> Collection[Turns]:
-    """Return the turns of sandboxes in which something has gone on of late."""
+    """Return the turns of sandboxes with traffic of late."""
     for one in [stream for stream in _recent if now - stream._active_at > RECENT_S]:
         del _recent[one]
     return _recent
@@ -120,23 +120,23 @@ class Stream(Protocol):
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Raises OSError when nobody takes it."""
+        """Send all of it. Raises OSError when the other side does not take it."""
         ...
 
     def end_sending(self) -> None:
-        """Tell the other side that nothing more comes; what it sends is still received."""
+        """Send the end of this direction; the other one is still received."""
         ...
 
     def close(self) -> None:
-        """Give the connection up. Nobody may wait for it any more."""
+        """Give the connection up. It must have no waiter any more."""
         ...
 
 
 class SocketStream:
-    """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count what it moved.
+    """Move bytes over a connected socket, which it owns; `received_bytes` and `sent_bytes` count them.
 
-    `turns` are shared with those among whom nobody is to be served more than others. `buffer_bytes` bounds what the
-    kernel holds in each direction, which is twice as much; 0 leaves it to the kernel.
+    `turns` are shared with the streams that are to be served equally. `buffer_bytes` bounds the kernel's buffer of each
+    direction, which is twice as much; 0 leaves it to the kernel.
     """
 
     def __init__(self, connected: socket.socket, turns: Turns | None = None, buffer_bytes: int = 0):
@@ -162,17 +162,17 @@ class SocketStream:
         return data
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Raises OSError when nobody takes it."""
+        """Send all of it. Raises OSError when the other side does not take it."""
         await self._loop.sock_sendall(self._socket, data)
         self.sent_bytes += len(data)
 
     def end_sending(self) -> None:
-        """Tell the other side that nothing more comes; what it sends is still received."""
+        """Send the end of this direction; the other one is still received."""
         with suppress(OSError):  # it is gone
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Give the connection up. Nobody may wait for it any more."""
+        """Give the connection up. It must have no waiter any more."""
         if self._socket.fileno() >= 0:  # else the loop would watch the next socket with this number
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -197,7 +197,7 @@ End = Literal["ended", "broken", "idle"]
 
 
 async def splice(stream: Stream, peer: Stream, *, idle_s: float) -> End:
-    """Pass on what comes, in both directions, until both have ended; then close both, as also when cancelled."""
+    """Carry the bytes of both directions until both have ended; then close both, as also when cancelled."""
     try:
         async with idle_limit(idle_s) as note, asyncio.TaskGroup() as group:
             group.create_task(_pass_on(stream, peer, note))
@@ -225,7 +225,7 @@ async def _pass_on(source: Stream, target: Stream, note: Callable[[], None]) -> 
 
 @contextmanager
 def sharing() -> Iterator[Callable[[], int]]:
-    """Count as one of the directions that share what is held; give a function that says how much it may read now."""
+    """Count as one of the directions that share the buffer; give a function that says how much it may read now."""
     this = object()
     _directions.add(this)
     try:

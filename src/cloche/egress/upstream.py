@@ -1,7 +1,7 @@
 """The way out: a name is resolved when a connection comes, its addresses are checked, and one of them is connected to.
 
-What was checked is what is connected to: the name is not looked up again. Where the operator's environment names an
-upstream proxy, the name is sent on to that, and which address it becomes is the proxy's choice.
+The checked address is the connected one: the name is not looked up again. Where the operator's environment names an
+upstream proxy, the name is sent on to it, and the proxy chooses the address.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Proxies:
 async def connect(
     host: str, port: int, *, rules: NetworkRules, rule: Rule | None, proxies: Proxies, lookups: asyncio.Semaphore
 ) -> tuple[socket.socket, Address | None]:
-    """Return a socket that is connected to `host`, and to which address; None where that is a proxy's choice.
+    """Return a socket that is connected to `host`, and its address; None if a proxy chose the address.
 
-    `lookups` bounds how many names are looked up for one sandbox at once. Raises Refused or Failed, with a sentence.
+    `lookups` bounds the concurrent lookups of one sandbox. Raises Refused or Failed, with a sentence.
     """
     url = proxies.url_for(host, port)
     if url is not None:
@@ -81,7 +81,7 @@ async def _connect_to_first(host: str, addresses: list[Address], port: int) -> t
 
 
 def _checked(host: str, port: int, addresses: list[Address], rules: NetworkRules, rule: Rule | None) -> list[Address]:
-    """Return those of a host's addresses that may be connected to. Raises Refused where there are none."""
+    """Return the addresses of a host that may be connected to. Raises Refused if no address may."""
     allowed: list[Address] = []
     why = f"{host} has no address"
     for address in addresses[:MOST_ADDRESSES]:
@@ -98,7 +98,7 @@ def _checked(host: str, port: int, addresses: list[Address], rules: NetworkRules
 
 
 async def _resolve(host: str, port: int, lookups: asyncio.Semaphore) -> list[Address]:
-    """Return the addresses of a host. A thread that still waits for an answer, which nobody can end, counts as busy."""
+    """Return the addresses of a host. A thread that still waits for an answer cannot be ended, and counts as busy."""
     try:
         return [ip_address(host)]
     except ValueError:

@@ -1,7 +1,7 @@
-"""What a network carried between two moments, for as many runs at once as share it.
+"""The traffic of a network between two moments, for several runs at once that share it.
 
-Theory of operation: the egress process counts from one report to the next. A window begins with a report that is asked
-for and not waited for, and ends with one that is; it holds the sum of all reports that were asked for between. The
+Theory of operation: the egress process counts from one report to the next. A window begins with the request for a
+report, without waiting for it, and ends with an awaited one; it holds the sum of all reports requested in between. The
 network's messages are read by the event loop, as long as this lives.
 """
 
@@ -29,7 +29,7 @@ Decide = Callable[[str, int], Awaitable[bool | None]]
 
 
 class Window(Sum):
-    """Sum what was carried since a report, by its number."""
+    """Sum the traffic since a report, by its number."""
 
     def __init__(self, first: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Window(Sum):
 class SharedNetwork:
     """Be the network of a sandbox that lives, or of a session. Use from one event loop.
 
-    Of one that is kept, it begins with the sum of what was carried `so_far`.
+    That of a kept sandbox begins with the traffic `so_far`.
     """
 
     def __init__(self, network: Network, rules: NetworkRules, so_far: Sum | None = None):
@@ -66,7 +66,7 @@ class SharedNetwork:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether nobody serves it any more, or it was closed."""
+        """Tell whether its egress process is gone, or it was closed."""
         return self.lost.is_set()
 
     def _lose(self) -> None:
@@ -97,14 +97,14 @@ class SharedNetwork:
             self._end_wait(body.get("number", 0), body.get("error", ""))
 
     def decide_by(self, decide: Decide) -> None:
-        """Have somebody decide about what no rule names, where it was opened to ask; before that it is a no."""
+        """Set the function that decides about hosts without a rule; before that the answer is no."""
         self._decide = decide
         if not self.is_lost:
             with suppress(OSError):  # the egress process is gone, as its link will say
                 self.network.offer_to_decide()
 
     async def _answer(self, decide: Decide, number: int, host: str, port: int) -> None:
-        """Have somebody decide, and say what was decided; whatever fails there is a no."""
+        """Send the decision of that function; any failure is a no."""
         is_allowed: bool | None = False
         try:
             is_allowed = await decide(host, port)
@@ -125,13 +125,13 @@ class SharedNetwork:
         return number
 
     def open_window(self) -> Window:
-        """Begin to count for somebody, from now on."""
+        """Begin to count, from now on."""
         window = Window(self._ask())
         self._windows.add(window)
         return window
 
     async def close_window(self, window: Window) -> Traffic:
-        """Return what was carried since it was opened, by whomever."""
+        """Return all traffic since it was opened."""
         try:
             await self._await(self._ask())
         finally:
@@ -144,7 +144,7 @@ class SharedNetwork:
         return Traffic(rows=self.total.rows, unlisted=self.total.unlisted, is_lost=self.is_lost)
 
     async def _await(self, number: int) -> str:
-        """Return what was said to a request, by its number; nothing where the network is lost."""
+        """Return the answer to a request, by its number; nothing if the network is lost."""
         if self.is_lost:
             return ""
         waiting = self._waiting[number] = self._loop.create_future()
@@ -170,7 +170,7 @@ class SharedNetwork:
             raise InvalidRequest(error)
 
     def share(self) -> Self:
-        """Return it for one more user, who closes it as well."""
+        """Return it for another user, which closes it as well."""
         self._users += 1
         return self
 
