@@ -291,7 +291,7 @@ class Gate:
             case {"failed": test, "why": why}:
                 self._fail(worker, test, why)
             case {"skipped": _, "why": why}:
-                account.skipped[why] += 1
+                account.skipped[why] += why != "needs root" or not IS_ROOT  # which else has them itself
             case {"left": left}:
                 worker.left = left
             case {"done": _, "used": used, "other": other} if worker.job:
@@ -425,7 +425,7 @@ def judge(jobs: Sequence[Job], at_once: int = AT_ONCE, beside: Sequence[Process]
         print(f"  {seconds:6.1f} s  {test}")
     for name, seconds in [*account.computed_s.items(), *((process.log.stem, process.computed_s) for process in beside)]:
         print(f"gate: {name}: {seconds:.0f} s of processors")
-    for why, number in sorted(account.skipped.items()):
+    for why, number in sorted((+account.skipped).items()):
         print(f"skipped {number}: {why}")
     for line in [*account.wrong, *(f"{name}: {test}" for name, test in account.failed)]:
         print(f"FAILED {line}")

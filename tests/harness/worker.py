@@ -108,6 +108,12 @@ class Worker:
         elif not report.nodeid.endswith("nothing"):
             self._say(passed=report.nodeid, part=report.when, seconds=report.duration)
 
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Say what an ordinary user leaves out."""
+        for item in items if os.geteuid() != 0 else ():
+            if item.get_closest_marker("root") and not item.get_closest_marker("soak"):
+                self._say(skipped=item.nodeid, why="needs root")
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Say what cannot be read."""
         if report.failed:
