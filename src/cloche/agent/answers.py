@@ -77,9 +77,9 @@ class Image:
 
 
 def clip(text: str, *, where: str = "", is_whole: bool = True, most: int = MOST_CHARS) -> str:
-    """Return text of at most about `most` characters: head, what is missing and where more of it is, tail.
+    """Return text of at most about `most` characters: head, the number of characters left out and their place, tail.
 
-    `is_whole` says that all of it is there.
+    `is_whole` says that `text` is complete.
     """
     if len(text) <= most:
         return text
@@ -90,9 +90,9 @@ def clip(text: str, *, where: str = "", is_whole: bool = True, most: int = MOST_
 
 
 def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
-    """Say how a run ended, what may be missing and what to try next, empty for one that simply worked.
+    """Say how a run ended, which output may be missing, and the next step; empty for a plain success.
 
-    `most_s` is the longest time-out that can be asked for, where one can be.
+    `most_s` is the longest time-out that the model may request, if any.
     """
     status = result.status or Status.OK
     status_text = _STATUS_TEXTS.get(status)
@@ -119,7 +119,7 @@ def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str
 
 
 def python_text(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
-    """Return what a program printed, or `Error (exit_code=N):`, its standard error and what to try next (R6).
+    """Return a program's output, or `Error (exit_code=N):`, its standard error and the next step (R6).
 
     `most_s` is as for `what_happened`.
     """
@@ -160,7 +160,7 @@ def _fits(mime: str, content: bytes, bytes_left: int) -> bool:
 
 
 def displayed_text(result: Result) -> str:
-    """Return as text what a run displayed, without figures and the look of its value; empty for nothing."""
+    """Return a run's displayed outputs as text, without figures and the repr of its value; empty without outputs."""
     texts, chars_left = list[str](), 2 * MOST_CHARS
     for index, output in enumerate(result.outputs):
         text = "" if any(mime in output.data for mime in IMAGES) else _text_of(output)
@@ -180,7 +180,7 @@ def _text_of(output: Output) -> str:
 
 
 def _means(text: str, result: Result) -> bool:
-    """Tell whether a text is what a value looks like; of a long one only how it begins is read."""
+    """Tell whether a text is the repr of a value; of a long one only the beginning is read."""
     if result.value_is_repr:
         return bool(text == result.value)
     if len(text) > MOST_CHARS:
@@ -205,10 +205,10 @@ def value_text(result: Result) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """Hold what came of one call. `note` is for the model.
+    """Hold the outcome of one call. `note` is for the model.
 
-    `state` is `none` where nothing is kept; else the call began in a `new` interpreter, went on in one that was `kept`,
-    or was the end of it: `lost`.
+    `state` is `none` where no interpreter is kept; else the call began in a `new` interpreter, went on in a `kept` one,
+    or ended it: `lost`.
     """
 
     result: Result
@@ -218,10 +218,10 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Hold what a model is told of one call: text of bounded length, and figures.
+    """Hold the answer to one call of a model: text of bounded length, and figures.
 
-    `is_error` says that the call did not do what was asked. `result` is the run's, for the program around the model,
-    and `state` what became of the interpreter, see `Ran`; the text begins with the `note`, if there is one.
+    `is_error` says that the call failed. `result` is the run's, for the program around the model, and `state` that of
+    the interpreter, see `CallResult`; the text begins with the `note`, if there is one.
     """
 
     text: str
@@ -233,9 +233,9 @@ class Answer:
 
 
 async def answer_of(ran: CallResult, limits: Limits, save_output: SaveOutput, *, most_s: float) -> Answer:
-    """Return the answer for a run; `save_output` stores what is too long for it.
+    """Return the answer for a run; `save_output` stores output above the bound.
 
-    `most_s` is the longest time-out that could have been asked for.
+    `most_s` is the longest time-out that the model could have requested.
     """
     result = ran.result
     sections = [ran.note] if ran.note else []

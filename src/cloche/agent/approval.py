@@ -1,8 +1,8 @@
 """Approval of a tool's call: risks, requests, decisions, automatic approvers, and the gate that asks.
 
-Theory of operation: `Risk` orders actions by what they can do. LOW and MEDIUM pass. HIGH is asked for once, and may be
-remembered for the same code under the same rules. CRITICAL is asked for and then confirmed, on every call; it is never
-remembered, and no automatic approver allows it. An approver is an async function from a request to a decision. An
+Theory of operation: `Risk` orders actions by their effect. LOW and MEDIUM pass. HIGH needs one approval, which may be
+remembered for the same code under the same rules. CRITICAL needs an approval and a confirmation, on every call; it is
+never remembered, and no automatic approver allows it. An approver is an async function from a request to a decision. An
 approver that fails or does not answer in time has said no.
 """
 
@@ -32,7 +32,7 @@ log = logging.getLogger("cloche.agent")
 
 
 class Risk(enum.IntEnum):
-    """Order actions by what they can do; from HIGH on, a human is asked."""
+    """Order actions by their effect; from HIGH on, a human decides."""
 
     LOW = 1
     MEDIUM = 2
@@ -45,11 +45,11 @@ class Risk(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """Ask for one call of a tool. `arguments` are the model's; `rules` say what will hold, as plain data.
+    """Ask for one call of a tool. `arguments` are the model's; `rules` are those that will hold, as plain data.
 
-    `changes` is a unified diff: of what will be written to the host's folder, else of arguments and rules against what
-    this tool was asked to do last, empty the first time. With `is_confirmation` the same call was approved a moment ago
-    and is asked for again.
+    `changes` is a unified diff: of the changes to the host's folder, else of arguments and rules against the last
+    request for this tool, empty the first time. With `is_confirmation` the same call was approved a moment ago and
+    needs a second yes.
     """
 
     tool: str
@@ -61,7 +61,7 @@ class ApprovalRequest:
 
     @classmethod
     def of_host(cls, host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "") -> ApprovalRequest:
-        """Return what is asked about a host that no rule names; of the `sandbox` with a name, where it has one."""
+        """Return the request about a host without a rule; for the `sandbox` with a name, if it has one."""
         rules = {"network": policy.network, "network_allow": policy.network_allow}
         return cls(
             tool="network", risk=Risk.HIGH,
@@ -71,7 +71,7 @@ class ApprovalRequest:
 
     @property
     def call(self) -> str:
-        """Return what is asked for in short: code, a command, or a host."""
+        """Return the request in short: code, a command, or a host."""
         shown = self.arguments.get("code", self.arguments.get("command"))
         if shown is None and "host" in self.arguments:
             of = f" for sandbox {self.arguments['sandbox']}" if "sandbox" in self.arguments else ""
@@ -104,7 +104,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """Say what was decided; `was_remembered` that nobody was asked this time."""
+    """Hold a decision; `was_remembered` says that the approver was not called this time."""
 
     request: ApprovalRequest
     decision: Decision
@@ -116,7 +116,7 @@ Approver = Callable[[ApprovalRequest], Awaitable[Decision]]
 
 
 async def deny(request: ApprovalRequest) -> Decision:
-    """Say no to everything: what holds where nobody was named."""
+    """Say no to everything: the default without an approver."""
     return Decision(
         is_approved=False, by="default", reason=f"nobody was named who may approve {request.risk} tools; pass approve="
     )
@@ -139,9 +139,9 @@ def auto(up_to: Risk | str = Risk.HIGH) -> Approver:
 
 
 def callback(function: Callable[[ApprovalRequest], bool | Decision | Awaitable[bool | Decision]]) -> Approver:
-    """Return an approver that asks a function of yours, async or not; it returns a bool or a Decision.
+    """Return an approver that calls a function, async or not; it returns a bool or a Decision.
 
-    One that is not async runs in a thread of its own, so that waiting for a human stops nothing else.
+    A function that is not async runs in a separate thread, so that waiting for a human blocks nothing else.
     """
 
     async def decide(request: ApprovalRequest) -> Decision:
@@ -156,7 +156,7 @@ def callback(function: Callable[[ApprovalRequest], bool | Decision | Awaitable[b
 
 
 def check_patience(patience_s: object) -> float:
-    """Return how long answers are waited for, in seconds. Raises InvalidRequest for what is no time at all."""
+    """Return the time to wait for an answer, in seconds. Raises InvalidRequest for an invalid time."""
     if isinstance(patience_s, int | float) and not isinstance(patience_s, bool) and 0 < patience_s < math.inf:
         return float(patience_s)
     raise InvalidRequest(f"patience_s: {patience_s!r} is no time to wait for an answer; give seconds, such as 300")
@@ -173,7 +173,7 @@ def _read_risk(value: Risk | str) -> Risk:
 
 
 class Gate:
-    """Let calls through that somebody has said yes to. `patience_s` is how long each answer is waited for."""
+    """Let approved calls through. `patience_s` is the time to wait for each answer."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Gate:
         self._last: dict[str, ApprovalRequest] = {}
 
     def would_ask(self, request: ApprovalRequest) -> ApprovalRequest | None:
-        """Return what the approver would be asked for a call, None where nobody would be; nothing is kept of it."""
+        """Return the approver's request for a call, None if the call needs no approval; nothing is stored."""
         remembered = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
         if request.risk < Risk.HIGH or remembered is not None:
             return None

@@ -31,7 +31,7 @@ DEFAULT_TIER = 3
 
 
 class ToolAction(enum.StrEnum):
-    """Say what a tool does when it is called."""
+    """Name the effect of a tool."""
 
     RUN = "run"
     SHELL = "shell"
@@ -243,9 +243,9 @@ def tools_of(tier: int) -> tuple[Tool, ...]:
 
 
 def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Tool:
-    """Return a tool of a tier by its name, or by its `wire_name`; `among` has the tier's tools as they are told.
+    """Return a tool of a tier by its name or `wire_name`; `among` has the tier's tools as described to the model.
 
-    Raises InvalidRequest, which says which tiers have it, or which tools there are.
+    Raises InvalidRequest with the tiers that have it, or the names of the tools.
     """
     have = (*tools_of(tier), *(tool for tool in among or () if tool.name in FOLDER_TOOLS))
     if not isinstance(name, str):
@@ -347,7 +347,7 @@ def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[s
 
 
 def tier_of(options: SandboxOptions) -> int:
-    """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
+    """Return the requested tier, else the configured one; the host's tier must be requested here."""
     asked_tier = options.get("tier")
     if asked_tier is not None:
         return parse_tier(asked_tier, name="tier")

@@ -32,17 +32,16 @@ def container_arguments(
     has_terminal: bool = False,
     **options: Unpack[SandboxOptions],
 ) -> list[str]:
-    """Return the words of the `docker run` that starts an agent's container with `folder` as its /workspace (C15).
+    """Return the arguments of the `docker run` that starts an agent's container with `folder` as its /workspace (C15).
 
-    `command` runs in the image, without one what the image itself runs. It runs as `user`, a pair of ids, by default
-    the owner of the folder, never as root. A variable of `env` whose value is None gets the one that it has where
-    docker is called, so that no secret is in the list. The folders of the configuration's `roots` are its /memory and
-    /configs.
+    `command` runs in the image, by default the image's own. It runs as `user`, a pair of ids, by default the owner of
+    the folder, never as root. A variable of `env` with the value None gets its value where docker is called, so that no
+    secret is in the list. The folders of the configuration's `roots` are its /memory and /configs.
 
-    Of `options`, the keywords of `cloche.run`, those hold that a container has: memory in bytes, cpus, pids, the size
-    of /tmp, network (off or bridge), user, runtime and level. Nothing is started and no daemon is asked.
+    Of `options`, the keywords of `cloche.run`, those apply that a container has: memory in bytes, cpus, pids, the size
+    of /tmp, network (off or bridge), user, runtime and level. Nothing is started and no daemon is called.
 
-    Raises InvalidRequest for what cannot be meant, BackendUnavailable for a level or network that docker has not.
+    Raises InvalidRequest for invalid options, BackendUnavailable for a level or network that docker lacks.
     """
     path = os.path.realpath(folder)
     try:
@@ -74,7 +73,7 @@ def container_arguments(
 
 
 def _runtime(settings: Settings) -> str:
-    """Return the runtime by name, empty for the daemon's default. Raises for what no container of docker's gives."""
+    """Return the runtime by name, empty for the daemon's default. Raises for a level that docker cannot give."""
     policy = settings.policy
     _check_controls(settings, policy)
     if settings.backend not in _OF_DOCKER and settings.origins.get("backend") == "argument":

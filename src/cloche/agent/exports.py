@@ -1,4 +1,4 @@
-"""The tools as model providers want to be told of them, as they want to be answered, and as plain functions."""
+"""The tools in the formats of model providers, their answers in those formats, and plain functions."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any] | Dumps) -
 def plain_functions(toolbox: Toolbox) -> dict[str, ToolFunction]:
     """Return every tool as an async function of its arguments, by the name that providers allow.
 
-    Each has a signature with types, and a docstring with its arguments, for frameworks that read them. It returns what
-    a model is told, errors too; it never raises for what a model did.
+    Each has a signature with types, and a docstring with its arguments, for frameworks that read them. It returns the
+    text for the model, errors included; a model's mistake never raises.
     """
     return {tool.wire_name: _function(toolbox, tool) for tool in toolbox.tools}
 

@@ -2,8 +2,8 @@
 
 A command has a time-out and no other limit. Only tier 4 has it, after a human approved and confirmed the call.
 
-`Roots` opens every path one name at a time, by descriptor: links are not followed, `..` is refused. So nothing outside
-of a root is opened, even while somebody changes the folder.
+`Roots` opens every path one name at a time, by descriptor: links are not followed, `..` is refused. So no file outside
+of a root is opened, even while the folder is being changed.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ MOST_DEPTH = 64  # folders within folders
 
 
 async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
-    """Run `command` by `shell` in the caller's own folder and environment, and return what came of it.
+    """Run `command` by `shell` in the caller's own folder and environment, and return its outcome.
 
     At its time-out, or when the call is cancelled, its whole process group is killed. Raises BackendUnavailable,
-    InvalidRequest for a command that no process can be given, StartFailed.
+    InvalidRequest for an argument that no process can have, StartFailed.
     """
     path = shutil.which(shell)
     if path is None:
@@ -207,7 +207,7 @@ class Roots:
         return mount, names
 
     def _descend(self, path: str, mount: str, names: list[str], *, mode: int | None = None) -> int:
-        """Return a descriptor of the folder that `names` lead to; with a `mode`, made where there is none."""
+        """Return a descriptor of the folder at `names`; with a `mode`, missing folders are made."""
         if mount not in self._folders:
             raise SandboxFileNotFound(f"{mount} has no folder here; the operator configures one", path=path)
         try:
@@ -248,7 +248,7 @@ def _error_for_model(error: OSError, path: str) -> SandboxFileError:
 
 
 def _walk(fd: int, shown_path: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[str]:
-    """Yield the files below a folder, each folder once: whoever else works there may move it about."""
+    """Yield the files below a folder, each folder once: it may be moved about meanwhile."""
     facts = os.fstat(fd)
     if (facts.st_dev, facts.st_ino) in visited or len(visited) >= MOST_FOLDERS:
         return

@@ -1,7 +1,7 @@
-"""Put what the network of a sandbox with a name asks to the queue of approvals, while nobody is attached to it.
+"""Put the network questions of a sandbox with a name into the queue of approvals, while no caller is attached.
 
-The sandbox's keeper starts `main` in a process of its own, with a link to the egress process as standard input. That
-process ends with the link, or once nothing was asked for a while; the keeper starts another one when it is wanted.
+The sandbox's keeper starts `main` in a new process, with a link to the egress process as standard input. That process
+ends with the link, or after a time without questions; the keeper starts another one on demand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("cloche.agent")
 
 
 class HostApprovals:
-    """Have the queue decide about hosts for one sandbox, none of which is above the operator's ceiling."""
+    """Have the queue decide about hosts for one sandbox, within the operator's ceiling."""
 
     def __init__(self, name: str, kept: Kept, ceiling: NetworkCeiling | None, audit: Audit | None):
         self._name, self._kept, self._audit = name, kept, audit
@@ -45,14 +45,14 @@ class HostApprovals:
         return self._asking > 0
 
     async def close(self) -> None:
-        """Wait until what nobody waits for any more is closed in the queue, too."""
+        """Wait until abandoned questions are closed in the queue, too."""
         async with asyncio.timeout(END_S):
             while self.is_asking:
                 self.asked.clear()
                 await self.asked.wait()
 
     async def decide(self, host: str, port: int) -> bool | None:
-        """Return what was decided, None where nobody did in time, or it could not be recorded."""
+        """Return the decision, None without one in time, or if it could not be recorded."""
         if not may_be_asked(self._check, host, port):
             return False
         entry = self._kept
@@ -73,7 +73,7 @@ class HostApprovals:
 
 
 def main(name: str) -> None:
-    """Ask for the sandbox of this name, of this user, until nobody is wanted any more."""
+    """Put the questions of this user's sandbox of this name, until none come."""
     asyncio.run(_stand_in(name, socket.socket(fileno=0)))
 
 

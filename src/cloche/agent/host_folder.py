@@ -1,7 +1,7 @@
-"""What a model is told of its changes to a folder of the host, and what an approver is shown before they are written.
+"""A model's changes to a folder of the host: the answers to it, and the approver's request before they are written.
 
-A model asks for a diff first. What it then asks to commit is named by the diff's id, and the approver sees that diff:
-a yes is for exactly these changes, the dangerous ones among them.
+A model asks for a diff first. To commit, it names the diff's id, and the approver sees that diff: a yes is for exactly
+these changes, the dangerous ones among them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_NAMES = 5  # of one change
 
 
 class ShownDiffs:
-    """Remember the diffs that a model was shown last, by their ids; `folder` is empty where there is none."""
+    """Remember the diffs last shown to a model, by their ids; `folder` is empty without one."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -40,7 +40,7 @@ class ShownDiffs:
         return tuple(FOLDER_TOOLS.values()) if self.folder else ()
 
     async def act(self, sandbox: AsyncSandbox, tool: Tool, read: Mapping[str, Any]) -> str:
-        """Show the changes, or commit a diff that was approved, and return what the model is told."""
+        """Show the changes, or commit an approved diff, and return the text for the model."""
         if tool.action is ToolAction.DIFF:
             return self.note(await sandbox.diff())
         diff = self._found(tool, read["id"])
@@ -48,7 +48,7 @@ class ShownDiffs:
         return _told(await sandbox.commit(diff, dangerous=approved))
 
     def note(self, diff: Diff) -> str:
-        """Take note of a diff, and return what the model is told of it."""
+        """Remember a diff, and return the text for the model."""
         self._shown.pop(diff.id, None)
         if len(diff.changes) <= MOST_CHANGES:
             self._shown[diff.id] = diff
@@ -68,7 +68,7 @@ class ShownDiffs:
         return self._shown[diff_id]
 
     def request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
-        """Return what an approver is asked: critical where one of the changes is dangerous.
+        """Return the request for the approver: critical if one of the changes is dangerous.
 
         Raises InvalidRequest for a diff that was not shown.
         """

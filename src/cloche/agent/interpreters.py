@@ -1,11 +1,11 @@
 """Interpreters kept between calls: one for each language of a toolbox, in a pool with a least-recently-used policy.
 
-What a call defined is there in the next one. Where the interpreter is gone (memory, a crash, idle for too long,
-evicted), the call starts a new one, and its answer says so and why. Files stay.
+Definitions of one call exist in the next one. Where the interpreter is gone (memory, a crash, idle for too long,
+evicted), the call starts a new one, and its answer gives the reason. Files stay.
 
 Theory of operation: `choose_eviction` is pure. Given the entries of the pool and the owner of a new one, it returns the
-entry to evict: of those that are not busy, the least recently used one of the owner with most interpreters. So nobody
-evicts another owner's interpreters within an equal share. All waiting, and ending an interpreter, happens afterwards.
+entry to evict: of those that are not busy, the least recently used one of the owner with most interpreters. So an owner
+within an equal share loses no interpreter to another. All waiting, and ending an interpreter, happens afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PoolEntry(Protocol):
         ...
 
     async def evict(self, why: str) -> None:
-        """End it, unless it became busy meanwhile; the next call of it is told `why`."""
+        """End it, unless it became busy meanwhile; its next call reports `why`."""
         ...
 
 
@@ -65,10 +65,10 @@ def choose_eviction(entries: Sequence[T], owner: str | None) -> T | None:
 
 
 class Room:
-    """The pool: bound how many interpreters are alive at once, over all toolboxes that share it, in one event loop.
+    """The pool: bound the number of live interpreters, over all toolboxes that share it, in one event loop.
 
-    There are at most `most`, and one that was not used for `idle_s` seconds is ended. Raises InvalidRequest for
-    numbers that are none.
+    There are at most `most`, and one that was not used for `idle_s` seconds is ended. Raises InvalidRequest for invalid
+    numbers.
     """
 
     def __init__(self, *, most: int = MOST_INTERPRETERS, idle_s: float = IDLE_S):
@@ -149,7 +149,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Say where a toolbox keeps its interpreters, and in whose name."""
+    """Say where a toolbox keeps its interpreters, and under which owner."""
 
     room: Room
     owner: str | None = None
@@ -179,7 +179,8 @@ class Interpreter:
     async def make_ready(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
         """Make the interpreter ready for a call; return whether it is new, and why earlier state was lost.
 
-        The reason is returned again until a call has an answer to report it in: a cancelled or refused one has none.
+        The reason is returned again until a call has an answer to report it in: a cancelled or refused one has no
+        answer.
         """
         async with self._changing:
             session = self._session

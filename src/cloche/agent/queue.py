@@ -1,11 +1,11 @@
 """Approval requests in a SQLite file: one process waits, another one lists and decides.
 
-Requests and decisions outlive the process that asked. A request that nobody waits for is closed at its deadline, as a
-no. Closed requests are kept for a month, at most a thousand of them, to look back at and to show what changed since
-the last request. The file is that of the user's records, which the service shows; `queue_file` knows it.
+Requests and decisions outlive the process that asked. A request whose process is gone is closed at its deadline, as a
+no. Closed requests are kept for a month, at most a thousand of them, as history and to show the changes since the last
+request. The file is that of the user's records, which the service shows; `queue_file` knows it.
 
-A `Gate` asks twice about a critical call, in two rows. Who asks the service has one row (`asked_by` is set), which
-takes two decisions: it waits until the first is confirmed.
+A `Gate` stores two rows for a critical call. A client of the service has one row (`asked_by` is set), which takes two
+decisions: it waits until the first is confirmed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NotWaiting(InvalidRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDecision:
-    """Hold the yes that is still to be confirmed: whose, when (seconds since 1970), from which address."""
+    """Hold the yes that awaits its confirmation: by which key, when (seconds since 1970), from which address."""
 
     by: str
     reason: str
@@ -71,10 +71,9 @@ class FirstDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Hold one request of the queue: its number, when it was asked and when it ends (seconds since 1970), and what was
-    decided; None where nothing was.
+    """Hold one request of the queue: its number, its beginning and end (seconds since 1970), the decision or None.
 
-    `asked_by` is the key that asked the service, None for a process of this machine; `decided_from` an address.
+    `asked_by` is the key of the service's client, None for a process of this machine; `decided_from` an address.
     """
 
     number: int
@@ -102,7 +101,7 @@ class Entry:
         return self.asked_by is not None and self.request.risk is Risk.CRITICAL
 
     def decided(self, decision: Decision, *, is_confirming: bool, address: str = ON_THIS_MACHINE) -> dict[str, Any]:
-        """Return the parameters of DECIDE. Raises NotWaiting, also where a yes is to be confirmed and this is none."""
+        """Return the parameters of DECIDE. Raises NotWaiting, also for a first decision where a confirmation is due."""
         if self.state != "waiting":
             raise not_waiting(self.number)
         now, first = time.time(), self.first_decision
@@ -134,10 +133,9 @@ def not_waiting(number: int) -> NotWaiting:
 class ApprovalQueue:
     """Keep approvals in a file, by default that of the user's records; pass it as `approve=`.
 
-    `patience_s` is how long each waits.
-    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, replace,
-    or put a journal beside is refused, so that /tmp is no place for it; in one of another user's nothing is asked.
-    Raises InvalidRequest for that, and for a file that is no such queue.
+    `patience_s` is the time that each waits. A process that may write to the file may decide: it is made for its owner
+    alone, and refused if others may write to it, replace it, or put a journal beside it, so /tmp is no place for it.
+    Raises InvalidRequest for that, for another user's file, and for a file that is no such queue.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, patience_s: float = PATIENCE_S):
@@ -166,11 +164,11 @@ class ApprovalQueue:
         return self._entries("WHERE decision IS NULL AND expires_at > ?", time.time())
 
     def entries(self) -> list[Entry]:
-        """Return what waits and what has ended, the oldest first."""
+        """Return waiting and ended requests, the oldest first."""
         return self._entries("")
 
     def entry(self, number: int) -> Entry:
-        """Return one by its number. Raises InvalidRequest when there is none (any more)."""
+        """Return one by its number. Raises InvalidRequest for an unknown or removed one."""
         entries = self._entries("WHERE id = ?", number) if number < 1 << 63 else []
         if not entries:
             raise InvalidRequest(f"there is no approval {number} in {self._path}; `cloche approvals list` shows them")
@@ -185,9 +183,9 @@ class ApprovalQueue:
         return [entry for row in database.execute(query, values) if (entry := entry_of(row)) is not None]
 
     def decide(self, number: int, decision: Decision, *, is_confirming: bool = False) -> None:
-        """Decide about a request that waits. Raises NotWaiting when there is none of that number (any more).
+        """Decide about a waiting request. Raises NotWaiting for an unknown or ended number.
 
-        A critical one that was asked through the service is approved, and then approved again with `is_confirming`.
+        A critical one from the service is approved, and then approved again with `is_confirming`.
         """
         with opened(self._path) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -206,7 +204,7 @@ class ApprovalQueue:
             return int(database.execute(_ASK, row).lastrowid or 0)
 
     def _changes(self, request: ApprovalRequest) -> str:
-        """Compare with what this tool was asked to do last, by whichever process."""
+        """Compare with the last request for this tool, from any process."""
         if request.is_confirmation:
             return ""
         last = self._entries(_LAST_OF_TOOL, DEFAULT_PROJECT, request.tool)
@@ -224,7 +222,7 @@ class ApprovalQueue:
         return None
 
     def _close(self, number: int) -> None:
-        """Expire a request that nobody waits for."""
+        """Expire a request whose process has gone."""
         with opened(self._path) as database:
             database.execute(_CLOSE, {"now": time.time(), "id": number})
 

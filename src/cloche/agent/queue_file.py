@@ -1,7 +1,7 @@
-"""The file of the queue of approvals: where it is, that it is its owner's alone, and its table.
+"""The file of the queue of approvals: its path, its permissions, and its table.
 
-By default it is the database of records, which `cloche serve` has too. Whoever comes first makes the table: this
-module, which needs the standard library alone, or the first migration of `cloche.records`.
+By default it is the database of records, which `cloche serve` has too. The first of two makes the table: this module,
+which needs the standard library alone, or the first migration of `cloche.records`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FIELDS = ("id", *(column[0] for column in COLUMNS))
 
 
 def default_path() -> str:
-    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else that of the user's records.
+    """Return the default file: CLOCHE_APPROVALS, else that of the user's records.
 
-    Raises InvalidRequest where there is neither.
+    Raises InvalidRequest if neither is set.
     """
     if named := os.environ.get("CLOCHE_APPROVALS"):
         return os.path.abspath(named)
@@ -115,7 +115,7 @@ def make_private(path: str) -> None:
 
 
 def check_private(path: str) -> None:
-    """Raise InvalidRequest for what is no file, and for one that everybody may write to, or beside which they may."""
+    """Raise InvalidRequest for a path that is no regular file, and for one that others may write to, or beside."""
     try:
         facts, around = os.stat(path), os.stat(os.path.dirname(path))
     except OSError as error:

@@ -63,12 +63,12 @@ def changes_told(request: ApprovalRequest) -> list[str]:
 
 
 def what_changes_are(request: ApprovalRequest) -> str:
-    """Say what the diff of a request is of."""
+    """Name the subject of a request's diff."""
     return "what is written" if "writes_to" in request.rules else "what changed since the last call"
 
 
 def where_it_runs(request: ApprovalRequest) -> str:
-    """Return what a call acts on, in words."""
+    """Name the place that a call acts on."""
     return str(request.rules.get("runs_on", request.rules.get("writes_to")))
 
 
@@ -138,9 +138,9 @@ class AskTerminal:
 
 
 def show_request(request: ApprovalRequest, console: Console) -> None:
-    """Print what is asked for, in colours where the console has them: the code, the rules, what changed.
+    """Print a request, in colours where the console has them: the code, the rules, the changes.
 
-    Nothing of it is obeyed by a terminal; what cannot be seen is shown as an escape.
+    Control characters are printed as escapes, so that the terminal obeys none of them.
     """
     from rich.syntax import Syntax
 
@@ -162,7 +162,7 @@ def show_request(request: ApprovalRequest, console: Console) -> None:
 
 
 async def _line(answers: IO[str]) -> str:
-    """Read a line. At a terminal nothing is read before it is complete: a question that is given up eats no answer."""
+    """Read a line. At a terminal only complete lines are read: an abandoned question takes no input."""
     if not answers.isatty():
         return await in_own_thread(lambda stream: stream.readline(), answers)
     ready = select.poll()

@@ -4,7 +4,7 @@
         answer = await tools.call("run_code", {"code": "print(6 * 7)"})
         print(answer.text)
 
-The sandbox is the operator's: it takes the keywords of `cloche.Sandbox`. What a model passes is checked against the
+The sandbox is the operator's: it takes the keywords of `cloche.Sandbox`. A model's arguments are checked against the
 tool's table and can only ask for less (a shorter time-out). Decisions go to the audit log, each call to a span.
 """
 
@@ -188,7 +188,7 @@ class Toolbox:
         self._calls = 0
 
     def _kept_interpreters(self, kept: bool | Share) -> Interpreters | None:
-        """Return the interpreters that keep state, and adapt the tools' descriptions; on the host there are none."""
+        """Return the interpreters that keep state, and adapt the tools' descriptions; None on the host."""
         if kept is False:
             return None
         if kept is not True and not isinstance(kept, Share):
@@ -264,7 +264,7 @@ class Toolbox:
 
     @property
     def audit(self) -> Audit | None:
-        """Return the log in which decisions and runs are recorded, None where that is off."""
+        """Return the log of decisions and runs, None where it is off."""
         return self._sandbox.audit
 
     def _on_approval_event(self, event: ApprovalEvent) -> None:
@@ -280,9 +280,9 @@ class Toolbox:
         return self._roots.has(path)
 
     def would_ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> ApprovalRequest | None:
-        """Return what an approver would be asked for this call, None where nobody would be: for servers that ask first.
+        """Return the approver's request for this call, None if it needs no approval: for servers that ask first.
 
-        Raises InvalidRequest for a call that would be refused before anybody is asked.
+        Raises InvalidRequest for a call that is refused before an approval.
         """
         return self._gate.would_ask(self._request(*self._read(name, arguments)))
 
@@ -301,13 +301,13 @@ class Toolbox:
 
     @property
     def _is_on_host(self) -> bool:
-        """Tell whether the code that tools run has the host to itself: at a level that is asked for or that is had."""
+        """Tell whether tools run code on the host itself, by the requested or the actual level."""
         asked_level = self._sandbox.policy.level
         level = self._given_level if asked_level is None else asked_level
         return level is not None and level < Level.CONFINED
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
-        """Call a tool with a model's arguments; whatever goes wrong is told to the model, as an answer.
+        """Call a tool with a model's arguments; every failure is an answer for the model.
 
         Raises InvalidRequest when the toolbox is not open.
         """
@@ -342,7 +342,7 @@ class Toolbox:
             raise
 
     async def _call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
-        """Make a call in a task of its own, which is cancelled when the toolbox closes."""
+        """Make a call in a new task, which is cancelled when the toolbox closes."""
         if not self._is_open:
             raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
         call = asyncio.ensure_future(self._answer_call(name, arguments))
@@ -384,9 +384,9 @@ class Toolbox:
             return answer
 
     async def _act(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
-        """Do what a tool does; where what earlier calls left running takes every process there may be, end that first.
+        """Run a tool; if processes of earlier calls take up the limit of processes, end them first.
 
-        Files are read and written by a process inside, too, which what was left may stop.
+        Files are read and written by a process inside, too, which such processes may stop.
         """
         act = partial(_ACTIONS[tool.action], self, tool, read)
         limit_s = self.limits.timeout_s if tool.action in _OF_FILES else None
@@ -422,7 +422,7 @@ class Toolbox:
         *,
         restart: bool = False,
     ) -> dict[str, Any]:
-        """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code.
+        """Run code, and return `output` (the text for a model), stdout, stderr, value, status and exit_code.
 
         With `interpreters` there is `state`, too, and `restart=True` begins with a new interpreter.
         """
@@ -437,9 +437,9 @@ class Toolbox:
         return fields
 
     async def run_python_code(self, code: str, timeout: float = 30, *, restart: bool = False) -> str:  # noqa: ASYNC109
-        """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error.
+        """Run Python, and return its output, or `Error (exit_code=N):` and its standard error.
 
-        With `interpreters` it says first what is to be known of the interpreter; `restart=True` begins with a new one.
+        With `interpreters` a note about the interpreter comes first; `restart=True` begins with a new one.
         """
         more = {"restart": True} if restart else {}
         answer = await self.call("run_python_code", {"code": code, "timeout": timeout, **more})
@@ -451,7 +451,7 @@ class Toolbox:
         return note + python_text(result, limits, most_s=self.limits.timeout_s)
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
-        """Return the rules that will hold, for the approver and for the fingerprint of what is approved."""
+        """Return the rules of the call, for the approver and for the fingerprint of an approval."""
         limits = self._sandbox.limits.as_dict()
         if tool.action is ToolAction.HOST:
             return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
@@ -528,7 +528,7 @@ class Toolbox:
         return await answer_of(CallResult(result=result), limits, _save_nothing, most_s=self.limits.timeout_s)
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:
-        """Return a run's time-out: what was asked for, and never more than the operator allows."""
+        """Return a run's time-out: the requested one, at most the operator's."""
         return float(min(read["timeout"], self.limits.timeout_s))
 
     def _output_saver(self) -> SaveOutput:

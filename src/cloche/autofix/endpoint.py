@@ -3,7 +3,7 @@
 The answer is hostile. Compressed answers are refused, redirects are not followed (they would send the code to another
 host), and reading stops at MOST_ANSWER_BYTES. The key is in no message, log or repr, and is removed from every text of
 the endpoint. A request is streamed where the endpoint supports it, and repeated where that may help. httpx is imported
-when a question is asked.
+with the first request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def tokens_of(text: str) -> int:
 
 
 class ModelFailed(ClocheError):
-    """Report that the model gave no answer; the message says why and what to do, `tokens` what it cost all the same."""
+    """Report that the model gave no answer; the message has the reason and the next step, `tokens` the cost so far."""
 
     def __init__(self, message: str, *, tokens: int = 0):
         super().__init__(message)
@@ -94,7 +94,7 @@ class _Unreadable(Exception):
 
 @dataclass(slots=True)
 class _Meter:
-    """Count what one question costs, however often it is put. A try of which nothing came costs nothing."""
+    """Count the cost of one question over all its tries. A try without any answer costs nothing."""
 
     prompt: str
     heard: OnProgress
@@ -120,10 +120,10 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Hold an answer: the text, and the tokens of question and answer, counted or claimed, whichever is more.
+    """Hold an answer: the text, and the tokens of question and answer, the larger of counted and reported.
 
-    What came and is no text of the answer counts, too: thoughts, and answers that broke off before. `is_cut` says that
-    it was too long and ends early.
+    Other output counts, too: thoughts, and earlier incomplete answers. `is_cut` says that it was too long and ends
+    early.
     """
 
     text: str
@@ -134,7 +134,7 @@ class Reply:
 class Endpoint:
     """Be a model at an OpenAI-compatible endpoint. `base_url` ends before `/chat/completions`.
 
-    `api_key` may be empty for a server that wants none. Raises InvalidRequest for an address that is none, and
+    `api_key` may be empty for a server without keys. Raises InvalidRequest for an invalid address, and
     BackendUnavailable without the `httpx` package.
     """
 
@@ -168,7 +168,7 @@ class Endpoint:
         return f"Endpoint({self._base_url!r}, {self.model!r})"
 
     async def ask(self, prompt: str, *, timeout_s: float, heard: OnProgress) -> Reply:
-        """Return the answer. `heard` is told how many characters came so far, thoughts and broken answers included.
+        """Return the answer. `heard` gets the number of characters so far, thoughts and broken answers included.
 
         Raises ModelFailed.
         """
@@ -345,13 +345,13 @@ class Endpoint:
         return text.replace(self._key, HIDDEN) if len(self._key) >= LEAST_SECRET_CHARS else text
 
     def _clean(self, text: object) -> str:
-        """Return what somebody said as one short line, without the key."""
+        """Return the endpoint's text as one short line, without the key."""
         line = " ".join(self._without_key(str(text)).split())
         return line[:MOST_ERROR_CHARS] or type(text).__name__
 
 
 def host_of(base_url: object) -> str:
-    """Return host and port of an endpoint's address. Raises InvalidRequest for what is no such address."""
+    """Return host and port of an endpoint's address. Raises InvalidRequest for an invalid one."""
     name = "autofix.base_url"
     if not isinstance(base_url, str) or not base_url.strip():
         raise InvalidRequest(
@@ -394,7 +394,7 @@ def _is_loopback(base_url: str) -> bool:
 
 
 def _trusted() -> ssl.SSLContext | bool:
-    """Trust the certificates that this machine trusts; where it has none, those that httpx brings."""
+    """Trust the certificates of this machine, or without any those that httpx brings."""
     import ssl
 
     paths = ssl.get_default_verify_paths()
@@ -441,7 +441,7 @@ class _Events:
 
 
 def _error_in(body: bytes) -> Mapping[str, Any]:
-    """Return the error that a body tells of; empty where there is none to be found."""
+    """Return the error in a body; empty without one."""
     try:
         body_data = json.loads(body)
     except Exception:  # bytes of any kind, nested however deep
@@ -451,7 +451,7 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
 
 
 def _get(answer: object, name: str) -> Any:  # noqa: ANN401 - whatever an endpoint put there
-    """Return a field of what should be an object; None where it is none."""
+    """Return a field of an object; None if it is no object."""
     return answer.get(name) if isinstance(answer, dict) else None
 
 
@@ -469,7 +469,7 @@ def _text(content: object) -> str:
 
 
 def _tokens(usage: object) -> int:
-    """Return the tokens that an endpoint counts; 0 for what is no number of them."""
+    """Return the tokens that an endpoint reports; 0 for an invalid number."""
     total = _get(usage, "total_tokens")
     if not isinstance(total, int) or isinstance(total, bool):
         return 0

@@ -141,7 +141,7 @@ def _line_of(bare: list[str], hunk: Hunk, expected: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """Hold the program that was found, empty when there is none, and then why, for a human."""
+    """Hold the program of an answer, or empty, and then the reason for a human."""
 
     code: str = ""
     why_not: str = ""
@@ -188,7 +188,7 @@ def _plain(text: str) -> str:
 
 
 def _without_thinking(text: str) -> str:
-    """Return what comes after the thinking; nothing where it never ends."""
+    """Return the text after the thinking; empty if it never ends."""
     while (match := _THOUGHT.match(text)) is not None:
         text = text[match.end() :]
     if _OPEN_THOUGHT.match(text):
@@ -200,7 +200,7 @@ def _without_thinking(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str | None:
-    """Return the program that JSON holds under one of the usual names, empty for none; None for what is not JSON."""
+    """Return the program under one of the usual names in JSON, empty without one; None for text that is not JSON."""
     stripped = text.strip()
     if not stripped.startswith(("{", '"', "[")):
         return None
@@ -291,7 +291,7 @@ def _tag(info: str) -> str:
 
 
 def _dedented(lines: list[str], fence: str) -> list[str]:
-    """Take off what the fence itself is indented by, in a list say."""
+    """Remove the indent of the fence itself, in a list for example."""
     indent = len(fence) - len(fence.lstrip())
     if not indent or any(line.strip() and not line[:indent].isspace() for line in lines):
         return lines
@@ -360,7 +360,7 @@ def _is_code_like(line: str) -> bool:
 
 
 def _checked(code: str) -> Extracted:
-    """Refuse what cannot be a whole program."""
+    """Refuse text that cannot be a whole program."""
     if len(code) > MOST_CODE_CHARS:
         return Extracted(why_not=f"the program has {len(code)} characters; at most {MOST_CODE_CHARS} are taken")
     if "\0" in code:

@@ -6,9 +6,9 @@
     result = cloche.run(code, autofix=AutoFix(my_function))    # or a function from a prompt to an answer
     print(result.fix.message, result.fix.diff)
 
-`build_prompt` writes what is sent: the code, the error, the end of the output, which controls were enforced. Nothing
-else is sent. What the model answers runs in place of the program, by the same request under the same policy; an answer
-can change the code and nothing else. `signature` tells whether two errors are the same.
+`build_prompt` writes the request: the code, the error, the end of the output, the controls in force. Nothing else is
+sent. The model's program runs in place of the former one, by the same request under the same policy; an answer can
+change the code and nothing else. `signature` tells whether two errors are the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def signature(result: Result) -> str:
-    """Return what is the same for the same error: status, exit code and message, without places and addresses."""
+    """Return a text that is equal for equal errors: status, exit code and message, without positions and addresses."""
     text = result.stderr.strip() or result.stdout.strip()
     text = text[-MOST_STDERR_CHARS:]
     for pattern, put in _NORMAL:
@@ -115,7 +115,7 @@ def _last_of(lines: list[str]) -> str:
 
 
 def build_prompt(task: FixTask, code: str, result: Result, rounds: Sequence[FixRound], refusal: str = "") -> str:
-    """Return the question: C5's sentence and code first, then what was enforced, then what is wanted."""
+    """Return the request: C5's sentence and code, then the controls in force, then the form of the answer."""
     error = refusal or _tail(result.stderr.strip(), MOST_STDERR_CHARS)
     if not error:
         error = f"(nothing on standard error; {error_line(result)})"
@@ -140,7 +140,7 @@ def _outcome_of(fix_round: FixRound) -> str:
 
 
 def _describe_run(task: FixTask, result: Result) -> str:
-    """Describe in a few lines how the run ended, its limits, and what was enforced."""
+    """Describe in a few lines the run's end, its limits, and the controls in force."""
     limits, meta = task.limits, result.meta
     happened = what_happened(result, limits) or "It ended well."
     sandbox = f"{meta.get('backend', 'unknown')}, level {result.enforcement.level}"
@@ -223,7 +223,7 @@ class AutoFix:
 
     @property
     def model(self) -> str:
-        """Name the model that is asked."""
+        """Name the model."""
         return self._model.model
 
     @property
@@ -232,7 +232,7 @@ class AutoFix:
         return self._model.host
 
     async def fix(self, task: FixTask, attempt: Attempt) -> Result:
-        """Run the task's code, and what the model makes of it, until it works or there is a reason to stop."""
+        """Run the task's code and the model's successors until one works or there is a reason to stop."""
         result = await attempt(task.code)
         loop = _RepairLoop(fixer=self, task=task, attempt=attempt, first=result, result=result, code=task.code)
         result.fix = await loop.go()
@@ -244,7 +244,7 @@ class AutoFix:
         return loop.result
 
     def tell(self, event: FixEvent) -> None:
-        """Hand an event to whoever listens."""
+        """Hand an event to the listener, if any."""
         self._on_event(event)
 
     async def ask(self, prompt: str, number: int, timeout_s: float, most_tokens: int) -> Reply:
@@ -403,7 +403,7 @@ class _RepairLoop:
 
 
 class _Function:
-    """Ask a function of this process; one that is not async is called in a thread of its own."""
+    """Ask a function of this process; one that is not async is called in a separate thread."""
 
     host = ""
 
