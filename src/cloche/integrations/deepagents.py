@@ -53,7 +53,7 @@ FILE_ERRORS: tuple[tuple[type[OSError], str], ...] = (
 class Cloche(BaseSandbox):
     """Be a sandbox for one agent: opened at the first use, closed by `close` or with the program.
 
-    Takes the keywords of `cloche.Sandbox`; `timeout` is that of a command for which none is given.
+    Takes the keywords of `cloche.Sandbox`; `timeout` is the default for commands.
     """
 
     def __init__(self, **options: Unpack[SandboxOptions]):
@@ -138,7 +138,7 @@ def _download(paths: list[str]) -> Operation[list[FileDownloadResponse]]:
 
 
 async def _tried(path: str, operation: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-    """Return what came of an operation on a file, and the word for why it was not done."""
+    """Return the result of an operation on a file, and the word for its failure."""
     if not path.startswith("/") or "\0" in path:
         return None, INVALID_PATH
     try:

@@ -2,10 +2,10 @@
 
     Task(dataset=..., solver=..., scorer=..., sandbox=("cloche", "cloche.yaml"))
 
-Needs `cloche[inspect]`; Inspect finds it by the entry point. Each sample has a sandbox of its own, in which commands
-run side by side. Its configuration is a file of Cloche's, as above, or keywords of `cloche.Sandbox` as a
-`ClocheConfig`: `SandboxEnvironmentSpec("cloche", ClocheConfig(memory="1g"))`. Unless a configuration says otherwise, it
-has several users (`users=True`) where this host has ids for them.
+Needs `cloche[inspect]`; Inspect finds it by the entry point. Each sample has a sandbox, whose commands run side by
+side. Its configuration is a file of Cloche's, as above, or keywords of `cloche.Sandbox` as a `ClocheConfig`:
+`SandboxEnvironmentSpec("cloche", ClocheConfig(memory="1g"))`. Unless a configuration says otherwise, it has several
+users (`users=True`) where this host has ids for them.
 """
 
 # pyright: reportMissingImports=false
@@ -134,7 +134,7 @@ class ClocheSandboxEnvironment(SandboxEnvironment):
 
 
 async def _open(config: SandboxEnvironmentConfigType | None) -> Environment:
-    """Open a sandbox as its configuration has it; one of which nobody has said how many users it has, with several."""
+    """Open a sandbox with its configuration; without a setting of users, it has several."""
     options: dict[str, Any] = {}
     if isinstance(config, str):
         return await _opened({"config": config})

@@ -1,4 +1,4 @@
-"""LangChain: the tools of a toolbox as LangChain's own, for `create_agent` and whatever else takes a `BaseTool`.
+"""LangChain: the tools of a toolbox as LangChain's own, for `create_agent` and other users of a `BaseTool`.
 
     async with Toolbox(approve=auto("high")) as tools:
         agent = create_agent(model, tools=langchain_tools(tools, "run_code"))
@@ -66,7 +66,7 @@ def langchain_tools(toolbox: Toolbox, *names: str) -> list[BaseTool]:
 
 
 def run_code_tool(toolbox: Toolbox) -> BaseTool:
-    """Return `run_code` as a tool of LangChain's. Raises InvalidRequest where the toolbox's tier has none."""
+    """Return `run_code` as a tool of LangChain's. Raises InvalidRequest for a tier without it."""
     return langchain_tools(toolbox, "run_code")[0]
 
 
@@ -84,7 +84,7 @@ def _content(answer: Answer) -> str | list[Any]:
 
 
 def _with_status(message: Any) -> Any:
-    """Mark the message of a call that did not do what was asked."""
+    """Mark the message of a failed call."""
     if isinstance(message, ToolMessage) and isinstance(message.artifact, Answer) and message.artifact.is_error:
         message.status = "error"
     return message

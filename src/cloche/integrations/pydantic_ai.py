@@ -68,7 +68,7 @@ class ClocheBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Supp
         return self._ref
 
     async def close(self) -> None:
-        """Kill and remove everything in it, for good: also for whoever else has its reference."""
+        """Kill and remove everything in it, for good: also for other holders of its reference."""
         environment = self._found()
         _open.pop(environment.id, None)
         await environment.close()
@@ -102,14 +102,14 @@ class ClocheBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Supp
         await self._use(lambda sandbox: sandbox.write_file(path, data))
 
     async def stat(self, path: str) -> FileEntry:
-        """Describe what is at a path, or what a link there leads to."""
+        """Describe the file at a path, or the target of a link there."""
         info = await self._use(lambda sandbox: sandbox.stat(path))
         if info.type == "link" and not info.leads_to:
             raise FileNotFoundError(f"{path}: it is a link to nothing")
         return _entry(info, path)
 
     async def list_dir(self, path: str) -> Sequence[FileEntry]:
-        """Describe what is in a folder, by name."""
+        """Describe the files in a folder, by name."""
         rows = await self._use(lambda sandbox: sandbox.list_dir(path))
         return [_entry(row, posixpath.join(path, row.name)) for row in rows]
 
@@ -134,7 +134,7 @@ class ClocheBackend(WorkspaceBackend, SupportsCommands, SupportsFilesystem, Supp
         return True
 
     async def realpath(self, path: str) -> str:
-        """Follow every link of a path; what is missing stays as it is written."""
+        """Follow every link of a path; a missing part stays as it is written."""
         result = await self._use(lambda sandbox: sandbox.exec(["realpath", "-mz", "--", path], cwd="/"))
         if result.exit_code != 0:
             raise OSError(f"{path}: {result.stderr.strip()}")

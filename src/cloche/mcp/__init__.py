@@ -1,13 +1,14 @@
 """The MCP server: the tools of an agent over the Model Context Protocol. Needs `cloche[mcp]`.
 
 In: calls of a client, which are hostile; the operator's options. Out: answers of the protocol.
+
 `create_server` makes a server, `create_app` an HTTP application of it; `cloche mcp` runs either (`command`: standard
 streams, signals). `server` joins sandbox, approvers and bearer tokens; `tools` offers the catalog's tools and runs a
 call, with progress and cancellation; `sessions` keeps a toolbox per client; `approvals` asks the human behind the
 client; `http` has allowed hosts and origins, and limits of bodies and connections.
 
-To be kept: a client gets no more than the operator set; what it can hold is bounded; tokens are in no log; without
-the packages every way in names the extra. All else may be changed without asking.
+To be kept: a client gets no more than the operator set; its memory, files and sessions are bounded; tokens are in no
+log; without the packages every way in names the extra. All else may be changed without asking.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["create_app", "create_server"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of whatever kind the name has
-    """Load what the extra brings when it is first used."""
+    """Import a module of the extra at its first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_extra()

@@ -3,7 +3,7 @@
 Theory of operation: the questions are resolvers, which the protocol package answers as each revision defines: while the
 call waits (up to 2025-11-25), or by having the client call again with the answer and a sealed state (from 2026-07-28
 on). The answer goes to the toolbox's own gate, which decides: it counts for exactly the call and the rules that were
-shown. A client that cannot be asked, does not answer in time or answers anything else has said no.
+shown. A client without elicitation, a late answer and any other answer are a no.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_NAME_CHARS = 80
 
 
 class Approval(BaseModel):
-    """Answer for a CRITICAL call: it is asked for every time."""
+    """Answer for a CRITICAL call: it is asked every time."""
 
     approve: bool = Field(strict=True, title="Run it", description="Yes runs exactly what is shown, once.")
 
@@ -56,14 +56,14 @@ class RememberedApproval(Approval):
 
 
 class Confirmation(BaseModel):
-    """Answer when a CRITICAL call that was approved is asked for again."""
+    """Answer for the confirmation of an approved CRITICAL call."""
 
     confirm: bool = Field(strict=True, title="Confirm", description="Yes, run it on the host itself.")
 
 
 @dataclass(slots=True)
 class Asking:
-    """Hold one call while its approval is settled: what is asked, by whom, and what was answered so far.
+    """Hold one call while its approval is settled: its question, its client, and the answers so far.
 
     With `is_kept` the call is one of a session, where a yes can be remembered.
     """
@@ -84,7 +84,7 @@ def begin(asking: Asking) -> None:
 
 
 async def ask(context: Context[Any, Any]) -> Elicit[Any] | None:
-    """Ask whether to run a call; None where nobody needs to be asked."""
+    """Ask whether to run a call; None if it needs no approval."""
     asking = _ASKING.get()
     request = asking.request
     if request is None:
@@ -105,7 +105,7 @@ async def confirm(
 
 
 def take_answers(approval: ElicitationResult[Any], confirmation: ElicitationResult[Any]) -> None:
-    """Keep what was answered for `answered` to find."""
+    """Store the answers for `answered`."""
     asking = _ASKING.get()
     remember = isinstance(approval, AcceptedElicitation) and getattr(approval.data, "remember", False) is True
     asking.decisions[False] = _decision(approval, "approve", asking.who, is_remembered=remember)
@@ -113,14 +113,14 @@ def take_answers(approval: ElicitationResult[Any], confirmation: ElicitationResu
 
 
 def take_refusal(reason: str, *, by: str) -> None:
-    """Keep that nobody said yes."""
+    """Store a no."""
     asking = _ASKING.get()
     no = Decision(is_approved=False, by=by, reason=reason)
     asking.decisions.update({False: no, True: no})
 
 
 async def answered(request: ApprovalRequest) -> Decision:
-    """Be the approver of a toolbox: say what the client's user said about this very call, else no."""
+    """Be the approver of a toolbox: return the answer of the client's user about this very call, else no."""
     asking = _ASKING.get(None)
     shown = asking.request if asking is not None else None
     if asking is None or shown is None or shown.fingerprint != request.fingerprint:
@@ -141,7 +141,7 @@ def _decision(outcome: ElicitationResult[Any], name: str, client: str, *, is_rem
 
 
 def user_of(context: Context[Any, Any]) -> str:
-    """Name whoever answers: the client says what it is called, so that is quoted and cut."""
+    """Name the client, by its own statement: quoted and cut."""
     client = context.session.client_params
     name = client.client_info.name if client is not None else ""
     return f"the user of {escape(name)[:MOST_NAME_CHARS]!r}" if name else "the client's user"
@@ -165,7 +165,7 @@ def require_elicitation(context: Context[Any, Any], request: ApprovalRequest) ->
 
 
 def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
-    """Return what the user is asked: the whole call, nothing in it hidden, and what will hold."""
+    """Return the question for the user: the whole call with nothing hidden, and the rules."""
     asks = "Confirm once more:" if is_confirmation else "Approve"
     sections = [f"{asks} {request.tool} ({request.risk}, on {escape(where_it_runs(request))})?"]
     for name, value in request.arguments.items():
@@ -204,9 +204,9 @@ class NotedStates(AESGCMRequestStateCodec):
 
 
 class Spent:
-    """Tell states that were used from those that were not: an answer is good for one call, not for its repetition.
+    """Remember used states: an answer is good for one call, not for its repetition.
 
-    `ttl_s` is how long a state is valid, in seconds; what is older need not be remembered.
+    `ttl_s` is how long a state is valid, in seconds; older ones are forgotten.
     """
 
     def __init__(self, ttl_s: float):

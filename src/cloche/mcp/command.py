@@ -153,7 +153,7 @@ async def serve_stdio(server: MCPServer[Any]) -> None:
 
 
 def _take_stdin() -> int:
-    """Return standard input under another number; in its place whoever reads finds nothing."""
+    """Return standard input under another number; the former number is an empty file."""
     private = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -66,12 +66,12 @@ def create_app(
     event_store: EventStore | None = None,
     retry_interval_ms: int | None = None,
 ) -> Starlette:
-    """Return an ASGI application that serves a server at `path`, and `/healthz` to whoever asks.
+    """Return an ASGI application that serves a server at `path`, and `/healthz` without a token.
 
-    A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
-    web page of any other origin than those and `allowed_origins`. A body with more JSON than may be parsed is 413. With
-    an `event_store` a client of 2025-11-25 whose connection broke gets what it missed; it comes back after
-    `retry_interval_ms` milliseconds. Raises InvalidRequest for a path that is none, and for names and origins that no
+    A request is refused if its Host is no loopback name, `host`, or one of `allowed_hosts`, or if it comes from a web
+    page of an origin outside of those and `allowed_origins`. A body with more JSON than the bound is 413. With an
+    `event_store` a client of 2025-11-25 whose connection broke gets the events it missed; it comes back after
+    `retry_interval_ms` milliseconds. Raises InvalidRequest for an invalid path, and for names and origins that no
     request could have.
     """
     if not path.startswith("/"):
@@ -121,7 +121,7 @@ def share_sessions(server: MCPServer[Any], max_sessions: int) -> None:
 
 
 def _check_names(hosts: Sequence[str], origins: Sequence[str]) -> None:
-    """Raise InvalidRequest for what would never match: its author believes that it does."""
+    """Raise InvalidRequest for a name that could never match: its author expects a match."""
     for host in hosts:
         if HOST.fullmatch(host) is None:
             raise InvalidRequest(f"--allow-host {host}: write a name alone, or with a port, as in proxy.example:8443")
@@ -138,9 +138,9 @@ async def _healthy(_: Request) -> Response:
 
 
 async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tokens: bool) -> None:
-    """Serve an application until this is cancelled or the process is told to end. Port 0 takes a free one.
+    """Serve an application until it is cancelled or the process gets a signal to end. Port 0 takes a free one.
 
-    Raises InvalidRequest when others could reach it and no token is needed, BackendUnavailable.
+    Raises InvalidRequest when other machines could reach it and no token is needed, BackendUnavailable.
     """
     if not has_tokens and not is_loopback(host):
         raise InvalidRequest(

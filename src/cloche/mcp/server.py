@@ -1,4 +1,4 @@
-"""Make a server: whose sandbox it is, who approves, which tools it offers, which bearer tokens are accepted.
+"""Make a server: its sandbox, its approver, its tools, its bearer tokens.
 
 Tokens are the operator's, compared in constant time, and never logged.
 """
@@ -40,7 +40,7 @@ INSTRUCTIONS = (
 
 
 class StaticTokens:
-    """Verify tokens against a list. Each is a client of its own. Raises InvalidRequest for one that is short."""
+    """Verify tokens against a list. Each is a separate client. Raises InvalidRequest for a short one."""
 
     def __init__(self, tokens: Sequence[str]):
         for token in tokens:
@@ -57,7 +57,7 @@ class StaticTokens:
         return len(set(self._digests))
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return whose token it is, None for nobody's. Every known token is looked at, whichever fits."""
+        """Return the client of a token, None for an unknown one. Every known token is compared, for constant time."""
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         matched = None
         for known in self._digests:
@@ -87,14 +87,13 @@ def create_server(
 ) -> MCPServer[Serving]:
     """Return a server that offers the tools of a tier; `create_app` serves it over HTTP, `serve_stdio` over pipes.
 
-    `approve` decides about HIGH and CRITICAL calls; without it the client's user is asked, and a client that cannot ask
-    is refused. Each answer is waited for `patience_s` seconds. `tools` are the names to offer, by default all that the
-    tier has. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
-    open at once, with several tokens an equal share of them for each; one that a client opened and did not use for
-    `idle_s` seconds is closed. In them `interpreters` go on between calls, at most so many at once in all; for one more
-    the one that was used least recently is put away, and so is one that was not used for `idle_s` seconds. With 0 every
-    call begins anew. The other keywords are those of `Toolbox`. Raises InvalidRequest for
-    settings that do not fit.
+    `approve` decides about HIGH and CRITICAL calls; without it the client's user decides, and a client without
+    elicitation is refused. Each answer may take `patience_s` seconds. `tools` are the names to offer, by default all of
+    the tier. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
+    open at once, with several tokens an equal share of them for each; a client's unused one is closed after `idle_s`
+    seconds. In them `interpreters` go on between calls, at most so many at once in all; above that the least recently
+    used one is ended, and so is one unused for `idle_s` seconds. With 0 every call begins anew. The other keywords are
+    those of `Toolbox`. Raises InvalidRequest for settings that contradict each other.
     """
     patience_s = check_patience(patience_s)
     if interpreters:
@@ -159,5 +158,5 @@ def _reaches_out(toolbox: Toolbox, tool: Tool) -> bool:
 
 
 def _auth() -> AuthSettings:
-    """Return what the protocol package wants to hear of tokens that nobody issues: no metadata is served of it."""
+    """Return the protocol package's settings for tokens without an issuer: no metadata is served."""
     return AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)

@@ -38,7 +38,7 @@ def quota(max_sessions: int, owners: int) -> int:
 
 @dataclass(slots=True)
 class Session:
-    """Hold one workspace: whose it is, how many calls use it now, and since when nobody does."""
+    """Hold one workspace: its owner, the number of calls that use it, and when it was last used."""
 
     toolbox: Toolbox
     owner: str | None
@@ -51,8 +51,8 @@ class Session:
 class Sessions:
     """Keep the workspaces of a server, made by `make`, at most `most` that clients opened and as many others.
 
-    Of the former, one that nobody used for `idle_s` seconds is closed. Of each kind one owner has at most `most_each`,
-    by default all.
+    One that a client opened is closed after `idle_s` seconds without use. Of each kind one owner has at most
+    `most_each`, by default all.
     """
 
     def __init__(self, make: Make, *, most: int, idle_s: float, most_each: int | None = None):
@@ -78,7 +78,7 @@ class Sessions:
     async def open(self, owner: str | None, *, idles: bool = True, is_kept: bool = True) -> str:
         """Open a session for `owner` and return its handle, which cannot be guessed. Raises InvalidRequest.
 
-        One that does not idle is closed by whoever opened it, and with the server; one that is not kept, after a call.
+        One without an idle limit is closed by its opener, and with the server; one that is not kept, after a call.
         """
         # Counted by kind, so that sessions that idle keep no call out.
         owners = [session.owner for session in self._open.values() if session.idles is idles]
@@ -99,7 +99,7 @@ class Sessions:
         return handle
 
     async def close(self, handle: str, owner: str | None) -> None:
-        """End a session and what runs in it. Raises InvalidRequest when `owner` has none of that handle."""
+        """End a session and its processes. Raises InvalidRequest for a handle that `owner` does not have."""
         self._find(handle, owner)
         await self.forget(handle)
 
@@ -138,7 +138,7 @@ class Sessions:
                 await session.stack.aclose()
 
     async def _end(self, handle: str) -> None:
-        """End a session where nobody hears of it when that fails, and others have to end, too."""
+        """End a session; a failure is logged, so that others can end, too."""
         try:
             await self.forget(handle)
         except Exception:

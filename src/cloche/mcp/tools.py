@@ -1,7 +1,7 @@
 """The tools of the catalog over the protocol: names, schemas, hints, running a call, answers, progress, cancellation.
 
 A client gets text and figures for the model, and the same as structured data. While a call runs, its progress is
-reported; a call that is cancelled ends what it runs.
+reported; cancelling a call ends its run.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ OWN_SESSION = "cloche.session"  # where a connection keeps the handle of its own
 
 
 class Told(BaseModel):
-    """What a tool did."""
+    """The outcome of a tool."""
 
     text: str = Field(description="What the model is told, in words.")
 
 
 class Ran(Told):
-    """What a run did."""
+    """The outcome of a run."""
 
     status: str = Field(
         description="ok, error, timeout, out_of_memory, output_limit, pids_limit, disk_limit, signaled or denied."
@@ -139,15 +139,15 @@ def _is_shallow(value: object, depth: int) -> bool:
 
 
 def opened_result(handle: str) -> CallToolResult:
-    """Return what a client gets of a session that was opened."""
+    """Return the answer for an opened session."""
     opened = Opened(text=f"Opened session {handle}", session=handle)
     return CallToolResult(content=[TextContent(type="text", text=opened.text)], structured_content=opened.model_dump())
 
 
 async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], context: Context[Any, Any]) -> Answer:
-    """Call a tool and report progress: the seconds so far, of those that it may take.
+    """Call a tool and report progress: the seconds so far, of its time-out.
 
-    The call is a task of its own, cancelled once and waited for: what it has to tidy up is not cancelled again.
+    The call is a separate task, cancelled once and awaited: its clean-up is not cancelled again.
     """
     started = time.monotonic()
     total = _most_seconds(toolbox, arguments)
@@ -218,7 +218,7 @@ class ToolboxTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Hold what a server's calls share while it runs.
+    """Hold the state that a server's calls share.
 
     With `asks_client` the client's user approves; `is_single_client` says that all calls come from one client.
     """
@@ -284,7 +284,7 @@ class CatalogTool(OfferedTool):
     async def _ask(
         self, serving: Serving, toolbox: Toolbox, values: dict[str, Any], context: Context[Any, Any]
     ) -> InputRequiredResult | None:
-        """Have the client's user answer; return what the client must answer first, where that is the protocol's way."""
+        """Have the client's user answer; return the client's next step, in revisions that work that way."""
         try:
             if context.request_state is not None and not serving.spent.spend():
                 raise ToolError("this approval was already used; call again without it")

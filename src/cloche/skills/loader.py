@@ -4,9 +4,9 @@
     result = run_skill(skill, argv=("notes.txt",), files={"notes.txt": Path("notes.txt")})
 
 Theory of operation: the folder is opened once and everything below it by descriptor, one name at a time, following no
-link. So whoever changes the folder meanwhile cannot lead the reader out of it. The target of a link is read as text: a
-link that stays in the folder and ends at a regular file counts as a copy of that file, any other is a fault. Only
-regular files are opened, so no read blocks. Sizes, depth and number of files are bounded.
+link. So a change of the folder meanwhile cannot lead the reader out of it. The target of a link is read as text: a link
+that stays in the folder and ends at a regular file counts as a copy of that file, any other is a fault. Only regular
+files are opened, so no read blocks. Sizes, depth and number of files are bounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_SKILLS = 1000  # of one folder of the search path
 
 @dataclass(slots=True)
 class Gathered:
-    """Collect the files of a folder, what was left out, and what is wrong."""
+    """Collect the files of a folder, the files left out, and the faults."""
 
     files: list[InputFile] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Gathered:
 
 @contextmanager
 def open_folder(folder: str | os.PathLike[str]) -> Iterator[int]:
-    """Hold the folder of a skill open. Raises InvalidRequest where there is none."""
+    """Hold the folder of a skill open. Raises InvalidRequest for a missing one."""
     try:
         fd = hostfs.open_folder(folder, follows_link=True)
     except (OSError, ValueError) as error:
@@ -182,7 +182,7 @@ def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
 
 
 def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:
-    """Read up to one byte more than allowed of a file, name by name. Raises OSError, ValueError for what is no file."""
+    """Read up to one byte more than allowed of a file, name by name. Raises OSError, ValueError for other types."""
     *folders, name = path.split("/")
     try:
         with hostfs.descended(fd, folders) as parent:
@@ -220,7 +220,7 @@ def _name_problem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Hold what came of reading a skill: itself as far as it could be read, and all that is wrong with it."""
+    """Hold the outcome of reading a skill: the skill as far as it is readable, and all its faults."""
 
     folder: str
     skill: Skill | None
@@ -332,7 +332,7 @@ def _subfolders(folder: str) -> list[str]:
 
 
 def _card_of(folder: str) -> tuple[Card | None, tuple[Fault, ...]]:
-    """Read SKILL.md alone; nothing at all where there is none."""
+    """Read SKILL.md alone; None without it."""
     with open_folder(folder) as fd:
         try:
             data = read_bounded(fd, CARD, max_bytes=MOST_CARD_BYTES)
@@ -356,7 +356,7 @@ def _read_card(files: Mapping[str, InputFile], folder: str, faults: list[Fault])
 
 
 def _scripts(manifest: Manifest, files: Mapping[str, InputFile], faults: list[Fault]) -> Iterator[Script]:
-    """Yield the scripts that the manifest names; else the files below `scripts` whose language can be told."""
+    """Yield the scripts of the manifest; without any, the files below `scripts` with a known language."""
     for name, entry in manifest.scripts.items():
         key = f"scripts.{name}"
         path = _script_path(entry.get("path", ""), f"{key}.path", files, faults)
@@ -395,7 +395,7 @@ def _script_path(written: str, key: str, files: Mapping[str, InputFile], faults:
 def _language(
     runtime: str | None, path: str, files: Mapping[str, InputFile], key: str, faults: list[Fault]
 ) -> str | None:
-    """Return a script's language: what is said, else by suffix or first line. It is to be text, too."""
+    """Return a script's language: that of the manifest, else by suffix or first line. The script must be text."""
     data = files[path].data
     try:
         data.decode("utf-8")

@@ -1,7 +1,7 @@
 """Parse SKILL.md and `cloche-skill.yaml`: bytes in, values and faults out. Pure.
 
-SKILL.md has the published Agent Skills format, whose validators refuse keys that it does not name. So what Cloche adds
-is in a file of its own, which is optional.
+SKILL.md has the published Agent Skills format, whose validators refuse unknown keys. So Cloche's additions are in a
+separate, optional file.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _allowed_tools(value: object, faults: Faults) -> tuple[str, ...]:
 
 
 def _tried(reader: Callable[[Any, str], Iterator[Any]], value: object, key: str, faults: Faults) -> dict[str, Any]:
-    """Read one key of the manifest; what a reader yields is a word with its value, or an error."""
+    """Read one key of the manifest; a reader yields a keyword with its value, or an error."""
     values: dict[str, Any] = {}
     for result in reader(value, key):
         if isinstance(result, Fault):
@@ -202,7 +202,7 @@ def _tried(reader: Callable[[Any, str], Iterator[Any]], value: object, key: str,
 
 
 def _by_configuration(value: object, key: str, *, spelled: str | None = None) -> Iterator[Any]:
-    """Read a key that means what it means in configuration."""
+    """Read a key with the meaning that configuration gives it."""
     try:
         yield from YAML_READERS[spelled or key.rpartition(".")[2]](value, name=key).items()
     except InvalidRequest as error:

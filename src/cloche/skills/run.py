@@ -1,11 +1,11 @@
-"""Decide what a skill is granted, and run its script in a throwaway sandbox.
+"""Decide a skill's grants, and run its script in a throwaway sandbox.
 
-Theory of operation: `decide_terms` is pure. It compares what a skill requests with what the operator has set. Requests
+Theory of operation: `decide_terms` is pure. It compares a skill's requests with the operator's settings. Requests
 replace defaults: Cloche's own, a tier's, plain values in the operator's files. The environment, arguments of this run
 and a file of the working directory (which may only tighten) win over a request, and an amount is lowered to the
-operator's ceiling. What is no amount (a language, a tool, hosts, packages) is granted or refused: hosts, where the
-operator's own policy or ceiling covers each of them. A skill cannot request any other part of a policy. `arun_skill`
-then runs the script with the skill's files in the workspace.
+operator's ceiling. A request without an amount (a language, a tool, hosts, packages) is granted or refused: hosts are
+granted if the operator's own policy or ceiling covers each of them. A skill cannot request any other part of a policy.
+`arun_skill` then runs the script with the skill's files in the workspace.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _KEY_OF_LIMIT = {LIMIT_FIELDS[key]: key for key in LIMIT_KEYS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """Say of one key what holds without the skill, what the skill asks for, the ceiling, the result, and why.
+    """Describe one key: the value without the skill, the skill's request, the ceiling, the result, and the reason.
 
-    All of them are texts as one would write them; empty where there is none. `origin` and `ceiling_origin` say where
-    the operator's come from. A term that is refused has no result.
+    All of them are texts in the form of the configuration; empty if missing. `origin` and `ceiling_origin` name the
+    source of the operator's values. A refused term has no result.
     """
 
     key: str
@@ -69,13 +69,12 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Hold the outcome: the table, and what the run is to be given.
+    """Hold the outcome: the table, and the keywords of the run.
 
     `limits` has the amounts of the keys that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
-    joins what the operator and the skill require. `packages` are installed for it. `hosts` are those that it may reach,
-    and no others.
-    `is_network_demanded`: without such, the run must set the network to off explicitly, because the skill asks for that
-    or it would be on. `refusals` says why the skill may not run; empty when it may.
+    joins the requirements of operator and skill. `packages` are installed for it. `hosts` are the only ones it may
+    reach. `is_network_demanded`: without hosts, the run must set the network to off explicitly, because the skill
+    requests that or it would be on. `refusals` says why the skill may not run; empty when it may.
     """
 
     table: tuple[Term, ...]
@@ -152,7 +151,7 @@ def _limit(key: str, requested: float | None, settings: Settings, checkout: Coll
 def _decide_limit(
     requested: float | None, held: float, origin: Origin, checkout: Collection[Origin]
 ) -> tuple[float, str]:
-    """Return the amount before ceilings, and why it is not what the skill asks for."""
+    """Return the amount before ceilings, and why it differs from the skill's request."""
     if requested is None:
         return held, ""
     if origin.first.kind in ("argument", "environment"):
@@ -192,9 +191,9 @@ def _listed_hosts(hosts: tuple[str, ...]) -> str:
 
 
 def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings, checkout: Collection[Origin]) -> str:
-    """Return why a skill does not get the network that it asks for, empty where it gets it.
+    """Return the reason why a skill does not get its network, empty if it does.
 
-    The ceiling grants by itself what it names, but where the network was said for this run, or was tightened.
+    The ceiling grants the hosts that it names, unless the network was set for this run, or was tightened.
     """
     if mode != "allowlist":
         return "no skill gets more than the hosts that it names"
@@ -216,7 +215,7 @@ def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings
 
 
 def _packages(requests: Asked, settings: Settings) -> Term:
-    """Return what is installed: what the skill asks for, else what is configured, as far as the operator's lists go."""
+    """Return the packages to install: the skill's, else the configured ones, within the operator's lists."""
     held, origin = settings.policy.packages, settings.origins.get("packages", DEFAULT)
     packages = requests.packages or held
     listed, requested = _listed_packages(held), _listed_packages(requests.packages)
@@ -366,9 +365,9 @@ async def arun_skill(
 ) -> Result:
     """Run a script of a skill, by default its entry, with the keywords of `cloche.run`.
 
-    The skill's files lie in the workspace under their own paths, read-only as far as modes go; `files` come beside
+    The skill's files are in the workspace under their own paths, read-only as far as modes go; `files` come beside
     them. `result.meta["skill"]` names skill and script. Raises PolicyDenied with every reason for a skill that may not
-    run here, and whatever `cloche.run` raises.
+    run here, and the errors of `cloche.run`.
     """
     chosen = skill.script(script)
     settings = _settings_for(options)
@@ -390,10 +389,10 @@ run_skill = blocking(arun_skill, name="run_skill", module=__name__)
 
 
 def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
-    """Return the keywords of the run: the caller's, and the terms in place of what they decide.
+    """Return the keywords of the run: the caller's, with the terms in place of those they decide.
 
-    A skill that was granted hosts reaches these. That the network is off is said only where somebody else says so or it
-    would be on: trusted code of which it is demanded finds no fallback.
+    A skill that was granted hosts reaches these. The network is set to off only where another setting says so or it
+    would be on: trusted code with that demand has no fallback.
     """
     agreed: dict[str, Any] = {"warm": False, **options, **terms.limits}
     if terms.hosts:

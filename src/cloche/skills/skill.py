@@ -1,4 +1,4 @@
-"""What a skill is, as values: the card of SKILL.md, the manifest, scripts, what it asks for, faults."""
+"""A skill as values: the card of SKILL.md, the manifest, scripts, requests, faults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Hold what a skill asks for; None and empty mean that it asks for nothing.
+    """Hold the requests of a skill; None and empty request nothing.
 
     `limits` is keyed by configuration keys (`memory`, `timeout`, ...), in bytes, seconds, CPUs and numbers.
     """
@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Hold what SKILL.md says, under the published format's names; `instructions` is what stands below its front."""
+    """Hold the front matter of SKILL.md, under the published format's names; `instructions` is the text below it."""
 
     name: str
     description: str
