@@ -1,20 +1,24 @@
-"""The HTTP service: REST below /api, and a page; `cloche serve` starts it.
+"""The HTTP service: REST below /api and a web page. `cloche serve` starts it.
 
-In: HTTP requests with a key, or a browser's cookie. Out: JSON (errors as RFC 9457), server-sent events, web sockets and
-HTML. Kept: nothing but what runs now; all else is in `records`. A caller gets at most what the operator configured.
+Input: HTTP requests with a key or a browser's cookie. Output: JSON (errors as RFC 9457), server-sent events, web
+sockets and HTML. A worker keeps only current work in memory; everything else is in `records`. A caller gets at most
+what the operator configured.
 
-- `command.py`: the command line's side; `service.py`: what one worker holds; `app.py`: routes and bounds together.
-- `auth.py`: who asks, and for what; `guard.py`: hosts, sizes, headers; `bodies.py`: JSON that is counted before it is
-  parsed; `problems.py`: errors.
-- `below.py`: the service below a path of its host, by a proxy.
-- `observe.py`: what each request leaves; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`: for the operator.
-- `exec_options.py`: what a caller may ask of a run; `runs.py`: the queue; `places.py`: whose turn it is;
-  `results.py`: results as the wire has them.
-- `approvals.py`: who waits for approvals, with one poller for all; `streams.py`: answers that go on.
-- `sandboxes.py`: sandboxes that live; `attachments.py`: what a worker has of one; `sandbox_use.py`: one request's use.
-- `peers.py`: the other workers of the database; `forwarding.py`, `forwarded_sockets.py`: requests for what they have.
-- `events.py`: what goes on, as server-sent events.
-- The page: `pages.py`, what it shows; `html.py`, templates and static files; `terminal.py`, a guest's output as HTML.
+- `command.py`: `cloche serve`; `service.py`: the state of one worker; `app.py`: the application with its middleware.
+- `auth.py`: authentication and scopes; `guard.py`: host names, body sizes, headers; `bodies.py`: bounded JSON bodies;
+  `problems.py`: errors.
+- `below.py`: serving below a root path, behind a proxy.
+- `observe.py`: the log line, metrics and span of each request; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`:
+  observability for the operator.
+- `exec_options.py`: the options that a caller may set for a run; `runs.py`: the queue; `places.py`: fair turns;
+  `results.py`: results in the wire's format.
+- `approvals.py`: one database poller for all clients that wait for approvals; `streams.py`: streamed responses.
+- `sandboxes.py`: sandboxes that outlive a request; `attachments.py`: a worker's attachment to one of them;
+  `sandbox_use.py`: its use by one request.
+- `peers.py`: the other workers of the database; `forwarding.py`, `forwarded_sockets.py`: requests forwarded to them.
+- `events.py`: the events of a run, as server-sent events.
+- The page: `pages.py`, values for the templates; `html.py`, templates and static files; `terminal.py`, a guest's output
+  as HTML.
 - `routes/`: one file for each group of paths.
 
 Needs the extra `server`.

@@ -1,4 +1,4 @@
-"""The application: routes, errors, and what stands before them."""
+"""The ASGI application: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _ABOUT = "Runs code that a language model wrote, so that it cannot hurt the mach
 def create_app(
     service: Service, *, names: Sequence[str] = (), is_any_host: bool = False, root_path: str = ""
 ) -> ASGIApp:
-    """Return the ASGI application of a service that is open; `names` are further hosts that requests may be for.
+    """Return the ASGI application of an open service. `names` are further host names that it accepts.
 
-    `root_path` is the path below which it is served. Raises InvalidRequest for one that cannot be.
+    `root_path` is the path below which it is served. Raises InvalidRequest for an invalid one.
     """
     app = FastAPI(
         title="Cloche", version=__version__, description=_ABOUT, openapi_url="/api/openapi.json", docs_url=None,
@@ -61,11 +61,11 @@ def create_app(
             CORSMiddleware, allow_origins=list(allowed), allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
-    known = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
+    known_hosts = [name.lower() for name in (*LOOPBACK_NAMES, *names)]
     direct = app if allowed else Direct(app, service)
     forwarding = Forwarding(
         direct, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=check_passing
     )
-    guard = Guard(forwarding, names=known, identify=partial(identify, service), is_any_host=is_any_host)
+    guard = Guard(forwarding, names=known_hosts, identify=partial(identify, service), is_any_host=is_any_host)
     observed = Observed(guard, service.metrics)
     return RootPath(observed, root) if root else observed

@@ -1,9 +1,10 @@
-"""Waiting for approvals: one poller of the database for a worker, however many clients wait.
+"""Waiting for approvals: one database poller for each worker, for any number of clients.
 
-Theory of operation: each change of a row has a number that rises with each commit (`version`). While anybody follows,
-a task looks for higher ones, in a thread, and tells all who follow that project or that row. What expires is told by
-its time. A follower has a bounded buffer; one that falls behind is told so and dropped, and can begin again after the
-last number it has seen. Whoever follows reads the state after the first look was done, so that nothing is missed.
+Theory of operation: each change of a row gets a number (`version`) that rises with every commit. While there are
+followers, a task reads rows with higher numbers in a thread and passes them to the followers of that project or row.
+Expired requests are reported by their deadline, without a change of the row. The buffer of a follower is bounded. When
+it is full, the follower is marked as behind and ends; its client can resume after the last number that it has seen. A
+follower reads the state after the poller's first read, so it misses no change.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Read = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Hold one change: its number (None for what expired by itself), the row's, what happened, the row as JSON."""
+    """Hold one change. An expiry has no `version`; `number` identifies the row, `data` is the row as JSON."""
 
     version: int | None
     number: int
@@ -47,7 +48,7 @@ class Change:
 
 
 def change_of(entry: Entry) -> Change:
-    """Return what happened last to a row: asked, confirm (it takes one more yes), decided, or expired."""
+    """Return the last change of a row: asked, confirm (a second approval is needed), decided, or expired."""
     name = {"waiting": "asked", "expired": "expired"}.get(entry.state, "decided")
     if name == "asked" and entry.first_decision is not None:
         name = "confirm"
@@ -56,7 +57,7 @@ def change_of(entry: Entry) -> Change:
 
 
 class Follower:
-    """Wait for changes of a project, or of one row of it."""
+    """Receive the changes of a project, or of one row of it."""
 
     def __init__(self, project: str, number: int | None):
         self.project, self.number = project, number
@@ -65,7 +66,7 @@ class Follower:
         self._woken = asyncio.Event()
 
     def tell(self, change: Change) -> None:
-        """Give it a change, if it is one of those that it waits for."""
+        """Add a change if this follower is subscribed to it."""
         if change.project != self.project or self.number not in (None, change.number):
             return
         if len(self._changes) >= MOST_BUFFERED:
@@ -75,12 +76,12 @@ class Follower:
         self._woken.set()
 
     def end(self) -> None:
-        """Say that no further one comes."""
+        """Mark the end: no further change follows."""
         self.is_over = True
         self._woken.set()
 
     async def next(self, timeout_s: float) -> Change | None:
-        """Return the next change; None where none came in time, or none comes any more (`is_behind`, `is_over`)."""
+        """Return the next change; None after `timeout_s`, or when no more follow (`is_behind`, `is_over`)."""
         if self.is_behind:
             return None
         if not self._changes and not self.is_over:
@@ -91,7 +92,7 @@ class Follower:
 
 
 class ApprovalWatch:
-    """Look for changes while anybody follows."""
+    """Poll the database for changes while there are followers."""
 
     def __init__(self, read: Read):
         self._read = read
@@ -105,7 +106,7 @@ class ApprovalWatch:
 
     @asynccontextmanager
     async def follow(self, project: str, number: int | None = None) -> AsyncIterator[Follower]:
-        """Hold a follower, which misses nothing from now on. Raises Refused (503) for too many, RecordsFailed."""
+        """Yield a follower that receives every change from now on. Raises Refused (503) for too many, RecordsFailed."""
         if len(self._followers) >= MOST_FOLLOWERS:
             raise Refused(
                 503, "busy", f"{MOST_FOLLOWERS} clients wait for approvals already", headers={"Retry-After": "5"}
@@ -121,18 +122,18 @@ class ApprovalWatch:
             self._followers.discard(follower)
 
     def nudge(self) -> None:
-        """Look at once: this worker has changed something."""
+        """Poll immediately, since this worker has changed a row."""
         self._nudged.set()
 
     def close(self) -> None:
-        """End all that wait: the service is being stopped."""
+        """End all followers, as the service stops."""
         self.is_closed = True
         for follower in self._followers:
             follower.end()
         self._nudged.set()
 
     async def _begin(self) -> None:
-        """Start to look, unless that goes on: from what is there now."""
+        """Start the poller from the current version, unless it runs."""
         if self._polling is not None and not self._polling.done():
             return
         version, waiting = await self._read(_look_first)
@@ -148,22 +149,22 @@ class ApprovalWatch:
                 await asyncio.wait_for(self._nudged.wait(), pause_s)
             self._nudged.clear()
             try:
-                found = await self._read(self._look)
+                changes = await self._read(self._look)
             except ClocheError as error:  # who waits goes on waiting, and is told at its own next reading
                 log.warning("changes of approvals cannot be read: %s", error)
                 pause_s = POLL_AFTER_FAILURE_S
                 continue
             pause_s = POLL_S
-            self._tell([*found, *self._expired()])
-            if len(found) >= MOST_AT_ONCE:
+            self._tell([*changes, *self._expired()])
+            if len(changes) >= MOST_AT_ONCE:
                 self._nudged.set()
 
     def _look(self, session: Session) -> list[Change]:
         self.looks += 1
         if records.newest_version(session) == self._version:
             return []
-        self._version, found = records.changed_after(session, self._version, limit=MOST_AT_ONCE)
-        return [self._noted(entry) for entry in found]
+        self._version, entries = records.changed_after(session, self._version, limit=MOST_AT_ONCE)
+        return [self._noted(entry) for entry in entries]
 
     def _noted(self, entry: Entry) -> Change:
         self._open.pop(entry.number, None)

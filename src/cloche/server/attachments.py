@@ -1,4 +1,4 @@
-"""What a worker has of one sandbox that it is in: who uses it, commands and cells that go on, processes, sessions."""
+"""A worker's attachment to one sandbox: its users, running commands and cells, processes, sessions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MOST_SESSIONS = 16  # of one sandbox, forks among them
 
 
 class LiveSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
-    """Be what is behind a sandbox of the service."""
+    """The interface of an open sandbox that the service needs."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeldSession:
-    """Hold a session: its id, when it was opened, and which one it was forked from."""
+    """Hold a session: its id, when it was opened, and its parent if it is a fork."""
 
     id: str
     session: AsyncSession
@@ -45,18 +45,18 @@ class HeldSession:
     opened_at: str = field(default_factory=now)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as the wire has it."""
-        one = self.session
+        """Return plain data in the wire's format."""
+        session = self.session
         return {
-            "id": self.id, "language": one.language, "runtime": one.runtime, "isAlive": one.is_alive,
-            "whyEnded": one.why_ended or None, "checkpoints": self.has_checkpoints, "parent": self.parent,
-            "openedAt": self.opened_at, "cells": len(one.history),
+            "id": self.id, "language": session.language, "runtime": session.runtime, "isAlive": session.is_alive,
+            "whyEnded": session.why_ended or None, "checkpoints": self.has_checkpoints, "parent": self.parent,
+            "openedAt": self.opened_at, "cells": len(session.history),
         }  # fmt: skip
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SharedProcess:
-    """Hold a process that several requests use at once."""
+    """Hold a process that several requests use at the same time."""
 
     process: AsyncProcess
     users: int = 0
@@ -65,7 +65,7 @@ class SharedProcess:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Attachment:
-    """Hold one sandbox that this worker is in."""
+    """Hold one sandbox that this worker is attached to."""
 
     id: str
     sandbox: AsyncSandbox
@@ -79,22 +79,22 @@ class Attachment:
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether nobody would miss it."""
-        return not (self.users or self.calls or any(one.session.is_alive for one in self.sessions.values()))
+        """Tell whether it has no users, no running calls and no live sessions."""
+        return not (self.users or self.calls or any(held.session.is_alive for held in self.sessions.values()))
 
     @property
     def live(self) -> LiveSandbox:
-        """Return what is behind it: paths and streams, piece by piece."""
+        """Return the open sandbox of the backend, for paths and streams."""
         return cast("LiveSandbox", self.sandbox._require_live("this"))
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether its keeper has let us go, or has ended."""
+        """Tell whether the connection to the keeper has ended."""
         link = getattr(self.sandbox._opened, "link", None)
         return link is not None and bool(link.lost.done())
 
     async def close(self) -> None:
-        """End what this worker alone has of it, and let go. Raises ClocheError."""
+        """End this worker's calls and sessions, and detach. Raises ClocheError."""
         tasks = [call.task for call in self.calls.values() if call.task is not None]
         for call in self.calls.values():
             call.cancel()
@@ -106,7 +106,7 @@ class Attachment:
     # Commands and cells.
 
     def begin(self, project: str, work: Callable[[Sink], Awaitable[Result]]) -> LiveRun:
-        """Begin what has an end, and return it; its first event has its id. Raises Refused (429) for one too many."""
+        """Start a command or a cell; its first event has its id. Raises Refused (429) for one too many."""
         if len(self.calls) >= MOST_CALLS:
             raise Refused(429, "too-many-calls", f"{MOST_CALLS} commands and cells go on in sandbox {self.id}")
         live = LiveRun(id=new_id("call"), project=project, size=0)
@@ -124,17 +124,17 @@ class Attachment:
             live.task.exception()  # whoever waits gets it; nobody has to
 
     def call(self, call_id: str) -> LiveRun:
-        """Return what goes on under an id. Raises NotFound."""
-        found = self.calls.get(call_id)
-        if found is None:
+        """Return the running command or cell with this id. Raises NotFound."""
+        live = self.calls.get(call_id)
+        if live is None:
             raise NotFound(f"no command or cell {escape_name(call_id[:64])} goes on in this worker")
-        return found
+        return live
 
     # Processes.
 
     @asynccontextmanager
     async def process(self, process_id: str) -> AsyncIterator[SharedProcess]:
-        """Hold a process for the body, as others may at the same time; the last one lets it go on by itself."""
+        """Yield a process, which other requests may share. The last one to leave detaches from it."""
         task = self._processes.get(process_id)
         if task is None:
             task = self._processes[process_id] = asyncio.ensure_future(self._take_over(process_id))
@@ -157,7 +157,7 @@ class Attachment:
 
     @asynccontextmanager
     async def shared(self, process: AsyncProcess) -> AsyncIterator[SharedProcess]:
-        """Hold a process that was just started, for the body, in which others may use it; then it ends, or is kept."""
+        """Yield a new process, which other requests may share. On exit it is ended, or kept as it was started."""
         shared = SharedProcess(process=process, users=1, is_followed=True)
         task = self._processes[process.id] = asyncio.ensure_future(_ready(shared))
         try:
@@ -168,7 +168,7 @@ class Attachment:
                 del self._processes[process.id]
 
     async def let_go(self, process_id: str) -> None:
-        """Let a process go on by itself, whoever holds it here."""
+        """Detach from a process, even if other requests of this worker use it."""
         task = self._processes.pop(process_id, None)
         if task is not None:
             await (await asyncio.shield(task)).process.detach()
@@ -176,16 +176,16 @@ class Attachment:
     # Sessions.
 
     def add_session(self, session: AsyncSession, *, has_checkpoints: bool, parent: str | None = None) -> HeldSession:
-        """Take note of a session that was opened."""
+        """Register an open session."""
         held = HeldSession(id=new_id("ses"), session=session, has_checkpoints=has_checkpoints, parent=parent)
         self.sessions[held.id] = held
         return held
 
     @contextlib.contextmanager
     def room(self, count: int = 1) -> Iterator[None]:
-        """Keep room for so many more sessions for the body. Raises Refused (429) where there is none."""
+        """Reserve room for `count` more sessions. Raises Refused (429) if there is not enough."""
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
-            for one in [one for one in self.sessions.values() if not (one.session.is_alive or one.has_checkpoints)]:
+            for one in [held for held in self.sessions.values() if not (held.session.is_alive or held.has_checkpoints)]:
                 del self.sessions[one.id]
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
             raise Refused(
@@ -200,13 +200,13 @@ class Attachment:
 
     def session(self, session_id: str) -> HeldSession:
         """Return a session. Raises NotFound."""
-        found = self.sessions.get(session_id)
-        if found is None:
+        held = self.sessions.get(session_id)
+        if held is None:
             why = "a session ends with the worker that opened it"
             if self.gone is not None:
                 why = f"worker {self.gone}, which had this sandbox, is gone, and its sessions with it"
             raise NotFound(f"sandbox {self.id} has no session {escape_name(session_id[:64])} in this worker; {why}")
-        return found
+        return held
 
 
 async def _ready(shared: SharedProcess) -> SharedProcess:
@@ -215,8 +215,8 @@ async def _ready(shared: SharedProcess) -> SharedProcess:
 
 async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
     def tell(event: Event) -> None:
-        if (known := event_as_wire(event)) is not None:
-            live.events.add(*known)
+        if (wire_event := event_as_wire(event)) is not None:
+            live.events.add(*wire_event)
 
     try:
         result = await work(tell)
@@ -233,12 +233,12 @@ async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
 
 
 def encode_result(number: str, result: Result, plain: Mapping[str, Any] | None = None) -> str:
-    """Return a result with the id of what it is of, as JSON; in a thread, as it may be large.
+    """Return a result as JSON with `number`, the id of its run or call. Blocks: large results belong in a thread.
 
-    Output that is no UTF-8 is in base64 as well. `plain` is what `result_as_wire` has made of it already.
+    Output that is not UTF-8 is also given in base64. `plain` is the value of `result_as_wire`, if it is already known.
     """
-    known = result_as_wire(result) if plain is None else plain
-    return json.dumps({"id": number, **known, **_undecoded(result)}, ensure_ascii=False)
+    document = result_as_wire(result) if plain is None else plain
+    return json.dumps({"id": number, **document, **_undecoded(result)}, ensure_ascii=False)
 
 
 def _undecoded(result: Result) -> dict[str, str]:

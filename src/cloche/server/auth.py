@@ -1,7 +1,7 @@
-"""Who asks, and what for: a key in the Authorization header, or the cookie of a browser that came by a one-time link.
+"""Authentication: a key in the Authorization header, or the cookie of a browser that used a one-time link.
 
-Whatever a browser changes needs the page's CSRF token too: another site's page can have its cookie sent, and cannot
-read the token.
+A browser's changes also need the page's CSRF token: a page of another site can make the browser send the cookie, but
+cannot read the token.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def service_of(connection: HTTPConnection) -> Service:
-    """Return the service that an application belongs to."""
+    """Return the service of a connection's application."""
     service: Service = connection.app.state.service
     return service
 
 
 async def find_caller(connection: HTTPConnection) -> Caller:
-    """Return who asks. Raises Refused (401) for nobody, and (403) where the CSRF token is missing."""
+    """Return the authenticated caller. Raises Refused: 401 without valid credentials, 403 without a CSRF token."""
     caller = await _find_caller(connection)
     _note_caller(connection, caller)
     return caller
 
 
 def _note_caller(connection: HTTPConnection, caller: Caller) -> None:
-    """Let the access log, and each event of the audit log that comes of this request, say who asks."""
+    """Name the caller in the access log, and in the audit events of this request."""
     connection.scope[CALLER] = caller.name
     act_for(key=caller.name, address=caller.address)
 
@@ -53,7 +53,7 @@ async def _find_caller(connection: HTTPConnection) -> Caller:
 
 
 async def identify(service: Service, connection: HTTPConnection) -> Caller:
-    """Return whose key or cookie was sent, whatever it may then do. Raises Refused (401) for nobody's."""
+    """Return the owner of the key or cookie, without any check of scopes. Raises Refused (401) for invalid ones."""
     header = connection.headers.get("authorization")
     if header is not None:
         kind, _, text = header.partition(" ")
@@ -69,9 +69,9 @@ async def identify(service: Service, connection: HTTPConnection) -> Caller:
 
 
 async def find_browser(request: Request) -> Caller:
-    """Return whose cookie a request for the page has; a form has the token in a field of its own.
+    """Return the owner of the cookie of a request for the page. A form has the CSRF token in a field.
 
-    Raises Refused: 401 without a cookie that holds, 403 where the token is missing.
+    Raises Refused: 401 without a valid cookie, 403 without the token.
     """
     caller = await _find_browser(request)
     if request.method not in SAFE:
@@ -81,7 +81,7 @@ async def find_browser(request: Request) -> Caller:
 
 
 async def _find_browser(connection: HTTPConnection) -> Caller:
-    """Return whose cookie it is, of a page of our own. Raises Refused: 401, or 403 for another site's page."""
+    """Return the owner of the cookie. Raises Refused: 401, or 403 for a request from another site's page."""
     caller = await _of_cookie(service_of(connection), connection)
     if caller is None:
         raise _nobody("no cookie was sent that holds")
@@ -92,7 +92,7 @@ async def _find_browser(connection: HTTPConnection) -> Caller:
 
 
 async def check_passing(connection: HTTPConnection) -> Caller:
-    """Return who asks for what another worker has, which reads the form with the page's token. Raises Refused."""
+    """Authenticate a request that will be forwarded; the form with the CSRF token is left unread. Raises Refused."""
     is_api = connection.scope["path"].startswith("/api/")
     return await (find_caller(connection) if is_api else _find_browser(connection))
 
@@ -107,7 +107,7 @@ async def _of_cookie(service: Service, connection: HTTPConnection) -> Caller | N
 
 
 def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
-    """Raise Refused for a request that another site's page could have sent with this browser's cookie."""
+    """Raise Refused for a request that a page of another site may have sent with this browser's cookie."""
     if isinstance(connection, WebSocket):
         # A browser sends its cookie with a web socket of any page, but names the page's origin truly.
         if not _is_own_origin(connection, connection.headers.get("origin", "")):
@@ -119,10 +119,11 @@ def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
 
 
 def _check_origin(connection: HTTPConnection) -> None:
-    """Raise Refused for a request that a page of another origin sent, as far as the browser says.
+    """Raise Refused if the browser says that a page of another origin sent the request.
 
-    A cookie is of a host and not of a port: what serves at another port of this machine, such as a guest's server that
-    is forwarded, is sent it, and can make the token from it. It cannot make the browser hide whose page asks.
+    Cookies do not isolate ports (RFC 6265, 8.5). A server at another port of this host, such as a guest's forwarded
+    server, receives the cookie and can compute the CSRF token from it. It cannot forge `Sec-Fetch-Site` or `Origin`,
+    which the browser sets.
     """
     site, origin = connection.headers.get("sec-fetch-site"), connection.headers.get("origin")
     if site not in (None, "same-origin") or not (origin is None or _is_own_origin(connection, origin)):
@@ -149,7 +150,7 @@ def _nobody(why: str) -> Refused:
 
 
 def needs(*scopes: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a default
-    """Return the dependency that gives a route its caller, who has one of these scopes."""
+    """Return a dependency that passes the caller to a route, and requires one of these scopes."""
 
     async def find(request: Request) -> Caller:
         caller = await find_caller(request)

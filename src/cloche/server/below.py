@@ -1,6 +1,6 @@
-"""The service below a path of its host, such as `/cloche`: behind a proxy that takes this away from requests, or not.
+"""The service below a root path, such as `/cloche`, behind a proxy that may or may not strip it.
 
-Inside nothing knows of it but what writes addresses that come back: templates, redirects, cookies, login links.
+Only code that writes URLs for clients knows the root path: templates, redirects, cookies, login links.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ _root: ContextVar[str] = ContextVar("root", default="")
 
 
 def address(path: str) -> str:
-    """Return where a path of the service is, as a browser has to ask for it."""
+    """Return the URL path of a path of the service, as browsers request it."""
     return _root.get() + path
 
 
 def inner(path: str) -> str:
-    """Return the path of the service that an address of its names; one that is none of it stays."""
+    """Return the service's path for a URL path; a path outside the root path is returned unchanged."""
     return _without(path, _root.get())
 
 
-def read_root_path(text: str, taken: Iterable[str] = ()) -> str:
-    """Return a root path, empty for none. Raises InvalidRequest, also where it begins as one of the paths inside."""
+def read_root_path(text: str, route_paths: Iterable[str] = ()) -> str:
+    """Return a normalised root path, empty for none. Raises InvalidRequest for one that is invalid or a route's."""
     root = text.rstrip("/")
     if not root:
         return ""
     if _SHAPE.fullmatch(root) is None:
         raise InvalidRequest(f"--root-path {escape_name(text)}: write it as /NAME, of letters, digits and ._~-")
-    if root.split("/")[1] in {path.split("/")[1] for path in taken}:
+    if root.split("/")[1] in {path.split("/")[1] for path in route_paths}:
         raise InvalidRequest(f"--root-path {escape_name(text)}: the service has paths like that itself; take another")
     return root
 
 
 class RootPath:
-    """Take the root path away from requests that have it, and put it before what an answer redirects to."""
+    """Strip the root path from requests, and prepend it to the Location of responses."""
 
     def __init__(self, app: ASGIApp, root: str):
         self._app, self._root = app, root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Handle one request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -76,10 +76,10 @@ class RootPath:
         return {**scope, "path": path, "raw_path": raw_path.encode("latin-1")}
 
     def _outer(self, location: str, host: str) -> str:
-        parts = urlsplit(location)
-        if parts.netloc not in ("", host) or not parts.path.startswith("/"):
+        address = urlsplit(location)
+        if address.netloc not in ("", host) or not address.path.startswith("/"):
             return location
-        return parts._replace(path=self._root + parts.path).geturl()
+        return address._replace(path=self._root + address.path).geturl()
 
 
 def _without(path: str, root: str) -> str:

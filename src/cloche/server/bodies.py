@@ -1,4 +1,4 @@
-"""What a client sends as JSON: bounded as it comes (`cloche.serving.json_bounds`), parsed once, and made a model."""
+"""JSON request bodies: bounded while they are received (`cloche.serving.json_bounds`), parsed once, and validated."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _AS_FILES = "send files in base64, more of them as a form or an archive"
 
 
 class JsonBounds(Counted):
-    """Count what comes of one JSON text, and refuse it as a service does."""
+    """Count the bytes and items of one JSON text, and refuse one that exceeds the bounds."""
 
     __slots__ = ()
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece. Raises Refused (413)."""
+        """Count a piece. Raises Refused (413)."""
         try:
             super().feed(piece)
         except TooMuch as error:
@@ -38,7 +38,7 @@ class JsonBounds(Counted):
 
 
 def parse(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
-    """Return what JSON says, which was bounded before. Raises Refused (422); no number is NaN or infinite."""
+    """Return the value of a bounded JSON text. NaN and infinity are refused. Raises Refused (422)."""
     try:
         return from_json(data, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
@@ -50,15 +50,15 @@ def validated(model: type[T], data: object) -> T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        faults = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
         raise RequestValidationError(faults) from error
 
 
 class JsonRequest(Request):
-    """A request whose JSON is parsed once, and whose body is let go then."""
+    """A request that parses its JSON once and then frees its body."""
 
     async def json(self) -> Any:  # noqa: ANN401 - whatever JSON is
-        """Return what the body says. Raises Refused (422)."""
+        """Return the parsed body. Raises Refused (422)."""
         if not hasattr(self, "_json"):
             self._json = await parse_apart(await self.body())
             self._body = b""
@@ -66,17 +66,17 @@ class JsonRequest(Request):
 
 
 async def parse_apart(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
-    """Return what JSON says, of much in a thread: the loop has its turn before and after. Raises Refused (422)."""
+    """Return the value of a JSON text, parsed in a thread if it is large. Raises Refused (422)."""
     if len(data) <= FEW_BYTES:
         return parse(data)
     return await asyncio.to_thread(parse, data)
 
 
 class JsonRoute(APIRoute):
-    """Be a route that takes JSON."""
+    """A route with a JSON body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, with a request that lets its body go."""
+        """Return the handler with a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def with_bounds(request: Request) -> Response:

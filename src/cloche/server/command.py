@@ -1,4 +1,4 @@
-"""`cloche serve`: check where to listen, make the first key, print where to go, serve until a signal arrives."""
+"""`cloche serve`: check where to listen, create the first key, print the addresses, serve until a signal arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORKER_ADDRESS = re.compile(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeCommand:
-    """Hold the command line of `cloche serve`, parsed and not yet checked."""
+    """Hold the parsed command line of `cloche serve`, not yet checked."""
 
     host: str = "127.0.0.1"
     port: int = 8470
@@ -68,7 +68,7 @@ def serve(command: ServeCommand) -> int:
 
 
 async def serving(command: ServeCommand) -> None:
-    """Serve until this is cancelled. Raises InvalidRequest, BackendUnavailable."""
+    """Serve until cancelled. Raises InvalidRequest, BackendUnavailable."""
     import uvicorn
 
     from cloche.core.remote import MOST_MESSAGE
@@ -125,7 +125,7 @@ async def serving(command: ServeCommand) -> None:
 
 
 def _watch(service: Service) -> None:
-    """Measure the queue, where anybody traces."""
+    """Measure the queue if tracing is on."""
     from cloche.audit.recording import is_traced
 
     if is_traced():
@@ -135,12 +135,12 @@ def _watch(service: Service) -> None:
 
 
 async def _greet(service: Service, address: str) -> None:
-    """Say where the service is, with a link for one browser; and the first key, where there is none yet."""
+    """Print the address of the service, a one-time link for a browser, and the first key if it was just created."""
     from .identities import make_link_code
 
-    made = await asyncio.to_thread(_first_key, service.database, await service.audit())
-    if made is not None:
-        _say(f"cloche: the first key, which is shown once: {made}")
+    first_key = await asyncio.to_thread(_first_key, service.database, await service.audit())
+    if first_key is not None:
+        _say(f"cloche: the first key, which is shown once: {first_key}")
     await service.record("login", what="link")
     code = await asyncio.to_thread(make_link_code, service.database)
     _say(f"cloche: serving at {address}/api")
@@ -158,35 +158,35 @@ def _say(text: str) -> None:
 
 
 def read_root(text: str) -> WorkspaceRoot:
-    """Return what --workspace-root names: `FOLDER` to read, `FOLDER:rw` to write too. Raises InvalidRequest."""
+    """Return the root of --workspace-root: `FOLDER` to read, `FOLDER:rw` to write as well. Raises InvalidRequest."""
     from .service import WorkspaceRoot
 
     path, colon, mode = text.rpartition(":")
     if not colon or mode not in ("ro", "rw"):
         path, mode = text, "ro"
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise InvalidRequest(f"--workspace-root {escape_name(text)}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise InvalidRequest(f"--workspace-root {escape_name(text)}: this is no folder")
     return WorkspaceRoot(path=os.path.realpath(path), is_writable=mode == "rw")
 
 
 def _check_worker_address(command: ServeCommand) -> tuple[str, ...]:
-    """Return the name by which other machines' workers reach this one. Raises InvalidRequest."""
+    """Return the host name of this worker for those of other machines. Raises InvalidRequest."""
     if command.worker_address is None:
         return ()
-    found = _WORKER_ADDRESS.fullmatch(command.worker_address)
-    if found is None:
+    match = _WORKER_ADDRESS.fullmatch(command.worker_address)
+    if match is None:
         raise InvalidRequest(f"--worker-address {escape_name(command.worker_address)}: write it as https://HOST:PORT")
     if command.certificate is None:
         raise InvalidRequest("--worker-address: callers' keys pass over it; give --tls-certificate and --tls-key")
-    return (found[1].lower(),)
+    return (match[1].lower(),)
 
 
 def _read_text(path: str | None) -> str | None:
-    """Return the first certificate of a file, in the encoding that the database has."""
+    """Return the first certificate of a PEM file, as text for the database."""
     if path is None:
         return None
     with open(path, encoding="ascii", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Debug namespaces in a worker: what its arguments and environment switch on, and what the database says by now."""
+"""Debug namespaces of a worker, set by its arguments, its environment and the database."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("cloche.service")
 
 
 class Debugging:
-    """Switch this process's loggers. Raises InvalidRequest where CLOCHE_DEBUG names what is none."""
+    """Switch the loggers of this process. Raises InvalidRequest for an unknown namespace in CLOCHE_DEBUG."""
 
     def __init__(self, *, is_all: bool = False):
-        given = frozenset(NAMESPACES) if is_all else frozenset()
-        self.state = DebugState(argument=given, environment=read_namespaces(os.environ.get(VARIABLE, "")))
+        namespaces = frozenset(NAMESPACES) if is_all else frozenset()
+        self.state = DebugState(argument=namespaces, environment=read_namespaces(os.environ.get(VARIABLE, "")))
         switch(self.state.on)
 
     def use(self, stored: Mapping[str, bool]) -> DebugState:
-        """Follow what is stored; return what holds."""
+        """Apply the stored namespaces, and return the resulting state."""
         if stored != self.state.stored:
             before, self.state = self.state.on, replace(self.state, stored=dict(stored))
             switch(self.state.on)
@@ -33,7 +33,7 @@ class Debugging:
         return self.state
 
     async def follow(self, read: Callable[[], Awaitable[Mapping[str, bool]]]) -> None:
-        """Look again and again at what is stored, until this is cancelled; `read` reads it off the loop."""
+        """Apply the stored namespaces every `POLL_S` until cancelled. `read` reads them outside the event loop."""
         is_failing = False
         while True:
             try:

@@ -1,6 +1,7 @@
-"""The route of which there are most requests, called without the framework, which takes longer than its own work.
+"""The busiest route, called without FastAPI, whose overhead exceeds the work of the route itself.
 
-What needs anything of the framework is left to it: a query, pages of other sites, the description of the route.
+Requests that need the framework go to it: those with a query, from pages of other sites (CORS), for the OpenAPI
+document.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ PATH = "/api/code/exec"
 
 
 class Direct:
-    """Take requests to run code; pass all others on to the framework's application."""
+    """Handle requests to run code; pass all others to the framework's application."""
 
     def __init__(self, app: FastAPI, service: Service):
         self._app, self._service, self.state = app, service, app.state
         self._route = next(route for route in code.router.routes if getattr(route, "path", None) == PATH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Handle one request, or pass it on."""
         is_ours = scope["path"] == PATH and scope["type"] == "http" and scope["method"] == "POST"
         if not is_ours or scope["query_string"]:
             await self._app(scope, receive, send)

@@ -1,6 +1,7 @@
-"""Events of what goes on: kept up to a bound, read by any number of readers, and sent as server-sent events.
+"""Events of a run or call: kept up to a bound, read by any number of readers, sent as server-sent events.
 
-Who reads, or waits for the end, holds nothing back; but what somebody asked for and nobody waits for any more is ended.
+A slow reader, or a client that waits for the end, never delays the work. When a client disconnects, the work that it
+waits for is cancelled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SentEvent:
 
 
 class EventLog:
-    """Keep the last events of a run, up to a bound, and let readers wait for the next."""
+    """Keep the last events of a run up to a bound, and let readers wait for the next."""
 
     def __init__(self) -> None:
         self._events: deque[SentEvent] = deque()
@@ -46,7 +47,7 @@ class EventLog:
         self.is_over = False
 
     def add(self, name: str, data: Mapping[str, Any] | str) -> None:
-        """Add an event, and drop the oldest where there are too many."""
+        """Add an event, and drop the oldest ones beyond the bound."""
         text = data if isinstance(data, str) else as_json(data)
         self._events.append(SentEvent(number=self._next, name=name, data=text))
         self._next += 1
@@ -57,11 +58,11 @@ class EventLog:
 
     @property
     def size(self) -> int:
-        """Return how many bytes it keeps."""
+        """Return the number of bytes that it keeps."""
         return self._bytes
 
     def end(self) -> None:
-        """Say that no further one comes."""
+        """Mark the end: no further event follows."""
         self.is_over = True
         self._wake()
 
@@ -70,9 +71,10 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def _following(self, after: int) -> list[SentEvent]:
-        """Return some events after a number: a slow reader holds no more of them, and a quick one costs no look at all.
+        """Return up to `MOST_AT_ONCE` events after a number.
 
-        Numbers have no gaps, so the place of one is known.
+        A slow reader holds no more than that, and a reader that keeps up costs no search. Numbers have no gaps, so an
+        event's position follows from its number.
         """
         count = max(0, min(self._next - 1 - after, len(self._events)))  # a client may name any number
         if count <= MOST_AT_ONCE:
@@ -81,7 +83,7 @@ class EventLog:
         return list(islice(self._events, first, first + MOST_AT_ONCE))
 
     async def read(self, after: int, *, heartbeat_s: float) -> AsyncIterator[SentEvent | None]:
-        """Yield the events after a number, None where nothing came for a while, until the end."""
+        """Yield the events after a number until the end; None when none came for `heartbeat_s`."""
         while True:
             first = self._events[0].number if self._events else self._next
             if first > after + 1:
@@ -102,7 +104,7 @@ class EventLog:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LiveRun:
-    """Hold a run of this worker: its events, and the task whose result is its document as JSON text."""
+    """Hold a run of this worker: its events, and the task that returns its document as JSON text."""
 
     id: str
     project: str
@@ -117,19 +119,19 @@ class LiveRun:
     plain: Mapping[str, Any] | None = None  # its result, as the wire has it, where that is small
 
     async def wait(self) -> str:
-        """Return its document; cancelling the waiting does not cancel the run. Raises what kept it from running."""
+        """Return the document. Cancelling the wait does not cancel the run. Raises the error that prevented the run."""
         assert self.task is not None  # noqa: S101 - set by whoever made it
         return await asyncio.shield(self.task)
 
     def cancel(self) -> None:
-        """Kill it."""
+        """Kill the run."""
         self.is_cancelled = True
         if self.task is not None:
             self.task.cancel()
 
 
 async def wait_or_cancel(request: Request, live: LiveRun) -> str:
-    """Return the run's document; where the client goes away, or stops to wait, kill the run. Raises Refused."""
+    """Return the run's document; kill the run if the client disconnects or the wait is cancelled. Raises Refused."""
     assert live.task is not None  # noqa: S101 - set by whoever made it
     try:
         await wait_a_moment(live.task, MOMENT_S)
@@ -146,7 +148,7 @@ async def wait_or_cancel(request: Request, live: LiveRun) -> str:
 
 
 async def wait_a_moment(task: asyncio.Task[Any], seconds: float) -> None:
-    """Wait until a task has ended, for so long at the most. It takes less than what `asyncio.wait` does."""
+    """Wait at most `seconds` for a task to end. Cheaper than `asyncio.wait`."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 
@@ -164,12 +166,12 @@ async def wait_a_moment(task: asyncio.Task[Any], seconds: float) -> None:
 
 
 async def _wait_for_client(request: Request, task: asyncio.Task[Any]) -> None:
-    """Wait until a task has ended, or the client is gone."""
-    gone = asyncio.ensure_future(_disconnected(request))
+    """Wait until a task has ended or the client has disconnected."""
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _disconnected(request: Request) -> None:
@@ -178,12 +180,12 @@ async def _disconnected(request: Request) -> None:
 
 
 def as_sent(name: str, data: str, number: int | None = None) -> str:
-    """Return a server-sent event; its data is JSON, so one line."""
+    """Return a server-sent event. Its data is JSON and therefore one line."""
     identity = "" if number is None else f"id: {number}\n"
     return f"{identity}event: {name}\ndata: {data}\n\n"
 
 
 async def server_sent(events: EventLog, after: int) -> AsyncGenerator[str]:
-    """Yield server-sent events after a number, and a comment from time to time."""
+    """Yield the server-sent events after a number, and a comment every `HEARTBEAT_S` without one."""
     async for event in events.read(after, heartbeat_s=HEARTBEAT_S):
         yield HEARTBEAT if event is None else as_sent(event.name, event.data, event.number)

@@ -1,8 +1,8 @@
-"""What a caller may ask of a run: the request's fields, and that they get nobody more than the operator configured.
+"""The options that a request may set, and the check that they exceed nothing that the operator configured.
 
-`ExecRequest` is a table of its own: what is not in it cannot be asked for (configuration, audit, host paths). Below
-scope admin, what a request comes to is compared, key by key, with what holds without it: each key's own rule says
-whether a value is looser, and only the operator's ceilings grant more. Pure.
+`ExecRequest` is an allowlist: options without a field there cannot be set by a request (configuration, audit, host
+paths). Below scope admin, the settings that a request leads to are compared key by key with those without it. Each key
+has a rule for which values are looser, and only the operator's ceilings permit them. Pure.
 """
 
 from __future__ import annotations
@@ -79,23 +79,23 @@ def _end_at_first(schema: Any) -> None:  # noqa: ANN401 - mappings and lists of 
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "dict"):
             schema["fail_fast"] = True
-        for part in schema.values():
-            _end_at_first(part)
+        for value in schema.values():
+            _end_at_first(value)
     elif isinstance(schema, list):
-        for part in schema:
-            _end_at_first(part)
+        for value in schema:
+            _end_at_first(value)
 
 
 def _option_spellings(own: Mapping[str, str]) -> dict[str, str]:
-    """Return all spellings of the options among the fields of a model."""
-    known = {_REQUEST_NAMES.get(name, name): wire for name, wire in own.items() if name in _OPTIONS}
-    return {spelling: known[keyword] for spelling, keyword in SPELLINGS.items() if keyword in known}
+    """Return every accepted spelling of the options among a model's fields."""
+    wire_names = {_REQUEST_NAMES.get(name, name): wire for name, wire in own.items() if name in _OPTIONS}
+    return {spelling: wire_names[keyword] for spelling, keyword in SPELLINGS.items() if keyword in wire_names}
 
 
 def _names_backend(data: Mapping[str, Any]) -> bool:
-    """Tell whether `runtime` is another word for `backend` here (C1), and not one of docker's own."""
-    said = data.get("runtime")
-    return isinstance(said, str) and said.strip().lower() in BACKEND_ROWS
+    """Tell whether `runtime` means `backend` here (C1), and not a container runtime of docker."""
+    runtime = data.get("runtime")
+    return isinstance(runtime, str) and runtime.strip().lower() in BACKEND_ROWS
 
 
 def _wrong(model: str, name: str, why: str) -> ValidationError:
@@ -109,13 +109,13 @@ FIELDS.update({spelling: spelling for spelling in SPELLINGS if spelling not in F
 
 
 class WireModel(BaseModel):
-    """Be data of the wire: camelCase, no field that nobody knows, and few faults told of what is wrong all over."""
+    """Base of the wire's models: camelCase names, unknown fields refused, a bounded number of reported faults."""
 
     model_config = ConfigDict(alias_generator=camel, populate_by_name=True, extra="forbid")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401
-        """Let a list or a mapping end at its first wrong item: each one told takes far more than the item."""
+        """Stop validating a list or mapping at its first invalid item: a reported fault is far larger than its item."""
         schema = handler(source)
         _end_at_first(schema)
         return schema
@@ -134,19 +134,19 @@ class WireModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_names(cls, data: object) -> object:
-        """Return data by the wire's names, with few of those that nobody knows, which are then refused."""
+        """Return data by the wire's names. Only the first unknown names are kept, which validation then refuses."""
         if not isinstance(data, dict) or (cls._own_names.issuperset(data) and not _names_backend(data)):
             return data
         read: dict[str, Any] = {}
-        said: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         unknown = 0
         for name, value in data.items():
             field = "backend" if name == "runtime" and _names_backend(data) else cls._spellings.get(name, name)
-            if field in said:
-                raise _wrong(cls.__name__, name, f"{said[field]} says the same; give one of them")
+            if field in spelled:
+                raise _wrong(cls.__name__, name, f"{spelled[field]} says the same; give one of them")
             unknown += name not in cls._spellings
             if name in cls._spellings or unknown <= MOST_FAULTS:
-                said[field] = name
+                spelled[field] = name
                 try:
                     read[field] = read_spelling(name, value) if name in SPELLINGS else value
                 except InvalidRequest as error:
@@ -169,7 +169,7 @@ class InFile(WireModel):
         return self
 
     def content(self) -> bytes | InputFile:
-        """Return its bytes, or what has its mode as well. Raises InvalidRequest."""
+        """Return the content as bytes, or as an InputFile if it has a mode. Raises InvalidRequest."""
         if self.text is not None:
             data = self.text.encode("utf-8", "surrogateescape")
         else:
@@ -178,7 +178,7 @@ class InFile(WireModel):
 
 
 class OptionFields(WireModel):
-    """What may be asked of a sandbox, whether it lives or is for one run."""
+    """The options of a sandbox, for one run or for a sandbox that lives longer."""
 
     timeout: Amount | None = None
     memory_limit: Amount | None = None
@@ -207,14 +207,14 @@ class OptionFields(WireModel):
     prefer: Literal["strongest", "fastest"] | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords of `SandboxOptions` that were given."""
-        given = self.model_fields_set & _OPTIONS
-        names = [name for name in (*_REQUEST_NAMES, *_KEYWORDS) if name in given] if given else []
+        """Return the keywords of `SandboxOptions` that the request set."""
+        given_fields = self.model_fields_set & _OPTIONS
+        names = [name for name in (*_REQUEST_NAMES, *_KEYWORDS) if name in given_fields] if given_fields else []
         return {_REQUEST_NAMES.get(name, name): value for name in names if (value := getattr(self, name)) is not None}
 
 
 class RunFields(WireModel):
-    """What is run: `code`, or `argv` alone as a command."""
+    """What to run: `code`, or `argv` alone as a command."""
 
     code: str | None = None
     language: Word = "python"
@@ -242,16 +242,16 @@ class RunFields(WireModel):
         }  # fmt: skip
 
     def kept(self) -> dict[str, Any]:
-        """Return what is kept beside the result, as the wire has it: no files, input and environment.
+        """Return the part of the request that is stored beside the result: without files, input and environment.
 
-        `leftOut` names what else was given; what is very long is left out, too.
+        `leftOut` names the fields that are not stored. Very long code, arguments and packages are not stored either.
         """
         left_out = self.model_fields_set - _KEPT - {"return_files"}
         packages = getattr(self, "packages", None) or ()
         if len(self.code or "") + sum(map(len, (*self.argv, *packages))) > MOST_KEPT_CHARS:
             left_out |= self.model_fields_set & {"code", "argv", "packages"}
-        kept = self.model_dump(by_alias=True, exclude_unset=True, include=set(_KEPT - left_out))
-        return {**kept, "leftOut": sorted(map(camel, left_out))} if left_out else kept
+        document = self.model_dump(by_alias=True, exclude_unset=True, include=set(_KEPT - left_out))
+        return {**document, "leftOut": sorted(map(camel, left_out))} if left_out else document
 
 
 class ExecRequest(OptionFields, RunFields):
@@ -263,39 +263,42 @@ class ExecRequest(OptionFields, RunFields):
 
 
 def decoded(text: str, name: str) -> bytes:
-    """Return the bytes of base64 text, decoded part by part: others have turns between. Raises InvalidRequest."""
-    found = bytearray()
+    """Return the bytes of a base64 text. Raises InvalidRequest.
+
+    It is decoded in chunks, so that other threads can take the GIL between them.
+    """
+    data = bytearray()
     try:
-        for at in range(0, len(text), _DECODED_AT_ONCE):
-            if len(found) % 3:
+        for offset in range(0, len(text), _DECODED_AT_ONCE):
+            if len(data) % 3:
                 raise ValueError("padding within it")
-            found += base64.b64decode(text[at : at + _DECODED_AT_ONCE], validate=True)
+            data += base64.b64decode(text[offset : offset + _DECODED_AT_ONCE], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"{name}: this is no base64 ({error})") from error
-    return bytes(found)
+    return bytes(data)
 
 
 async def read_input(text: str | None, base64_text: str | None) -> bytes | str:
-    """Return what a program reads, decoded in a thread. Raises InvalidRequest."""
+    """Return the standard input of a program, decoded in a thread. Raises InvalidRequest."""
     return text or "" if base64_text is None else await asyncio.to_thread(decoded, base64_text, "stdinBase64")
 
 
 async def read_files(files: Sequence[InFile]) -> dict[str, bytes | InputFile] | None:
-    """Return the files of a request by path, decoded in a thread; None for none. Raises InvalidRequest."""
+    """Return the files of a request by path, decoded in a thread; None without files. Raises InvalidRequest."""
     return await asyncio.to_thread(lambda: {file.path: file.content() for file in files}) if files else None
 
 
 def check_fields(options: Mapping[str, Any], caller: Caller) -> None:
-    """Raise PolicyDenied for a field that takes scope admin."""
+    """Raise PolicyDenied for a field that needs scope admin."""
     if caller.has("admin"):
         return
-    given = [camel(name) for name in ADMIN_FIELDS if name in options]
-    if given:
-        raise PolicyDenied(f"{given[0]}: this needs a key with scope admin; leave it out, or ask the operator")
+    admin_fields = [camel(name) for name in ADMIN_FIELDS if name in options]
+    if admin_fields:
+        raise PolicyDenied(f"{admin_fields[0]}: this needs a key with scope admin; leave it out, or ask the operator")
 
 
 def check_not_looser(own: Settings, base: Settings) -> None:
-    """Raise PolicyDenied where a request would get more than the settings, and more than their ceilings grant."""
+    """Raise PolicyDenied if a request exceeds both the settings and their ceilings."""
     for key in KEYS:
         if not key.settings_field or key.name in _NOT_COMPARED:
             continue
@@ -308,7 +311,7 @@ def check_not_looser(own: Settings, base: Settings) -> None:
 
 
 def check_stays(backend: str, base: Settings) -> None:
-    """Raise PolicyDenied where a request would send code to a provider that the settings do not name."""
+    """Raise PolicyDenied if a request would send code to a remote backend that the settings do not name."""
     if backend != base.backend and (row := BACKEND_ROWS.get(backend)) is not None and row.is_remote:
         raise PolicyDenied(
             f"backend: {backend} sends code to other machines, at the expense of this service's account; that needs a "
@@ -335,34 +338,36 @@ def _most(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as many 
     return old if field is None else max(old, base.ceilings.get(field, old))
 
 
-def _above(name: str, asked: str, most: str) -> PolicyDenied:
-    return PolicyDenied(f"{name}: {asked} is above what the service allows ({most}); ask for less, or the operator")
+def _above(name: str, requested: str, ceiling: str) -> PolicyDenied:
+    return PolicyDenied(
+        f"{name}: {requested} is above what the service allows ({ceiling}); ask for less, or the operator"
+    )
 
 
 def _check_network(own: Policy, base: Settings) -> None:
-    asked, held, ceiling = own.network_rules(), base.policy.network_rules(), base.ceilings.get("network")
-    if asked.mode == "off" or asked == held:
+    requested, held, ceiling = own.network_rules(), base.policy.network_rules(), base.ceilings.get("network")
+    if requested.mode == "off" or requested == held:
         return
-    if asked.mode in ("open", "bridge"):
-        granted = mode_rank(asked.mode) <= mode_rank(held.mode)
-        granted = granted or (ceiling is not None and mode_rank(asked.mode) <= mode_rank(ceiling.mode))
-        if not granted or set(asked.open_ports) - set(held.open_ports):
-            raise _above("network", asked.mode, held.mode)
+    if requested.mode in ("open", "bridge"):
+        granted = mode_rank(requested.mode) <= mode_rank(held.mode)
+        granted = granted or (ceiling is not None and mode_rank(requested.mode) <= mode_rank(ceiling.mode))
+        if not granted or set(requested.open_ports) - set(held.open_ports):
+            raise _above("network", requested.mode, held.mode)
         return
-    for rule in asked.allow:
+    for rule in requested.allow:
         granted = held.mode != "bridge" and covers(held, rule)
         if not (granted or (ceiling is not None and ceiling.grants(rule))):
             raise _above("networkAllow", rule.text, held.mode)
 
 
-def check_packages(asked: PackageList, base: Settings) -> None:
-    """Raise PolicyDenied for packages that the settings neither have nor let anybody name."""
+def check_packages(requested: PackageList, base: Settings) -> None:
+    """Raise PolicyDenied for packages that are neither in the settings nor allowed by them."""
     held, ceiling = base.policy.packages, base.ceilings.get("packages")
-    if not asked or asked == held:
+    if not requested or requested == held:
         return
     allowed = (*base.packages_allow, *(ceiling or ()))
-    if asked != "auto":
-        new = tuple(one for one in asked if held == "auto" or one not in held)
+    if requested != "auto":
+        new = tuple(package for package in requested if held == "auto" or package not in held)
         if not new or (allowed and not packages_above(new, allowed)):
             return
         named = packages_above(new, allowed) or new[0]

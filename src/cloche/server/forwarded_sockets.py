@@ -1,6 +1,7 @@
-"""One web socket that is passed on to a worker of another machine, as it comes, both ways.
+"""Forward one web socket to a worker of another machine, in both directions.
 
-Who does not read is not read for, as without the worker between; the other worker looks after key and times.
+Backpressure passes through: this worker reads from one side only as fast as the other side accepts data. The other
+worker enforces the key and the time-outs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def pass_on_socket(
     target: str, peer: WorkerFacts, context: ssl.SSLContext | None, headers: Sequence[tuple[bytes, bytes]],
     scope: Scope, receive: Receive, send: Send,
 ) -> None:  # fmt: skip
-    """Carry one to the `https:` address of a peer. Raises Refused (503) where nobody takes it."""
+    """Forward a web socket to the `https:` address of a peer. Raises Refused (503) if the peer cannot be reached."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -51,14 +52,14 @@ async def pass_on_socket(
         open_timeout=OPEN_S, close_timeout=CLOSE_S, user_agent_header=None, logger=_logger,
         # Whose page asks was checked here; there it is one of that host's.
         origin=_origin(target),  # type: ignore[arg-type]
-        additional_headers=[one for one in own if not one[0].lower().startswith("sec-websocket-")],
+        additional_headers=[header for header in own if not header[0].lower().startswith("sec-websocket-")],
     )  # fmt: skip
     try:
         connection = await connecting
     except InvalidStatus as refused:
-        told = refused.response
-        kept = {"content-type": told.headers.get("content-type", "text/plain")}
-        await Response(bytes(told.body or b""), told.status_code, kept)(scope, receive, send)
+        response = refused.response
+        response_headers = {"content-type": response.headers.get("content-type", "text/plain")}
+        await Response(bytes(response.body or b""), response.status_code, response_headers)(scope, receive, send)
         return
     except (OSError, TimeoutError, InvalidHandshake) as error:
         raise gone(peer.name, str(error)) from error
@@ -70,7 +71,7 @@ async def pass_on_socket(
 
 
 async def _carry(connection: ClientConnection, receive: Receive, send: Send) -> None:
-    """Carry both ways until one side ends, and end the other one alike."""
+    """Pass messages in both directions until one side ends, then close the other with the same code."""
     works = [asyncio.ensure_future(_inward(connection, receive)), asyncio.ensure_future(_outward(connection, send))]
     try:
         await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +105,7 @@ async def _outward(connection: ClientConnection, send: Send) -> None:
 
 
 def _origin(target: str) -> str:
-    """Return the origin of an address, as a browser would say it."""
-    scheme, _, rest = target.partition("://")
-    host = rest.partition("/")[0]
+    """Return the origin of a URL, as a browser would send it."""
+    scheme, _, authority = target.partition("://")
+    host = authority.partition("/")[0]
     return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"

@@ -1,10 +1,11 @@
-"""Requests for what another worker has, passed on to it.
+"""Forward requests to the worker that owns their target.
 
-Theory of operation: what one worker alone has is a run that goes on, and a sandbox with its sessions and commands; the
-row says who. A request for such a thing, of programs or of the page, is checked as any other, then passed on as it
-came, and its answer passed back; the worker that has it checks it again. Web sockets into a sandbox are passed on to
-another machine alone: on this one any worker can be in it. A header with a key of the database says that a request was
-passed on, and for whom: it is not passed on further. A client that goes away ends what it asked for there, too.
+Theory of operation: a running run, and a sandbox with its sessions and commands, belong to one worker, which their row
+names. A request for them, to the API or the page, is authenticated as usual, then forwarded unchanged, and the response
+is passed back. The owning worker checks it again. Web sockets into a sandbox are forwarded only to other machines:
+every worker of a machine can attach to its sandboxes. A header with a key of the database marks a forwarded request and
+another gives the client's address; a marked request is never forwarded again. When the client disconnects, the
+forwarded request is cancelled, too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _OF_ONE_HOP = frozenset((
 
 
 class Forwarding:
-    """Pass on what another worker has; all else goes to the routes."""
+    """Forward requests for targets of other workers; pass all others to the routes."""
 
     def __init__(
         self, app: ASGIApp, peers: Peers, *, sandbox: Callable[[str], Awaitable[str | None]],
@@ -52,7 +53,7 @@ class Forwarding:
         self._app, self._peers, self._sandbox, self._has_run, self._check = app, peers, sandbox, has_run, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Handle one request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -84,17 +85,17 @@ class Forwarding:
         await self._app(scope, receive, send)
 
     async def _elsewhere(self, scope: Scope) -> str | None:
-        """Return the other worker that has what a request is about."""
+        """Return the other worker that owns the request's target, None for this worker."""
         path = scope["path"]
-        if (found := _SANDBOXES.fullmatch(path)) is not None:
-            worker = await self._sandbox(found[1])
+        if (match := _SANDBOXES.fullmatch(path)) is not None:
+            worker = await self._sandbox(match[1])
             return None if worker is None or (scope["type"] == "websocket" and is_here(worker)) else worker
-        if (found := _RUNS.fullmatch(path)) is not None and not self._has_run(found[1]):
-            return await self._peers.has_run(found[1])
+        if (match := _RUNS.fullmatch(path)) is not None and not self._has_run(match[1]):
+            return await self._peers.has_run(match[1])
         return None
 
     async def _pass_on(self, worker: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and its answer back. Raises Refused (503) where nobody takes it, (502) where that ends."""
+        """Forward a request, and pass its response back. Raises Refused: 503 without a peer, 502 if it fails."""
         peer = await self._peers.find(worker)
         if peer is None:
             raise gone(worker)
@@ -145,12 +146,14 @@ class Forwarding:
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         client = (scope.get("client") or ("", 0))[0]
-        kept = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_HOP]
-        return [*kept, (MARK.encode(), self._peers.key.encode()), (CLIENT.encode(), client.encode())]
+        passed_headers = [
+            (name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_HOP
+        ]
+        return [*passed_headers, (MARK.encode(), self._peers.key.encode()), (CLIENT.encode(), client.encode())]
 
 
 class _Incoming:
-    """Receive a body for whom it is passed on to, then wait for the client to leave."""
+    """Receive a request's body for the forwarded request, then watch for the client's disconnect."""
 
     def __init__(self, receive: Receive, *, has_body: bool):
         self._receive, self.has_body = receive, has_body
@@ -158,7 +161,7 @@ class _Incoming:
         self._is_left = False
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Give it piece by piece."""
+        """Yield the body in pieces."""
         more = True
         while more:
             message = await self._receive()
@@ -173,7 +176,7 @@ class _Incoming:
             await asyncio.Event().wait()
 
     async def until_left(self) -> None:
-        """Return once the client has left."""
+        """Return once the client has disconnected."""
         if self.has_body:
             await self._is_over.wait()
         while not self._is_left:
@@ -188,7 +191,7 @@ def _has_body(scope: Scope) -> bool:
 
 @asynccontextmanager
 async def _client(peer: WorkerFacts) -> AsyncIterator[httpx.AsyncClient]:
-    """Hold a client for one request: an idle connection may be closed by the other side just when it is used."""
+    """Yield a client for one request. No connection is reused: the peer may close an idle one as it is used."""
     import httpx
 
     verify: ssl.SSLContext | bool = False if peer.certificate is None else _exactly(peer.certificate)
@@ -204,7 +207,10 @@ async def _client(peer: WorkerFacts) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def _exactly(certificate: str) -> ssl.SSLContext:
-    """Return what trusts this certificate alone; the database says whose it is, and no name has to."""
+    """Return a TLS context that trusts this certificate alone.
+
+    The database says which worker it belongs to, so no host name is checked.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -217,7 +223,7 @@ def _connection(scope: Scope, receive: Receive, send: Send) -> HTTPConnection:
 
 
 def _target(peer: WorkerFacts, scope: Scope) -> str:
-    """Return the URL at which a peer has what a request is for."""
+    """Return the URL of a request at a peer."""
     path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
     scheme = "http" if peer.certificate is None else "https"

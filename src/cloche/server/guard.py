@@ -1,6 +1,6 @@
-"""What stands before every route: hosts by name, bodies of bounded size, headers for browsers, readers that read.
+"""Checks before every route: host names, body sizes, response headers for browsers, a time-out for slow readers.
 
-A plain ASGI layer: it sees each message, and costs little.
+A plain ASGI middleware: it sees each message, and costs little.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _HEADERS = tuple(
 
 
 class Guard:
-    """Refuse what no route should see, and add the headers that browsers obey.
+    """Refuse invalid requests before routing, and add security headers.
 
-    `identify` raises Refused (401) for a request that is nobody's.
+    `identify` raises Refused (401) for a request without valid credentials.
     """
 
     def __init__(self, app: ASGIApp, *, names: Sequence[str], identify: Identify, is_any_host: bool = False):
@@ -67,7 +67,7 @@ class Guard:
         self._held = Shares(MOST_HELD)  # bytes of bodies that are being received or worked on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it."""
+        """Handle one request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -81,7 +81,7 @@ class Guard:
         await self._pass(scope, receive, send, headers)
 
     def _knows(self, host: str) -> bool:
-        """Tell whether a request is for one of our names: a page that rebinds its own name to us has another one."""
+        """Tell whether the Host header has an accepted name. DNS rebinding from another site's page fails here."""
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         return name.lower() in self._names or host.lower() in self._names
 
@@ -99,22 +99,22 @@ class Guard:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         sent = _with_headers(_bounded(self._while_known(HTTPConnection(scope), send)))
         try:
-            most, whose = await self._most(scope, headers)
+            max_bytes, whose = await self._most(scope, headers)
         except (Refused, ClocheError) as error:
             await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
-        is_held = most < MOST_UPLOAD  # an upload is passed on piece by piece
+        is_held = max_bytes < MOST_UPLOAD  # an upload is passed on piece by piece
         kind = "bytes" if UPLOADS.fullmatch(scope["path"]) else _kind(headers)
-        body = _Body(self._held, whose, receive, most, is_held=is_held, kind=kind)
+        body = _Body(self._held, whose, receive, max_bytes, is_held=is_held, kind=kind)
         try:
             await self._app(scope, body.receive, sent)
         finally:
             self._held.give_back(whose, body.held)
 
     async def _most(self, scope: Scope, headers: Headers) -> tuple[int, str | None]:
-        """Return how large the body may be, and whose a large one is.
+        """Return the bound of the body in bytes, and the caller that a large body is accounted to.
 
-        Raises Refused for one that says it is larger, or is nobody's.
+        Raises Refused for a body whose declared size exceeds the bound, and for a large one without valid credentials.
         """
         _check_charset(headers.get("content-type", ""))
         _check_query(scope.get("query_string", b""))
@@ -126,13 +126,13 @@ class Guard:
             raise _too_large(MOST_BODY_OF_NOBODY)
         # A body is received, and read as JSON, before a route asks whose it is.
         caller = await self._identify(HTTPConnection(scope))
-        most = _most_at(scope["path"])
-        if size > most:
-            raise _too_large(most)
-        return most, caller.key_id
+        max_bytes = _most_at(scope["path"])
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        return max_bytes, caller.key_id
 
     def _while_known(self, connection: HTTPConnection, send: Send) -> Send:
-        """Return a sender that ends an answer which goes on when the key that it is for holds no more."""
+        """Return a sender that ends a long response once the caller's key is no longer valid."""
         looked_at = time.monotonic()
 
         async def while_known(message: Message) -> None:
@@ -154,22 +154,22 @@ def _most_at(path: str) -> int:
 
 
 def _kind(headers: Headers) -> str:
-    """Return what a body is parsed as, if at all: a form, its pairs, or JSON, whatever else it is said to be."""
-    said = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if said.startswith("multipart/"):
+    """Return how the body will be parsed: as a form, as URL-encoded pairs, or as JSON for any other content type."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type.startswith("multipart/"):
         return "form"
-    return "pairs" if said == "application/x-www-form-urlencoded" else "JSON"
+    return "pairs" if media_type == "application/x-www-form-urlencoded" else "JSON"
 
 
 def _check_query(query: bytes) -> None:
-    """Raise Refused (422) for text with a NUL, which not every database has."""
+    """Raise Refused (422) for text with a NUL, which not every database can store."""
     if b"%00" in query:
         named = next((name for name, value in parse_qsl(query.decode("latin-1")) if "\0" in value), None)
         raise Refused(422, "invalid-request", f"{named or 'query'}: this has a NUL character", field=named)
 
 
 def _check_charset(content_type: str) -> None:
-    """Raise Refused (415) for a form in another encoding: some of Python's take the square of a text's length."""
+    """Raise Refused (415) for a form in another encoding: some of Python's decoders take quadratic time."""
     if ";" not in content_type:
         return
     _, options = parse_options_header(content_type)
@@ -178,20 +178,21 @@ def _check_charset(content_type: str) -> None:
         raise Refused(415, "unsupported-media-type", "charset: send UTF-8")
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, "body-too-large", f"the body has more than {most} bytes", remedy="send less at once")
+def _too_large(max_bytes: int) -> Refused:
+    return Refused(413, "body-too-large", f"the body has more than {max_bytes} bytes", remedy="send less at once")
 
 
 class _Body:
-    """Receive a body that may not go on beyond its bounds, counted among those of all requests.
+    """Receive a body within its bound, and account its bytes among those of all requests.
 
-    Those of one caller have a share of all. A form comes in pieces, as its parser takes a turn of the loop for each.
+    The bodies of one caller may take a share of the total. A form is passed on in pieces, since its parser yields to
+    the event loop after each.
     """
 
     def __init__(
-        self, all_held: Shares, whose: str | None, receive: Receive, most: int, *, is_held: bool, kind: str
+        self, all_held: Shares, whose: str | None, receive: Receive, max_bytes: int, *, is_held: bool, kind: str
     ):  # fmt: skip
-        self._all_held, self._whose, self._receive, self._most = all_held, whose, receive, most
+        self._all_held, self._whose, self._receive, self._most = all_held, whose, receive, max_bytes
         self._is_held, self._kind = is_held, kind
         self._bounds = JsonBounds()
         self.held = self._seen = self._pairs = 0
@@ -235,7 +236,7 @@ class _Body:
 
 
 def _bounded(send: Send) -> Send:
-    """Return a sender that gives up on a client that does not read."""
+    """Return a sender that times out on a client that does not read."""
 
     async def bounded(message: Message) -> None:
         async with asyncio.timeout(SEND_S):

@@ -1,6 +1,6 @@
-"""HTML of the page: templates that escape everything, static files by a table, and errors that a human reads.
+"""HTML of the page: templates with autoescaping, a fixed table of static files, and error pages.
 
-Rendering is done in a thread, as it grows with what a guest wrote.
+Templates are rendered in a thread, since the time grows with a guest's output.
 """
 
 from __future__ import annotations
@@ -70,59 +70,64 @@ class Asset:
 def assets() -> Mapping[str, Asset]:
     """Return all static files, by path."""
     folder = resources.files(str(__package__)) / "static"
-    found = {}
+    files = {}
     for path, media_type in STATIC.items():
         content = folder.joinpath(path).read_bytes()
         version = hashlib.sha256(content).hexdigest()[:12]
-        found[path] = Asset(content=content, media_type=media_type, version=version)
-    return found
+        files[path] = Asset(content=content, media_type=media_type, version=version)
+    return files
 
 
 def static_url(path: str) -> str:
-    """Return where a static file is; it has another address when it has another content, so browsers may keep it."""
+    """Return the URL of a static file. It changes with the content, so browsers may cache it for ever."""
     return below.address(f"/static/{path}?v={assets()[path].version}")
 
 
 class _Addresses(Extension):
-    """Have every address of the service in a template begin with the root path, as a browser has to ask for it."""
+    """Prepend the root path to every URL of the service in a template."""
 
     _WRITTEN = re.compile(r'((?:href|src|action|hx-[a-z]+|data-[a-z]+)=")(/[a-z])')
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:  # noqa: ARG002 - Jinja's
-        """Return a template's source with that."""
+        """Return the template's source with prefixed URLs."""
         return self._WRITTEN.sub(r"\1{{ address('') }}\2", source)
 
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader(__package__ or "", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, extensions=[_Addresses],
     )  # fmt: skip
-    found.filters |= {"terminal": render_terminal, "pretty": pretty, "bounded": bounded, "moment": moment}
-    found.globals |= {"static_url": static_url, "address": below.address, "parts": PARTS, "csrf_field": CSRF_FIELD}
-    return found
+    environment.filters |= {"terminal": render_terminal, "pretty": pretty, "bounded": bounded, "moment": moment}
+    environment.globals |= {
+        "static_url": static_url,
+        "address": below.address,
+        "parts": PARTS,
+        "csrf_field": CSRF_FIELD,
+    }
+    return environment
 
 
 def part_of(path: str) -> str:
-    """Return the address of the part of the page that a path belongs to, nothing where it belongs to none."""
+    """Return the URL path of the page's section for a path, empty without one."""
     if path.startswith("/runs/"):
         return "/activity"
     return next((address for address, _, _ in PARTS if path == address or path.startswith(f"{address}/")), "")
 
 
 def pretty(value: object) -> str:
-    """Return plain data as JSON to read, bounded."""
+    """Return plain data as indented JSON, bounded."""
     return bounded(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def moment(text: str | None) -> str:
-    """Return a time of the records to read: UTC, in seconds."""
+    """Return a timestamp of the records in a readable form: UTC, in seconds."""
     return "" if not text else text[:19].replace("T", " ")
 
 
 def is_fragment(request: Request) -> bool:
-    """Tell whether the script asks for a part to put into the page, and not the browser for a page."""
+    """Tell whether htmx asks for a fragment, and not the browser for a whole page."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -145,7 +150,7 @@ async def render(
 
 
 class PageRoute(APIRoute):
-    """Be a route of the page: what goes wrong is said in HTML."""
+    """A route of the page, whose errors are answered in HTML."""
 
     def get_route_handler(self) -> Call:
         """Return the handler, with errors as pages."""
@@ -169,24 +174,24 @@ async def _problem_page(request: Request, error: Exception) -> Response:
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
         return await render(request, "no_cookie.html", None, status_code=status)
-    problem, ways = json.loads(bytes(response.body)), _ways_on(request)
-    return await render(request, "problem.html", None, status_code=status, problem=problem, ways=ways)
+    problem, links = json.loads(bytes(response.body)), _ways_on(request)
+    return await render(request, "problem.html", None, status_code=status, problem=problem, ways=links)
 
 
 def _ways_on(request: Request) -> list[tuple[str, str]]:
-    """Return where a page that failed leads, with the words for it: to where the browser was, and to its part."""
+    """Return the links of an error page, with their labels: to the previous page and to the section."""
     path, before = request.url.path, urlsplit(request.headers.get("referer", ""))
-    part = part_of(path) or PARTS[0][0]
-    found = [(part, f"Go to {next(name for address, name, _ in PARTS if address == part)}")]
+    section = part_of(path) or PARTS[0][0]
+    links = [(section, f"Go to {next(name for address, name, _ in PARTS if address == section)}")]
     is_ours = before.netloc == request.headers.get("host") and not before.path.startswith("//")
     before = before._replace(scheme="", netloc="", fragment="", path=below.inner(before.path))
-    if is_ours and before.path not in (path, part):
-        found.insert(0, (before.geturl(), "Back to the page before"))
-    return [one for one in found if one[0] != path or request.method != "GET"] or [("/run", "Go to Run")]
+    if is_ours and before.path not in (path, section):
+        links.insert(0, (before.geturl(), "Back to the page before"))
+    return [link for link in links if link[0] != path or request.method != "GET"] or [("/run", "Go to Run")]
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Return the response to any error: a page for a browser that asked for one, else a problem."""
+    """Return the response to any error: a page for a browser, else problem details."""
     is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if is_page:
         return await _problem_page(request, error)
@@ -195,7 +200,7 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 async def _note_refusal(connection: HTTPConnection, error: Exception) -> None:
-    """Let the audit log say what somebody who is known was refused to do."""
+    """Record in the audit log that an authenticated caller was refused."""
     method = connection.scope.get("method", "WEBSOCKET")
     if CALLER in connection.scope and method not in SAFE:
         route = getattr(connection.scope.get("route"), "path", connection.url.path)

@@ -1,8 +1,8 @@
-"""Whose key or cookie a text is, and what its owner may do.
+"""The owner of a key or cookie, and its scopes.
 
-What holds is read from the database again after a second at most, so a revoked key ends that soon. A browser's cookie
-is a human at the operator's own terminal, with all scopes. A key that is wrong costs as much as one that is right: one
-hash and one look into an index.
+Answers of the database are cached for a second, so a revoked key stops working within that time. A browser's cookie
+stands for a human at the operator's own terminal, and has all scopes. A wrong key costs as much as a right one: one
+hash and one index lookup.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COOKIE_S, LINK_S = 12 * 3_600, 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Say who asks: a key, or a human in a browser (`key_id` None)."""
+    """Hold an authenticated caller: a key, or a human in a browser (`key_id` None)."""
 
     project: str
     scopes: tuple[str, ...]
@@ -44,15 +44,15 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """Return what records and the audit log call it."""
+        """Return the caller's name in records and in the audit log."""
         return self.key_id or BROWSER
 
     def has(self, scope: str) -> bool:
-        """Tell whether it may do what a scope is for."""
+        """Tell whether the caller has a scope. `admin` includes all of them."""
         return scope in self.scopes or "admin" in self.scopes
 
     def require(self, scope: str) -> None:
-        """Raise Refused unless it may."""
+        """Raise Refused (403) unless the caller has a scope."""
         if not self.has(scope):
             raise Refused(
                 403, "scope-missing", f"this needs a key with scope {scope}; this one has {', '.join(self.scopes)}",
@@ -61,7 +61,7 @@ class Caller:
 
 
 class Identities:
-    """Find who asks by what they send; keeps answers for a second."""
+    """Authenticate keys and cookies, with answers cached for `HOLDS_S`."""
 
     def __init__(self, database: Database):
         self._database = database
@@ -69,33 +69,33 @@ class Identities:
         self.used: set[str] = set()  # keys, until that is noted
 
     async def of_key(self, text: str) -> KeyFacts | None:
-        """Return the key of a text, None for none that holds."""
-        found = await self._look(b"key" + hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key, text)
-        if not isinstance(found, KeyFacts) or not found.is_valid:
+        """Return the key with this text, None unless it is valid."""
+        key = await self._look(b"key" + hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key, text)
+        if not isinstance(key, KeyFacts) or not key.is_valid:
             return None
-        self.used.add(found.id)
-        return found
+        self.used.add(key.id)
+        return key
 
     async def of_cookie(self, text: str) -> bytes | None:
-        """Return the hash of a browser's cookie, None for one that does not hold."""
+        """Return the hash of a valid cookie, None for an invalid one."""
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
         ends = await self._look(b"cookie" + digest, self._cookie_end, digest)
         return digest if isinstance(ends, str) and now() < ends else None
 
     def forget(self) -> None:
-        """Ask the database again, from now on."""
+        """Drop all cached answers."""
         self._known.clear()
 
-    async def _look(self, index: bytes, ask: Callable[..., KeyFacts | str | None], what: object) -> object:
-        at, found = self._known.get(index, (0.0, None))
-        if time.monotonic() - at < HOLDS_S:
-            return found
-        found = await asyncio.to_thread(ask, what)
+    async def _look(self, index: bytes, ask: Callable[..., KeyFacts | str | None], argument: object) -> object:
+        read_at, answer = self._known.get(index, (0.0, None))
+        if time.monotonic() - read_at < HOLDS_S:
+            return answer
+        answer = await asyncio.to_thread(ask, argument)
         if len(self._known) >= MOST_CACHED:
             self._known.clear()
-        if found is not None:  # what anybody can send without end is not kept
-            self._known[index] = (time.monotonic(), found)
-        return found
+        if answer is not None:  # what anybody can send without end is not kept
+            self._known[index] = (time.monotonic(), answer)
+        return answer
 
     def _key(self, text: str) -> KeyFacts | None:
         with self._database.reading() as session:
@@ -109,12 +109,12 @@ class Identities:
 
 
 def make_link_code(database: Database) -> str:
-    """Return the code of a one-time link, which holds for ten minutes."""
+    """Create a one-time link, valid for ten minutes, and return its code."""
     return _store_secret(database, "link", LINK_S)
 
 
 def use_link_code(database: Database, code: str) -> str | None:
-    """Return a new cookie for the code of a link, which then holds no more; None for a wrong one."""
+    """Return a new cookie for a link's code, which is used up; None for a wrong code."""
     digest = hashlib.sha256(code.encode("utf-8", "replace")).digest()
     with database.reading() as session:  # anybody may send anything: that keeps nobody else from writing
         if session.scalar(select(BrowserSession.id).where(BrowserSession.sha256 == digest)) is None:
@@ -128,13 +128,13 @@ def use_link_code(database: Database, code: str) -> str | None:
 
 
 def end_cookie(database: Database, digest: bytes) -> None:
-    """Let a browser's cookie hold no more."""
+    """Invalidate a browser's cookie."""
     with database.writing() as session:
         session.execute(delete(BrowserSession).where(BrowserSession.sha256 == digest))
 
 
 def csrf_token(session_hash: bytes) -> str:
-    """Return the token that the page's forms carry: nobody who cannot read the page can make it from outside."""
+    """Return the CSRF token of the page's forms. It can be computed only from the cookie."""
     return hmac.new(session_hash, b"csrf", "sha256").hexdigest()
 
 

@@ -1,10 +1,10 @@
-"""The service's own log on standard error: a JSON object a line, or plain lines where that is a terminal.
+"""The service's own log on standard error: one JSON object a line, or plain lines on a terminal.
 
-Only `cloche serve` configures it. A message is bounded and has no character that a terminal would obey. Of an error
-that nobody expected it has the type and where it was, and not the text, which may quote what ran or a row.
+Only `cloche serve` configures it. Messages are bounded and have no control characters. An unexpected error is logged
+with its type and frames, without its text, which may quote a guest's code or a row.
 
-Lines are made and written by a thread: whoever reads them slowly, or not at all, holds no request up. Beyond a number
-of lines that wait, further ones are left out, and how many is said.
+A thread formats and writes the lines, so that a slow reader of standard error does not delay requests. The queue of
+lines is bounded; lines beyond it are dropped, and their number is logged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHARED: list[Any] = [
 
 
 def configure_log() -> None:
-    """Log warnings to standard error, and each request. Replaces what was configured before."""
+    """Log warnings and each request to standard error. Replaces any previous configuration of `logging`."""
     handler = LaterHandler(sys.stderr)
     handler.setFormatter(make_formatter(is_plain=sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -52,7 +52,7 @@ def configure_log() -> None:
 
 
 class AccessRecord(logging.LogRecord):
-    """What is logged of each request: fields, a time, and nothing of who logs, which takes longer to find out."""
+    """The record of a request: fields and a time. It skips the caller's frame, which `LogRecord` takes long to find."""
 
     def __init__(self, event: str, fields: dict[str, Any]):  # instead of what it inherits
         self.name, self.levelno, self.levelname, self.msg, self.args = ACCESS, logging.INFO, "INFO", event, ()
@@ -60,7 +60,7 @@ class AccessRecord(logging.LogRecord):
         self.exc_info = self.exc_text = self.stack_info = None
 
     def as_fields(self) -> Fields:
-        """Return all that its line has."""
+        """Return all fields of its line."""
         moment = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
         return {**self.fields, "time": moment, "level": "info", "logger": ACCESS, "event": self.msg}
 
@@ -72,26 +72,26 @@ def log_access(event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
 
 
 class LaterHandler(logging.Handler):
-    """Write records by a thread, in their order; `close` waits a moment for what is left."""
+    """Write records in a thread, in order. `close` waits up to `END_S` for the queued ones."""
 
-    def __init__(self, stream: TextIO, *, most: int = MOST_WAITING):
+    def __init__(self, stream: TextIO, *, max_waiting: int = MOST_WAITING):
         super().__init__()
         self._stream = stream
-        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(most)
+        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(max_waiting)
         self._left_out = 0
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="cloche-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a record written, unless too many wait."""
+        """Queue a record; drop it when the queue is full."""
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
             self._left_out += 1
 
     def close(self) -> None:
-        """Write what waits, for a moment."""
+        """Write the queued records, for up to `END_S`."""
         self._is_closing.set()
         try:
             self._waiting.put(None, timeout=END_S)
@@ -102,7 +102,7 @@ class LaterHandler(logging.Handler):
         super().close()
 
     def _write(self) -> None:
-        """Write what waits, all of it at once, then nothing for a moment: each time takes a turn from others."""
+        """Write all queued records at once, then pause: each write takes a turn of the GIL from the event loop."""
         is_last = False
         while not is_last:
             records = [self._waiting.get()]
@@ -135,7 +135,7 @@ class LaterHandler(logging.Handler):
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """Make lines, those of requests by the shortest way."""
+    """Format records; those of requests skip structlog's processors."""
 
     def __init__(self, render: Callable[[object, str, Fields], str]):
         processors: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _explain, render]
@@ -149,26 +149,26 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
 
 
 def make_formatter(*, is_plain: bool) -> logging.Formatter:
-    """Return what makes lines: plain ones, or JSON."""
+    """Return a formatter of plain lines or of JSON."""
     return _Formatter(_as_line if is_plain else _as_json)
 
 
 def _explain(_: object, __: str, fields: Fields) -> Fields:
-    """Put an error's types and places in place of its traceback."""
-    given = fields.pop("exc_info", None)
-    error = given[1] if isinstance(given, tuple) else given if isinstance(given, BaseException) else None
+    """Replace a traceback by the types and frames of the error and its causes."""
+    exc_info = fields.pop("exc_info", None)
+    error = exc_info[1] if isinstance(exc_info, tuple) else exc_info if isinstance(exc_info, BaseException) else None
     if error is not None:
-        fields["error"] = [_shown(one) for one in _chain(error)]
+        fields["error"] = [_shown(link) for link in _chain(error)]
     return fields
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     following: BaseException | None = error
-    while following is not None and following not in found and len(found) < 8:
-        found.append(following)
+    while following is not None and following not in chain and len(chain) < 8:
+        chain.append(following)
         following = following.__cause__ or following.__context__
-    return found
+    return chain
 
 
 def _shown(error: BaseException) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _shown(error: BaseException) -> dict[str, Any]:
 
 
 def _as_json(_: object, __: str, fields: Fields) -> str:
-    """Return one line of ASCII: whatever else was in it is an escape of JSON."""
+    """Return one line of ASCII JSON; other characters are escaped."""
     text = json.dumps(_ordered(fields), default=str, ensure_ascii=True, separators=(",", ":"))
     return text.replace("\x7f", "\\u007f")
 
@@ -194,8 +194,8 @@ def _as_line(_: object, __: str, fields: Fields) -> str:
 
 def _ordered(fields: Fields) -> dict[str, Any]:
     first = {name: fields.get(name) for name in ("time", "level", "logger", "event")}
-    rest = {name: value for name, value in fields.items() if name not in first}
-    return {name: _bounded(value) for name, value in {**first, **rest}.items()}
+    other_fields = {name: value for name, value in fields.items() if name not in first}
+    return {name: _bounded(value) for name, value in {**first, **other_fields}.items()}
 
 
 def _bounded(value: Any) -> Any:  # noqa: ANN401 - whatever is logged

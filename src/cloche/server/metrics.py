@@ -1,6 +1,6 @@
-"""What Prometheus reads: how runs ended and how long they took, how many wait; requests; failures of the database.
+"""Prometheus metrics: outcomes and durations of runs, the queue, requests, failures of the database.
 
-Labels are words of a small set: statuses, methods, route templates. No code, no output, no name, no id.
+Labels have few values: statuses, methods, route templates. They contain no code, output, name or id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """Hold the counters of one worker."""
+    """Hold the metrics of one worker."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -32,26 +32,26 @@ class Metrics:
         self._failures = Counter("cloche_database_errors", "What the database could not do", registry=registry)
 
     def run_ended(self, status: str, seconds: float | None) -> None:
-        """Count a run; `seconds` where it got a place and came to its end."""
+        """Count a run that ended. `seconds` is its duration, None unless it ran to its end."""
         self._runs.labels(status).inc()
         if seconds is not None:
             self._seconds.observe(seconds)
 
     def run_refused(self) -> None:
-        """Count a run for which there was no room."""
+        """Count a run that was refused because the queue was full."""
         self._refused.inc()
 
     def request_ended(self, method: str, route: str, status: int | None, seconds: float) -> None:
-        """Count a request by its route's template and the class of its status (`none`: nobody was answered)."""
+        """Count a request by its route's template and its status class (`none` without a response)."""
         self._requests.labels(method, route, "none" if status is None else f"{status // 100}xx").inc()
         self._request_seconds.labels(route).observe(seconds)
 
     def database_failed(self) -> None:
-        """Count something that the database could not do."""
+        """Count a failure of the database."""
         self._failures.inc()
 
     def render(self, runs: RunQueue, *, sandboxes: int | None = None) -> tuple[bytes, str]:
-        """Return the text, and its media type; `sandboxes` is how many live, None where that is not known."""
+        """Return the text and its media type. `sandboxes` is the number of open ones, None if unknown."""
         self._waiting.set(runs.waiting)
         self._running.set(runs.running)
         self._sandboxes.set(float("nan") if sandboxes is None else sandboxes)

@@ -1,6 +1,6 @@
-"""What each request leaves for the operator: one line of the log, a count, a span; and an id that client and log share.
+"""Observability of each request: a log line, metrics, a span, and an id that client and log share.
 
-The outermost layer. Routes are named by their templates; of the path, the query and the body nothing is kept.
+The outermost middleware. Routes are identified by their templates; path, query and body are not recorded.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Ended = Callable[[str, int | None], None]
 
 
 class Observed:
-    """Pass requests on, and tell of each."""
+    """Log, measure and trace each request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Handle one request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -65,17 +65,17 @@ class Observed:
 
 
 def _request_id(headers: Headers) -> str:
-    """Return the client's own id of the request, where it is a plain word; else a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if _SHAPE.fullmatch(given) else f"req_{secrets.token_hex(8)}"
+    """Return the client's own request id if it is well-formed, else a new one."""
+    client_id = headers.get(REQUEST_ID, "")
+    return client_id if _SHAPE.fullmatch(client_id) else f"req_{secrets.token_hex(8)}"
 
 
-def _status(message: Message, known: int | None) -> int | None:
+def _status(message: Message, status: int | None) -> int | None:
     if message["type"] == "http.response.start":
         return int(message["status"])
     if message["type"] == "websocket.accept":
         return _ACCEPTED
-    return _REFUSED if message["type"] == "websocket.close" and known is None else known
+    return _REFUSED if message["type"] == "websocket.close" and status is None else status
 
 
 def _method(scope: Scope) -> str:
@@ -85,7 +85,7 @@ def _method(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """Return the template of the route that took the request: `/api/runs/{run_id}`."""
+    """Return the template of the matched route, such as `/api/runs/{run_id}`."""
     return str(getattr(scope.get("route"), "path", None) or NO_ROUTE)
 
 

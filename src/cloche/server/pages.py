@@ -1,7 +1,7 @@
-"""What the page shows, as plain values for its templates: forms read, runs, outputs, the audit log's part of a run.
+"""Values for the page's templates: the run form, runs, outputs, a run's events in the audit log.
 
-What a guest made is text for the templates, which escape it; pictures become `data:` addresses once they are base64;
-HTML and SVG are only ever shown in a frame of their own (`framed`). Pure but for reading the audit log.
+A guest's output is text, which the templates escape. Pictures become `data:` URLs if they are valid base64. HTML and
+SVG are shown only in a sandboxed frame (`framed`). Pure, except for reading the audit log.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TONES: Mapping[str, str] = {"ok": "good", "queued": "busy", "running": "busy", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownOutput:
-    """Hold one rich output: a `picture` with a `data:` address, a `frame` by its number, or `text`."""
+    """Hold one rich output: a `picture` with a `data:` URL, a `frame` by its number, or `text`."""
 
     kind: str
     number: int
@@ -75,7 +75,7 @@ class ShownOutput:
 
 
 def tone(status: str) -> str:
-    """Return how a status looks: `good`, `bad`, `busy` or `quiet`."""
+    """Return the style of a status: `good`, `bad`, `busy` or `quiet`."""
     return _TONES.get(status, "bad")
 
 
@@ -83,34 +83,34 @@ def tone(status: str) -> str:
 
 
 async def read_run_form(form: FormData) -> dict[str, Any]:
-    """Return the fields of a request to run, as the wire has them."""
-    asked: dict[str, Any] = {}
+    """Return the fields of a request to run, by the wire's names."""
+    request: dict[str, Any] = {}
     for name, field, is_list in _FORM_FIELDS:
         text = str(form.get(name, ""))
         if name == "code" or text.strip():
-            asked[field] = re.split(r"[\s,]+", text.strip()) if is_list else text
-    asked["code"] = asked["code"].replace("\r\n", "\n")  # how forms send every line
-    if asked.get("packages") == ["auto"]:
-        asked["packages"] = "auto"
-    files = [one for one in form.getlist("file") if isinstance(one, UploadFile) and one.filename]
+            request[field] = re.split(r"[\s,]+", text.strip()) if is_list else text
+    request["code"] = request["code"].replace("\r\n", "\n")  # how forms send every line
+    if request.get("packages") == ["auto"]:
+        request["packages"] = "auto"
+    files = [upload for upload in form.getlist("file") if isinstance(upload, UploadFile) and upload.filename]
     if files:
-        asked["files"] = [
+        request["files"] = [
             {"path": file.filename, "base64": base64.b64encode(await file.read()).decode()} for file in files
         ]
-    return asked
+    return request
 
 
-def run_form(settings: Settings, languages: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the form for a run offers, what is filled in, and what holds where nothing is.
+def run_form(settings: Settings, languages: Sequence[str], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the run form: the choices, the filled fields, and the defaults of empty ones.
 
-    `asked` is a run's request as it is kept, or empty.
+    `request` is the stored request of another run, or empty.
     """
     limits, policy = settings.limits, settings.policy
-    filled = {name: asked.get(field, "") for name, field, _ in _FORM_FIELDS}
+    filled = {name: request.get(field, "") for name, field, _ in _FORM_FIELDS}
     return {
-        "languages": list(dict.fromkeys([*languages, *([asked["language"]] if "language" in asked else [])])),
-        "left_out": asked.get("leftOut", ()),
-        "filled": {name: _as_typed(one) for name, one in filled.items()},
+        "languages": list(dict.fromkeys([*languages, *([request["language"]] if "language" in request else [])])),
+        "left_out": request.get("leftOut", ()),
+        "filled": {name: _as_typed(value) for name, value in filled.items()},
         "held": {
             "timeout": f"{limits.timeout_s:g}s",
             "memory": format_size(limits.memory_bytes),
@@ -131,25 +131,25 @@ def _as_typed(value: Any) -> str:  # noqa: ANN401 - JSON
 # runs
 
 
-def show_row(found: RunFacts) -> dict[str, Any]:
-    """Return a run as a line of a list."""
-    document, meta = found.document, found.document.get("meta", {})
+def show_row(run: RunFacts) -> dict[str, Any]:
+    """Return a run as a row of a list."""
+    document, meta = run.document, run.document.get("meta", {})
     return {
-        "id": found.id, "status": found.status, "tone": tone(found.status), "created_at": found.created_at,
-        "session_id": found.session_id, "language": document.get("language", ""),
+        "id": run.id, "status": run.status, "tone": tone(run.status), "created_at": run.created_at,
+        "session_id": run.session_id, "language": document.get("language", ""),
         "duration": _seconds(document.get("duration")), "backend": meta.get("backend", ""),
-        "level": meta.get("level", ""), "by": found.api_key or "browser", "is_over": found.status not in UNFINISHED,
+        "level": meta.get("level", ""), "by": run.api_key or "browser", "is_over": run.status not in UNFINISHED,
     }  # fmt: skip
 
 
-def show_run(found: RunFacts) -> dict[str, Any]:
-    """Return a run as its own page has it."""
-    document = found.document
+def show_run(run: RunFacts) -> dict[str, Any]:
+    """Return a run for its own page."""
+    document = run.document
     controls = document.get("enforcement", {})
-    outputs = [show_output(one, at) for at, one in enumerate(document.get("outputs", ())[:MOST_OUTPUTS])]
+    outputs = [show_output(output, number) for number, output in enumerate(document.get("outputs", ())[:MOST_OUTPUTS])]
     return {
-        **show_row(found),
-        "ended_at": found.ended_at,
+        **show_row(run),
+        "ended_at": run.ended_at,
         "exit_code": document.get("exitCode"),
         "error": document.get("error"),
         "stdout": document.get("stdout", ""),
@@ -168,7 +168,7 @@ def show_run(found: RunFacts) -> dict[str, Any]:
 
 
 def _own_value(document: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """Return the last expression's value, None where an output shows it already."""
+    """Return the value of the last expression, None if an output already shows it."""
     value = document.get("value")
     shown = [output["data"].get("text/plain") for output in document.get("outputs", ())]
     return None if value in shown else value
@@ -213,11 +213,11 @@ def show_output(output: Mapping[str, Any], number: int) -> ShownOutput:
 
 def _height(html: str) -> str:
     rows = html.lower().count("<tr")
-    return next((f"rows-{most}" for most in _FRAME_ROWS if 0 < rows <= most), "high")
+    return next((f"rows-{max_rows}" for max_rows in _FRAME_ROWS if 0 < rows <= max_rows), "high")
 
 
 def framed(document: Mapping[str, Any], number: int) -> str | None:
-    """Return the HTML of an output for its frame, None where there is none."""
+    """Return the HTML of an output for its frame, None without any."""
     outputs = document.get("outputs", ())
     if not 0 <= number < min(len(outputs), MOST_OUTPUTS):
         return None
@@ -230,7 +230,7 @@ def framed(document: Mapping[str, Any], number: int) -> str | None:
 
 
 def audit_chain(settings: Settings, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the events of a run with their place in the chain, and what was found on the way. Blocks."""
+    """Return the audit events of a run, and the faults found while the log was read. Blocks."""
     audited = document.get("meta", {}).get("audit") or {}
     run = audited.get("run")
     if audit_for(settings) is None or run is None:
@@ -255,14 +255,14 @@ def _of_run(reading: Reading, run: str) -> Any:  # noqa: ANN401 - a generator of
 
 
 def show_approval(entry: Entry) -> dict[str, Any]:
-    """Return a request as the page has it."""
+    """Return an approval request for the page."""
     request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
     rules = {name: value for name, value in request.rules.items() if name not in ("changes", "dangers")}
     if dangers := request.rules.get("dangers"):  # above what is dangerous, the gravest reason first
         arguments.append(("dangerous", _readable(dangers)))
-    if told := changes_told(request):  # long, whatever they are: what is dangerous is among them
-        arguments.append(("changes to the folder", "\n".join([*told, ""])))
+    if changes := changes_told(request):  # long, whatever they are: what is dangerous is among them
+        arguments.append(("changes to the folder", "\n".join([*changes, ""])))
     return {
         "number": entry.number,
         "version": entry.version,
@@ -282,7 +282,7 @@ def show_approval(entry: Entry) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested mappings as rows of a name with dots and text; empty ones are left out."""
+    """Return nested mappings as rows of a dotted name and text, without the empty ones."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -293,7 +293,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _readable(value: object) -> str:
-    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | Mapping) for one in value):
+    if isinstance(value, list | tuple) and not any(isinstance(item, list | tuple | Mapping) for item in value):
         return ", ".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
@@ -303,7 +303,7 @@ def _is_short(text: str) -> bool:
 
 
 def instant(seconds: float) -> str:
-    """Return seconds since 1970 as text, nothing for what is no time."""
+    """Return seconds since 1970 as ISO text, empty if they are out of range."""
     from datetime import UTC, datetime
 
     try:
@@ -312,11 +312,11 @@ def instant(seconds: float) -> str:
         return ""
 
 
-def diff_lines(diff: str, most: int = 500) -> Sequence[tuple[str, str]]:
-    """Return the lines of a unified diff, each with what it is: `added`, `removed`, or nothing."""
+def diff_lines(diff: str, max_lines: int = 500) -> Sequence[tuple[str, str]]:
+    """Return the lines of a unified diff, each with its kind: `added`, `removed` or empty."""
     kinds = {"+": "added", "-": "removed"}
     lines = [("" if line[:3] in ("+++", "---") else kinds.get(line[:1], ""), line) for line in diff.split("\n")]
-    return lines if len(lines) <= most else [*lines[:most], ("", f"({len(lines) - most} more lines)")]
+    return lines if len(lines) <= max_lines else [*lines[:max_lines], ("", f"({len(lines) - max_lines} more lines)")]
 
 
 # snapshots
@@ -324,7 +324,7 @@ def diff_lines(diff: str, most: int = 500) -> Sequence[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Hold rows of one kind of difference: `added`, `removed`, `changed` or `unknown`; each name, before and after."""
+    """Hold rows (name, old value, new value) of one kind: `added`, `removed`, `changed` or `unknown`."""
 
     title: str
     kind: str
@@ -332,9 +332,9 @@ class Group:
     left_out: int
 
 
-def show_comparison(found: Mapping[str, Any], *, is_files: bool) -> list[Group]:
-    """Return the groups of a comparison of two snapshots that are not empty."""
-    groups = _groups_of_files(found) if is_files else _groups_of_environments(found)
+def show_comparison(comparison: Mapping[str, Any], *, is_files: bool) -> list[Group]:
+    """Return the non-empty groups of a comparison of two snapshots."""
+    groups = _groups_of_files(comparison) if is_files else _groups_of_environments(comparison)
     return [
         Group(title=title, kind=kind, rows=rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
         for title, kind, rows in groups
@@ -345,11 +345,11 @@ def show_comparison(found: Mapping[str, Any], *, is_files: bool) -> list[Group]:
 _Rows = list[tuple[str, str, str]]
 
 
-def _groups_of_environments(found: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
-    env, dependencies = found["env"], found["dependencies"]
+def _groups_of_environments(comparison: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
+    env, dependencies = comparison["env"], comparison["dependencies"]
 
-    def named(one: Mapping[str, Any]) -> str:
-        return f"{one['name']} ({one['ecosystem']})"
+    def named(row: Mapping[str, Any]) -> str:
+        return f"{row['name']} ({row['ecosystem']})"
 
     return [
         ("Variables, changed", "changed", [(name, *values) for name, values in env["changed"].items()]),
@@ -357,17 +357,17 @@ def _groups_of_environments(found: Mapping[str, Any]) -> list[tuple[str, str, _R
         ("Variables, removed", "removed", [(name, value, "") for name, value in env["removed"].items()]),
         ("Variables of which it is not known", "unknown", [(name, "", "") for name in env.get("unknown", ())]),
         ("Dependencies, changed", "changed",
-         [(named(one), one["from"] or "any", one["to"] or "any") for one in dependencies["changed"]]),
+         [(named(row), row["from"] or "any", row["to"] or "any") for row in dependencies["changed"]]),
         ("Dependencies, added", "added",
-         [(named(one), "", one["version"] or "any") for one in dependencies["added"]]),
+         [(named(row), "", row["version"] or "any") for row in dependencies["added"]]),
         ("Dependencies, removed", "removed",
-         [(named(one), one["version"] or "any", "") for one in dependencies["removed"]]),
+         [(named(row), row["version"] or "any", "") for row in dependencies["removed"]]),
     ]  # fmt: skip
 
 
-def _groups_of_files(found: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
+def _groups_of_files(comparison: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
     def rows(key: str) -> _Rows:
-        return [(_path(one), _brief(one, "from"), _brief(one, "to")) for one in found[key]]
+        return [(_path(file), _brief(file, "from"), _brief(file, "to")) for file in comparison[key]]
 
     return [
         ("Files, modified", "changed", rows("modified")), ("Files, added", "added", rows("added")),
@@ -376,33 +376,33 @@ def _groups_of_files(found: Mapping[str, Any]) -> list[tuple[str, str, _Rows]]:
     ]  # fmt: skip
 
 
-def _brief(one: object, key: str) -> str:
-    text = str(one.get(key, "")) if isinstance(one, Mapping) else ""
+def _brief(file: object, key: str) -> str:
+    text = str(file.get(key, "")) if isinstance(file, Mapping) else ""
     return f"{text[:12]}…" if len(text) == _SHA256_CHARS else text
 
 
-def _path(one: object) -> str:
-    """Return the path of a file as the records have it, one that is no text with escapes."""
-    if not isinstance(one, Mapping):
-        return str(one)
-    if "pathBase64" in one:
-        return base64.b64decode(one["pathBase64"]).decode("utf-8", "backslashreplace")
-    return str(one.get("path", ""))
+def _path(file: object) -> str:
+    """Return the path of a file in the records; bytes that are not UTF-8 are escaped."""
+    if not isinstance(file, Mapping):
+        return str(file)
+    if "pathBase64" in file:
+        return base64.b64decode(file["pathBase64"]).decode("utf-8", "backslashreplace")
+    return str(file.get("path", ""))
 
 
 def show_files(document: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the first files of a snapshot, or of what a restoration did, as rows."""
+    """Return the first files of a snapshot or of a restoration as rows."""
     return [
         {
-            "path": _path(one), "size": format_size(one["size"]) if "size" in one else "", "mode": one.get("mode", ""),
-            "what": one.get("result") or (f"link to {one['link']}" if "link" in one else one.get("sha256", "link")),
+            "path": _path(row), "size": format_size(row["size"]) if "size" in row else "", "mode": row.get("mode", ""),
+            "what": row.get("result") or (f"link to {row['link']}" if "link" in row else row.get("sha256", "link")),
         }
-        for one in document["files"][:MOST_ROWS]
+        for row in document["files"][:MOST_ROWS]
     ]  # fmt: skip
 
 
 def read_number(text: str) -> int:
-    """Return the number of a request. Raises InvalidRequest."""
+    """Return the number of an approval request. Raises InvalidRequest."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InvalidRequest("this is no number of an approval")
     return int(text)

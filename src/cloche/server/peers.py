@@ -1,9 +1,10 @@
-"""The other workers of this database: who serves, where each is reached, and what to do about those that are gone.
+"""The other workers of this database: their addresses, and the clean-up after those that are gone.
 
-Theory of operation: a worker stores where the others reach it: a Unix socket in a folder of its user's, or the address
-that the operator names, then by TLS with exactly the certificate that it stored. A process of this host is known to be
-gone; a worker elsewhere is taken for gone when its row is, or when its number has not risen for a minute. Its runs are
-closed then. Its sandboxes are had by the next worker of its host that is asked.
+Theory of operation: each worker stores the address at which others reach it: a Unix socket in a folder of its user, or
+the TLS address given by the operator, with the exact certificate to trust. A worker of this host is gone when its
+process is. A worker of another host is gone when its row is deleted, or its heartbeat number has not risen for a
+minute. The runs of a worker that is gone are closed. Its sandboxes are taken over by the next worker of its host that
+gets a request for them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ log = logging.getLogger("cloche.service")
 
 
 class Listening:
-    """Listen on a Unix socket in a folder that is the user's alone. Raises InvalidRequest where there is no place."""
+    """Listen on a Unix socket in a private folder. Raises InvalidRequest without a home folder."""
 
     def __init__(self) -> None:
         folder = state_file("workers")
@@ -60,7 +61,7 @@ class Listening:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket and remove its file."""
         self.socket.close()
         with suppress(OSError):
             os.unlink(self.path)
@@ -68,15 +69,15 @@ class Listening:
 
 @contextmanager
 def reached(path: str) -> Iterator[str]:
-    """Give a path that fits into a socket's address, however long this one is, for the body.
+    """Yield a path that fits into a socket address (108 bytes, unix(7)), however long the given path is.
 
-    Raises OSError, InvalidRequest for a folder that is open to others: callers' keys go through what lies in it.
+    Raises OSError, and InvalidRequest if other users can access the folder: callers' keys pass through its sockets.
     """
     folder, name = os.path.split(path)
     opened = hostfs.open_folder(folder)
     try:
-        found = os.fstat(opened)
-        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        status = os.fstat(opened)
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
             raise InvalidRequest(f"{escape_name(folder)} must be this user's alone: chmod 700")
         yield f"/proc/self/fd/{opened}/{name}"
     finally:
@@ -84,7 +85,7 @@ def reached(path: str) -> Iterator[str]:
 
 
 class Peers:
-    """Know the other workers, and tell them of this one."""
+    """Track the other workers, and register this one."""
 
     def __init__(self, database: Database, writer: Writer, worker: str, *, clock: Callable[[], float] = time.monotonic):
         self._database, self._writer, self._worker, self._clock = database, writer, worker, clock
@@ -94,19 +95,19 @@ class Peers:
         self._key = ""
 
     async def join(self, address: str, certificate: str | None) -> None:
-        """Tell where this worker is reached. Raises RecordsFailed."""
+        """Store the address of this worker. Raises RecordsFailed."""
         self._address = address, certificate
         self._key = await self._writer.write(workers.shared_key)
         await self._writer.write(partial(workers.join, name=self._worker, address=address, certificate=certificate))
 
     async def leave(self) -> None:
-        """Tell that this worker serves no more."""
+        """Delete the row of this worker."""
         if self._address is not None:
             with suppress(ClocheError):
                 await self._writer.write(partial(workers.leave, name=self._worker))
 
     async def tend(self) -> None:
-        """Look every few seconds who is gone, and close what they ran."""
+        """Look for workers that are gone every `LOOK_EVERY_S`, and close their runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -117,24 +118,24 @@ class Peers:
                 log.warning("the other workers cannot be looked at: %s", error)
 
     async def _note_alive(self) -> None:
-        """Raise the number of this worker, where others cannot see its process."""
+        """Increment the heartbeat of this worker, unless all workers share its host (SQLite)."""
         if self._address is None or self._database.is_sqlite:
             return
         if not await self._writer.write(partial(workers.note_alive, name=self._worker)):
             await self.join(*self._address)
 
     async def refresh(self) -> None:
-        """Read who serves. Raises RecordsFailed."""
-        found = await asyncio.to_thread(self._read, workers.serving)
+        """Read the rows of all workers. Raises RecordsFailed."""
+        serving = await asyncio.to_thread(self._read, workers.serving)
         now = self._clock()
-        before, self._known = self._risen, {one.name: one for one in found}
-        self._risen = {one.name: (one.beat, now) for one in found}
-        for name, (beat, at) in before.items():
+        before, self._known = self._risen, {peer.name: peer for peer in serving}
+        self._risen = {peer.name: (peer.beat, now) for peer in serving}
+        for name, (beat, seen_at) in before.items():
             if name in self._risen and self._risen[name][0] == beat:
-                self._risen[name] = beat, at
+                self._risen[name] = beat, seen_at
 
     def is_gone(self, worker: str) -> bool:
-        """Tell whether a worker has ended, by what was read last."""
+        """Tell whether a worker has ended, according to the last `refresh`."""
         if worker == self._worker:
             return False
         if workers.is_here(worker):
@@ -142,27 +143,27 @@ class Peers:
         return worker not in self._known or self._clock() - self._risen[worker][1] > SILENT_S
 
     async def close_of_gone(self) -> None:
-        """Close the runs of workers that are gone, and forget these. Raises RecordsFailed."""
+        """Close the runs of workers that are gone, and delete their rows. Raises RecordsFailed."""
         lost = await asyncio.to_thread(run_records.recover, self._database, self.is_gone)
         lost += await asyncio.to_thread(Reproductions(self._database).recover, self.is_gone)
         if lost:
             log.warning("%d runs had not ended when their worker did; they are noted as errors", lost)
-        for one in [one for one in self._known.values() if self.is_gone(one.name)]:
+        for one in [peer for peer in self._known.values() if self.is_gone(peer.name)]:
             await self._writer.write(partial(workers.leave, name=one.name))
             if workers.is_here(one.name) and one.address.startswith(UNIX):
                 with suppress(OSError):
                     os.unlink(one.address.removeprefix(UNIX))
 
     async def find(self, worker: str) -> WorkerFacts | None:
-        """Return how a worker is reached, or another one of the same host that has come since; None for nobody."""
+        """Return a worker's address, or that of a live worker of the same host; None without either."""
         await self.refresh()
         if worker in self._known and not self.is_gone(worker):
             return self._known[worker]
-        beside = [one for one in self._known.values() if workers.are_together(one.name, worker)]
-        return next((one for one in beside if one.name != self._worker and not self.is_gone(one.name)), None)
+        beside = [peer for peer in self._known.values() if workers.are_together(peer.name, worker)]
+        return next((peer for peer in beside if peer.name != self._worker and not self.is_gone(peer.name)), None)
 
     def check_mark(self, mark: str) -> None:
-        """Raise Refused (403) for what is no key of this database."""
+        """Raise Refused (403) unless `mark` is the shared key of this database."""
         if not self._key or not hmac.compare_digest(mark.encode(), self._key.encode()):
             raise Refused(403, "not-a-worker", f"{MARK} has no key of this database; leave the header out")
 
@@ -171,7 +172,7 @@ class Peers:
             return work(session)
 
     async def has_run(self, run_id: str) -> str | None:
-        """Return the other worker that runs what has not ended; None for any other run. Raises RecordsFailed."""
+        """Return the other live worker that has an unfinished run, else None. Raises RecordsFailed."""
         worker = await asyncio.to_thread(self._read, partial(run_records.unfinished_worker, run_id=run_id))
         if worker is None or worker == self._worker:
             return None
@@ -183,16 +184,16 @@ class Peers:
 
     @property
     def key(self) -> str:
-        """Return what workers know each other by."""
+        """Return the shared key that authenticates workers."""
         return self._key
 
 
 def gone(worker: str, why: str = "") -> Refused:
-    """Return what is answered where nobody takes a request for what a worker has."""
-    said = f" ({why})" if why else ""
+    """Return the error for a target whose worker cannot be reached."""
+    reason = f" ({why})" if why else ""
     return Refused(
         503, "worker-gone",
-        f"worker {worker}, which has this, is gone or cannot be reached{said}; what went on in it, and its sessions, "
+        f"worker {worker}, which has this, is gone or cannot be reached{reason}; what went on in it, and its sessions, "
         "ended with it where it is gone",
         remedy="sandboxes go on: ask again once a worker of the same machine serves", headers={"Retry-After": "5"},
     )  # fmt: skip

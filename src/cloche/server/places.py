@@ -1,4 +1,4 @@
-"""Places for what runs, given in turn to those who wait: a caller's many runs let another one's few pass."""
+"""A fair semaphore: a caller with many runs does not keep those of other callers waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter, deque
 
 
 class Places:
-    """Hold so many places. Of callers who wait, each gets one before any gets a second.
+    """A number of places. Waiting callers get them in turn (round-robin).
 
-    Of several places one is never for who has all the others: what runs for long keeps nobody else waiting.
+    One caller never gets the last place, if there are several: its long runs cannot block all others.
     """
 
     def __init__(self, count: int):
@@ -18,7 +18,7 @@ class Places:
         self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # whose turn it is comes first
 
     async def take(self, whose: str | None) -> None:
-        """Wait for a place; `release` it then."""
+        """Wait for a place. `release` gives it back."""
         if self.take_free(whose):
             return
         turn = asyncio.get_running_loop().create_future()
@@ -32,7 +32,7 @@ class Places:
             raise
 
     def take_free(self, whose: str | None) -> bool:
-        """Take a place where one is free and nobody waits; return whether."""
+        """Take a place if one is free and no caller waits; return whether it was taken."""
         is_free = self._free > 0 and not self._waiting and self._may_have(whose)
         if is_free:
             self._note(whose)
@@ -56,7 +56,7 @@ class Places:
     def _give(self) -> None:
         while self._free:
             whose, turns = next(
-                ((one, turns) for one, turns in self._waiting.items() if self._may_have(one)), (None, None)
+                ((caller, turns) for caller, turns in self._waiting.items() if self._may_have(caller)), (None, None)
             )
             if turns is None:
                 return

@@ -1,6 +1,6 @@
-"""Errors as problem details (RFC 9457): a stable type, what is wrong, which field, and what to do next.
+"""Errors as problem details (RFC 9457): a stable type, the fault, the field, and a remedy.
 
-What a caller sent is not repeated, as it may be a secret; but for names and short words that a message quotes.
+Values that a caller sent are not repeated, since they may be secrets; names and short words in messages are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Problem(BaseModel):
 
 
 class Refused(HTTPException):
-    """Answer with a problem; a framework's exception, so that it passes through the framework's own code."""
+    """An error with problem details. A framework exception, so the framework's handlers pass it on."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
@@ -78,7 +78,7 @@ class Refused(HTTPException):
         self.kind, self.remedy, self.field = kind, remedy, field
 
     def as_response(self) -> JSONResponse:
-        """Return the answer."""
+        """Return the response."""
         return answer(
             self.status_code, self.kind, self.detail, remedy=self.remedy, field=self.field, headers=self.headers
         )
@@ -88,7 +88,7 @@ def answer(
     status: int, kind: str, detail: str, *, remedy: str | None = None, field: str | None = None,
     headers: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:  # fmt: skip
-    """Return a problem as a response; `more` is what problems of this type alone have."""
+    """Return a problem as a response. `more` has the extra members of this type."""
     content: dict[str, Any] = {"type": TYPE + kind, "title": kind.replace("-", " ").capitalize(), "status": status}
     shown = detail.encode("utf-8", "backslashreplace").decode()  # a guest's path may be no UTF-8
     content |= {"detail": shown, "field": field, "remedy": remedy, **(more or {})}
@@ -96,15 +96,15 @@ def answer(
 
 
 def status_of(error: BaseException) -> int:
-    """Return the status of the answer to any error."""
+    """Return the HTTP status of any error."""
     if isinstance(error, HTTPException):
         return error.status_code
-    found = (status for kind, status, _ in _CLASSES if isinstance(error, kind))
-    return 422 if isinstance(error, RequestValidationError) else next(found, 500)
+    statuses = (status for kind, status, _ in _CLASSES if isinstance(error, kind))
+    return 422 if isinstance(error, RequestValidationError) else next(statuses, 500)
 
 
 def answer_to(error: Exception) -> JSONResponse:
-    """Return the response to an exception; of one that is not ours, nothing but that it happened."""
+    """Return the response to an exception. An unexpected one is not described."""
     for kind, status, name in _CLASSES:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
@@ -123,19 +123,19 @@ def answer_to(error: Exception) -> JSONResponse:
 
 
 def _field_of(text: str) -> tuple[str, str | None]:
-    """Return a message and the field that it is about, both with the wire's name in place of the library's."""
-    found = _FIELD.match(text)
-    if found is None or (name := FIELDS.get(found[1])) is None:
+    """Return a message and its field, both with the wire's name instead of the library's."""
+    match = _FIELD.match(text)
+    if match is None or (name := FIELDS.get(match[1])) is None:
         return text, None
-    return f"{name}{text[found.end(1) :]}", f"{name}{found[2]}"
+    return f"{name}{text[match.end(1) :]}", f"{name}{match[2]}"
 
 
 def response_to(error: Exception) -> JSONResponse:
-    """Return the response to any error, the framework's own too."""
+    """Return the response to any error, including the framework's."""
     if isinstance(error, Refused):
         return error.as_response()
     if isinstance(error, RequestValidationError):
-        faults = [_fault(one) for one in error.errors()[:_MOST_FAULTS]]
+        faults = [_fault(fault) for fault in error.errors()[:_MOST_FAULTS]]
         return answer(422, "invalid-request", "; ".join(f"{field}: {why}" for field, why in faults), field=faults[0][0])
     if isinstance(error, HTTPException):
         kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
@@ -144,18 +144,18 @@ def response_to(error: Exception) -> JSONResponse:
 
 
 def install(app: FastAPI, respond: Callable[[Request, Exception], Awaitable[Response]]) -> None:
-    """Let an application answer every error by a function."""
+    """Register the handler of all errors with an application."""
     for kind in (Refused, errors.ClocheError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, respond)
 
 
-def _fault(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Return where a fault is, and what it is; never the value that was sent."""
-    parts = [str(part) for part in one["loc"][1:]]  # behind body, query, path or header
-    why = "there is no such field" if one["type"] == "extra_forbidden" else str(one["msg"])
-    if one["type"] == "value_error":
-        why = str(one["ctx"]["error"])
-    return escape_name(".".join(parts)[:200]) or "body", why
+def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the location and the message of a validation error, without the value."""
+    names = [str(name) for name in fault["loc"][1:]]  # behind body, query, path or header
+    why = "there is no such field" if fault["type"] == "extra_forbidden" else str(fault["msg"])
+    if fault["type"] == "value_error":
+        why = str(fault["ctx"]["error"])
+    return escape_name(".".join(names)[:200]) or "body", why
 
 
 # For the documentation of each route.

@@ -1,4 +1,4 @@
-"""What a run sends beside its result: contents of files, and events while it goes on."""
+"""File contents and events of a run, in the wire's format."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ MOST_FILE_BYTES = 16 << 20  # of all files of a result together, where their con
 
 
 def read_files(result: Result) -> list[dict[str, Any]]:
-    """Return the files of a result with their contents in base64. Blocks. Raises InvalidRequest for too much."""
+    """Return the files of a result with base64 contents. Blocks. Raises InvalidRequest if they are too large."""
     total = sum(file.size for file in result.files)
     if total > MOST_FILE_BYTES:
         raise InvalidRequest(
             f"returnFiles: the files of this run have {format_size(total)}, more than {format_size(MOST_FILE_BYTES)}; "
             "open a sandbox at /api/sandboxes and read them from there"
         )
-    found = []
+    files = []
     with tempfile.TemporaryDirectory(prefix="cloche-files-") as folder:
         paths = result.save(folder) if result.files else ()
         for file, path in zip(result.files, paths, strict=True):
             with open(os.path.join(folder, path), "rb") as source:
                 content = base64.b64encode(source.read()).decode()
-            found.append({"path": file.path, "size": file.size, "sha256": file.sha256, "base64": content})
-    return found
+            files.append({"path": file.path, "size": file.size, "sha256": file.sha256, "base64": content})
+    return files
 
 
 def event_as_wire(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the data of an event, None for one that clients do not get."""
+    """Return the name and data of an event, None for an internal one."""
     if isinstance(event, OutputChunk):
         try:
             text = {"text": event.data.decode()}
@@ -42,8 +42,8 @@ def event_as_wire(event: Event) -> tuple[str, dict[str, Any]] | None:
             text = {"base64": base64.b64encode(event.data).decode()}
         return "output", {"stream": event.stream, **text}
     if isinstance(event, Displayed):
-        place = {} if event.replaces is None else {"replaces": event.replaces}
-        return "display", {**output_as_dict(event.output), **place}
+        replaced = {} if event.replaces is None else {"replaces": event.replaces}
+        return "display", {**output_as_dict(event.output), **replaced}
     if isinstance(event, Cleared):
         return "cleared", {}
     if isinstance(event, NetworkRefused):

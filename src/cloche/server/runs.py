@@ -1,11 +1,12 @@
-"""The queue of runs: bounded in number, bytes and time; each run is a task with a row, and its last events.
+"""The queue of runs, bounded in number, bytes and time. Each run is a task with a row and an event log.
 
-Theory of operation: `submit` refuses before anything is kept, where the queue is full. Else the row is committed, and a
-task waits for one of as many places as the library runs at once; keys take turns. Whoever waits for the result, or
-reads the events, holds no run back: events are kept up to a bound, and a reader who falls behind is told how many are
-missing. A run whose row cannot be written does not start; one that ended is answered when its result is committed.
-Nobody waits for the row of a run that is `noted_beside`, as long as the database takes rows: that of a short one is
-written once it has ended, of a longer one soon after it was taken.
+Theory of operation: `submit` refuses a run before it stores anything, if the queue is full. Otherwise it commits the
+row, and a task waits for one of the places, whose number is the library's limit of concurrent runs. Keys take turns.
+Neither a client that waits for the result nor a reader of events delays a run: events are kept up to a bound, and a
+reader that falls behind gets the number of those missing. A run whose row cannot be written does not start. A run's
+response is sent after its result is committed. The exception is a run that is `noted_beside`: while the database
+accepts rows, its row is written in the background, after the end of a short run, or soon after the start of a longer
+one.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ NoteRefusal = Callable[..., Awaitable[None]]  # takes an error, and fields of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrder:
-    """Say what to run and for whom. `start` runs it with a sink for events; `summary` is stored beside the result,
-    and `asked` with it: what is kept of the request.
+    """Describe a run and its owner.
+
+    `start` runs it, with a sink for events. `summary` and `asked`, the stored part of the request, are written to its
+    row.
     """
 
     project: str
@@ -79,17 +82,17 @@ class RunOrder:
 
 
 class RunObserver(Protocol):
-    """Be told of runs."""
+    """Receive counts of runs."""
 
     def run_ended(self, status: str, seconds: float | None) -> None:
-        """Take note of how a run ended; `seconds` where it got a place and came to its end."""
+        """Count a run that ended. `seconds` is its duration, None unless it ran to its end."""
 
     def run_refused(self) -> None:
-        """Take note of a run for which there was no room."""
+        """Count a run that was refused because the queue was full."""
 
 
 class Unobserved:
-    """Take note of nothing."""
+    """An observer that does nothing."""
 
     def run_ended(self, status: str, seconds: float | None) -> None:
         pass
@@ -99,7 +102,7 @@ class Unobserved:
 
 
 class RunQueue:
-    """Run what is submitted, so many at once as the library does."""
+    """Run what is submitted, with the library's limit of concurrent runs."""
 
     def __init__(
         self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
@@ -123,24 +126,24 @@ class RunQueue:
 
     @property
     def waiting(self) -> int:
-        """Count what waits."""
+        """Return the number of waiting runs."""
         return self._waiting.held
 
     def find(self, run_id: str, project: str) -> LiveRun | None:
-        """Return a run of this worker that goes on, or ended a moment ago."""
+        """Return a run of this worker that is unfinished or ended within `KEPT_S`."""
         live = self._live.get(run_id)
         return live if live is not None and live.project == project else None
 
     def has(self, run_id: str) -> bool:
-        """Tell whether a run is one of those that `find` finds, whosever it is."""
+        """Tell whether `find` knows a run, in any project."""
         return run_id in self._live
 
     def begun(self) -> list[LiveRun]:
-        """Return the runs of this worker that have left the queue and go on."""
+        """Return the runs of this worker that have left the queue and are unfinished."""
         return [live for live in self._live.values() if live.is_begun and not live.events.is_over]
 
     async def submit(self, order: RunOrder) -> LiveRun:
-        """Queue a run, once its row is committed. Raises Refused (503) where there is no room, IntegrityError."""
+        """Queue a run once its row is committed. Raises Refused (503) if the queue is full, IntegrityError."""
         try:
             return await self._submit(order)
         except (Refused, RecordsFailed) as error:
@@ -182,7 +185,7 @@ class RunQueue:
             self._write_beside(self._begin_row(live, order))
 
     def _write_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write a row in a moment, together with those of all other runs that ended meanwhile."""
+        """Write a row after `BESIDE_S`, together with those of other runs that ended meanwhile."""
         self._later.append(work)
         if len(self._later) == 1:
             asyncio.get_running_loop().call_later(BESIDE_S, self._write_late)
@@ -193,7 +196,7 @@ class RunQueue:
             self._write_beside(work)
 
     def _write_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write a row while the run goes on; rows are written in the order in which that was asked for."""
+        """Write a row in the background. Rows are written in the order of these calls."""
         task = asyncio.ensure_future(work)
         self._beside.add(task)
         task.add_done_callback(self._written_beside)
@@ -205,7 +208,7 @@ class RunQueue:
 
     @asynccontextmanager
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
-        """Hold a place for other work of a caller that runs code. Raises Refused (503) where none comes free."""
+        """Hold a place for other work of a caller that runs code. Raises Refused (503) if none comes free."""
         if self.is_closed or not self._waiting.has_room(api_key):
             why = "the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already"
             raise self._no_room(why, 5)
@@ -220,16 +223,16 @@ class RunQueue:
             self._places.release(api_key)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing more, let what runs end for so long, then kill it."""
+        """Refuse new runs, wait up to `timeout_s` for the running ones, then cancel them."""
         self.is_closed = True
         tasks = [live.task for live in self._live.values() if live.task is not None and not live.task.done()]
         if tasks:
-            _, left = await asyncio.wait(tasks, timeout=timeout_s)
-            self.stopped_by_us = bool(left)
-            for task in left:
+            _, unfinished = await asyncio.wait(tasks, timeout=timeout_s)
+            self.stopped_by_us = bool(unfinished)
+            for task in unfinished:
                 task.cancel()
-            if left:
-                await asyncio.wait(left)
+            if unfinished:
+                await asyncio.wait(unfinished)
         self._write_late()
         if self._beside:
             await asyncio.wait(self._beside, timeout=2 * RETRY_S)
@@ -285,7 +288,7 @@ class RunQueue:
             self._leave_queue(order)
 
     async def _place(self, api_key: str | None) -> None:
-        """Take a place. Raises Refused (503) where none comes free in time."""
+        """Take a place. Raises Refused (503) if none comes free within the deadline."""
         if self._places.take_free(api_key):
             return
         try:
@@ -295,14 +298,14 @@ class RunQueue:
             raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
 
     async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
-        """Note why a run did not come to an end; a cancelled one's row is written all the same."""
+        """Record why a run failed. The row of a cancelled run is written, too."""
         if not isinstance(error, asyncio.CancelledError):
             await self._note_refusal(error, api_run=live.id, **_described(order))
         if isinstance(error, asyncio.CancelledError):
             why = "it was cancelled" if not self.stopped_by_us else SERVICE_STOPPED
         else:
-            told = error.detail if isinstance(error, Refused) else error
-            why = str(told) if isinstance(error, ClocheError | Refused) else "Cloche failed"
+            reason = error.detail if isinstance(error, Refused) else error
+            why = str(reason) if isinstance(error, ClocheError | Refused) else "Cloche failed"
         document = {**order.summary, "error": why}
         status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
         self._note_end(live, status, None)
@@ -313,7 +316,7 @@ class RunQueue:
         self, live: LiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any],
         *, gives_key_back: bool = False,
     ) -> None:  # fmt: skip
-        """Write how a run ended: now, or once the database can be used again, so that whoever waits has the result."""
+        """Write the end of a run. If the database fails, retry in the background; the client still gets the result."""
         work = run_records.finish(id=live.id, status=status, document=document)
         if not live.has_row:
             work = _begin(live, order, self._worker) + work
@@ -337,7 +340,7 @@ class RunQueue:
                 return
 
     async def _note_running(self, run_id: str) -> None:
-        """Note in the row that a run goes on, as it does so for a while: most end before."""
+        """Store that a run is running. Called after a delay, since most runs end before it."""
         with suppress(RecordsFailed):  # which the end of the run tells
             await self._writer.write(partial(run_records.note_running, id=run_id))
 
@@ -351,8 +354,8 @@ class RunQueue:
 
     def _tell(self, live: LiveRun, event: Event) -> None:
         live.has_started = True  # the first event says that
-        if (known := event_as_wire(event)) is not None:
-            live.events.add(*known)
+        if (wire_event := event_as_wire(event)) is not None:
+            live.events.add(*wire_event)
 
     def _ended(self, live: LiveRun, *, has_events: bool) -> None:
         live.events.end()
@@ -373,7 +376,7 @@ class RunQueue:
 
 
 def _never_ran(live: LiveRun, error: BaseException) -> bool:
-    """Tell whether it is known that nothing of a run's code ran."""
+    """Tell whether it is certain that none of a run's code ran."""
     return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
 
 
@@ -386,7 +389,7 @@ def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
 
 
 async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple[str, Encoded]:
-    """Encode a result, in a thread where it is large: no other request waits for it."""
+    """Encode a result, a large one in a thread, so that the event loop is not blocked."""
     size = len(result.stdout_bytes) + len(result.stderr_bytes)
     if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:
         return await asyncio.to_thread(lambda: _encode(live.id, result_as_wire(result), result, order))
@@ -397,7 +400,7 @@ async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple
 
 
 def _encode(run_id: str, plain: Mapping[str, Any], result: Result, order: RunOrder) -> tuple[str, Encoded]:
-    """Return the document for the caller, and that for the row, in which the files have no content."""
+    """Return the document for the caller, and that for the row, which has no file contents."""
     document = {"id": run_id, **order.summary, **plain}
     stored = Encoded(as_json(document))
     if not order.returns_files:
@@ -410,17 +413,17 @@ async def _note_nothing(error: BaseException, **fields: Any) -> None:  # noqa: A
 
 
 def _described(order: RunOrder) -> dict[str, Any]:
-    """Return what the audit log says of a run that was refused."""
+    """Return the audit log's fields for a refused run."""
     return {"what": "run", "language": order.summary.get("language"), "code": (order.asked or {}).get("code")}
 
 
 def _is_watched() -> bool:
-    """Tell whether the phases of a run are traced or debugged, which takes its events."""
+    """Tell whether the phases of a run are traced or debugged, which needs its events."""
     return is_traced() or logging.getLogger("cloche.jail").isEnabledFor(logging.DEBUG)
 
 
 def _queue_span(run_id: str) -> AbstractContextManager[None]:
-    """Trace how long a run waits for its place, where anybody traces."""
+    """Trace the time in the queue, if tracing is on."""
     if not is_traced():
         return nullcontext()
     from cloche.audit.telemetry import queue_span

@@ -1,4 +1,4 @@
-"""Use of one sandbox by one request: who asks, and the sandbox itself, held until the answer has been sent."""
+"""The use of one sandbox by one request: the caller, and the sandbox, held until the response has been sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .streams import event_stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Hold who asks, and the sandbox that it is about."""
+    """Hold the caller and the sandbox of a request."""
 
     caller: Caller
     service: Service
@@ -40,7 +40,7 @@ class Use:
 
 @asynccontextmanager
 async def using(service: Service, caller: Caller, sandbox_id: str) -> AsyncIterator[Use]:
-    """Use a sandbox of the caller's project for the body. Raises NotFound, Refused (409), ClocheError."""
+    """Yield a sandbox of the caller's project. Raises NotFound, Refused (409), ClocheError."""
     act_for(sandbox=sandbox_id)
     async with service.sandboxes.held(sandbox_id, caller.project) as held:
         yield Use(caller=caller, service=service, held=held)
@@ -50,8 +50,8 @@ def _use_for(scope: str) -> Any:  # noqa: ANN401 - what FastAPI takes as a defau
     async def use(sandbox_id: str, connection: HTTPConnection) -> AsyncIterator[Use]:
         caller = await find_caller(connection)
         caller.require(scope)
-        async with using(service_of(connection), caller, sandbox_id) as found:
-            yield found
+        async with using(service_of(connection), caller, sandbox_id) as sandbox_use:
+            yield sandbox_use
 
     return Depends(use)
 
@@ -72,7 +72,7 @@ RESULT_OR_EVENTS: dict[int | str, dict[str, Any]] = {
 async def answer_call(
     request: Request, use: Use, work: Callable[[Sink], Awaitable[Result]], *, stream: bool
 ) -> Response:
-    """Do what has an end, and answer with its whole result, or its events; who goes away ends it."""
+    """Run `work`, and answer with its whole result or its events. A disconnect cancels it."""
     live = use.held.begin(use.caller.project, work)
     if stream:
         return event_stream(live)

@@ -1,11 +1,11 @@
-"""Sandboxes of the service that live: which there are, which this worker is in, and what goes on in those.
+"""Sandboxes of the service: their rows, the attachments of this worker, and their end.
 
-Theory of operation: each is kept by a keeper, a process of its own, under a name that its id gives; so it outlives this
-worker, and any worker finds it by its row and the keeper's registry. A worker comes in when a request needs that
-(`held`), stays in for as long as anything of it is in use, and lets go a minute later. What a worker alone has of it,
-commands that go on and sessions, ends with the worker. Every few seconds rows are compared with the registry: what is
-not there any more has ended. All keepers that are there are told that a service is: one that nobody is in and that has
-not been told for `keep_s` ends its sandbox, whatever became of the service.
+Theory of operation: each sandbox is kept by a keeper, a separate process, under a name derived from the sandbox's id.
+It outlives this worker, and any worker of the host finds it by its row and the keeper's registry. A worker attaches
+when a request needs the sandbox (`held`), stays attached while anything uses it, and detaches a minute later. Running
+commands and sessions belong to one attachment and end with the worker. Every few seconds the rows are compared with the
+registry: a sandbox that is no longer in it has ended. At the same time each keeper is told that a service exists. A
+keeper without clients that has not been told so for `keep_s` ends its sandbox, even if the service has crashed.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ log = logging.getLogger("cloche.service")
 
 
 def sandbox_name(sandbox_id: str) -> str:
-    """Return the keeper's name of a sandbox."""
+    """Return the keeper's name for a sandbox."""
     return sandbox_id.replace("_", "-")
 
 
 class Sandboxes:
-    """Hold those that this worker is in, and find all others. `options` are the service's own.
+    """Manage the attachments of this worker, and find all other sandboxes. `options` are the service's own.
 
-    They go on for `keep_s` while no service of the database is there. `record` writes an event to the audit log before
-    something is done, `note` one of what has happened.
+    Sandboxes live on for `keep_s` without a service of the database. `record` writes an audit event before an action,
+    `note` after it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Sandboxes:
         self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
         document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
     ) -> SandboxFacts:  # fmt: skip
-        """Open one, and return it once it runs, and its row and the audit log say so.
+        """Open a sandbox; return it once it runs, and its row and audit event are written.
 
         Raises Refused (429) for too many, ClocheError.
         """
@@ -107,11 +107,13 @@ class Sandboxes:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
         self._open[sandbox_id] = asyncio.ensure_future(_ready(Attachment(id=sandbox_id, sandbox=sandbox)))
-        told = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
-        told["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
+        full_document = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
+        full_document["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
         try:
             await self._record("sandbox", what="opened", sandbox=sandbox_id)
-            await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=told))
+            await self._writer.write(
+                partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)
+            )
         except BaseException:
             await asyncio.to_thread(_end, name)
             await self._let_go(sandbox_id)
@@ -120,7 +122,7 @@ class Sandboxes:
 
     @asynccontextmanager
     async def adopted(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> AsyncIterator[None]:
-        """Note whose a sandbox is that the body opens under the name of its id; its document is read at the end.
+        """Register the sandbox that the body opens under the name of its id. `document` is read when the body ends.
 
         Raises Refused (429) for too many.
         """
@@ -144,33 +146,33 @@ class Sandboxes:
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=document))
 
     def _owning(self, sandbox_id: str, api_key: str | None) -> AbstractContextManager[None]:
-        """Say in the keepers' registry whose a sandbox is that the body opens."""
+        """Store the owner in the keepers' registry, for the sandbox that the body opens."""
         about = {"service": self._database.name, "sandbox": sandbox_id, "key": api_key or BROWSER}
         return owned_by(Owner(about=about, absent_s=self._keep_s))
 
     async def look(self, sandbox_id: str, project: str) -> SandboxFacts:
-        """Return what its row says. Raises NotFound."""
+        """Return the row of a sandbox. Raises NotFound."""
         return await asyncio.to_thread(self._read, partial(records.find, sandbox_id=sandbox_id, project=project))
 
     async def describe(self, sandbox_id: str, project: str) -> dict[str, Any]:
-        """Return what its row and its keeper say, as the wire has it. Raises NotFound."""
+        """Return the row and the keeper's state in the wire's format. Raises NotFound."""
         facts = await self.look(sandbox_id, project)
         if facts.status in (STARTING, ENDED):
             return facts.as_dict()
         try:
-            said = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
+            info = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
         except InvalidRequest:
             return (await self._note_ended(facts)).as_dict()
         except OutcomeUnknown:  # it has no time for us, or is just ending
             return facts.as_dict()
-        state = records.PAUSED if said.get("is_paused") else RUNNING
+        state = records.PAUSED if info.get("is_paused") else RUNNING
         return {
-            **facts.as_dict(), "state": state, "ageSeconds": said.get("age_s"), "secondsLeft": said.get("left_s"),
-            "clients": said.get("clients"),
+            **facts.as_dict(), "state": state, "ageSeconds": info.get("age_s"), "secondsLeft": info.get("left_s"),
+            "clients": info.get("clients"),
         }  # fmt: skip
 
     async def end(self, sandbox_id: str, project: str, *, why: str = "asked for") -> SandboxFacts:
-        """End one with all that is in it; one that has ended stays so. Raises NotFound."""
+        """End a sandbox and everything in it. An ended one is returned unchanged. Raises NotFound."""
         facts = await self.look(sandbox_id, project)
         if facts.status == ENDED:
             return facts
@@ -185,13 +187,13 @@ class Sandboxes:
         return await self.look(sandbox_id, project)
 
     async def elsewhere(self, sandbox_id: str) -> str | None:
-        """Return the other worker that has one; None for this worker, which takes over from one that is gone."""
+        """Return the other worker that has a sandbox; None for this worker, which takes over from one that is gone."""
         if sandbox_id in self._ours:
             return None
-        found = await asyncio.to_thread(self._read, partial(records.worker_of, sandbox_id=sandbox_id))
-        if found is None or (found[1] in (STARTING, ENDED) and is_here(found[0])):
+        row = await asyncio.to_thread(self._read, partial(records.worker_of, sandbox_id=sandbox_id))
+        if row is None or (row[1] in (STARTING, ENDED) and is_here(row[0])):
             return None
-        worker, status = found
+        worker, status = row
         if worker != self._worker and is_here(worker) and await asyncio.to_thread(is_gone, worker):
             await self._writer.write(partial(records.take_over, sandbox_id=sandbox_id, of=worker, by=self._worker))
             now = await asyncio.to_thread(self._read, partial(records.worker_of, sandbox_id=sandbox_id))
@@ -205,30 +207,33 @@ class Sandboxes:
         return None
 
     async def note(self, sandbox_id: str, status: str) -> None:
-        """Note that it runs or is paused."""
+        """Store that a sandbox is running or paused."""
         await self._writer.write(partial(records.note, sandbox_id=sandbox_id, status=status))
 
     async def compare(self) -> None:
-        """Note which have ended, by the keepers' registry."""
-        rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
-        found = await asyncio.to_thread(registry.found)
-        there, ours = {one.name for one in found}, {one.name for one in rows}
-        self._there = [one for one in found if one.name in ours]
+        """Compare the rows with the keepers' registry, and record the sandboxes that have ended."""
+        rows = [row for row in await asyncio.to_thread(self._read, records.living) if is_here(row.worker)]
+        keepers = await asyncio.to_thread(registry.found)
+        kept_names, ours = {one.name for one in keepers}, {keeper.name for keeper in rows}
+        self._there = [keeper for keeper in keepers if keeper.name in ours]
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
-            if facts.name not in there and (facts.status != STARTING or is_abandoned):
+            if facts.name not in kept_names and (facts.status != STARTING or is_abandoned):
                 await self._note_ended(facts)
                 await self._let_go(facts.id)
-            elif facts.name in there and is_abandoned:
+            elif facts.name in kept_names and is_abandoned:
                 await self.note(facts.id, RUNNING)
 
     async def _note_ended(self, facts: SandboxFacts) -> SandboxFacts:
-        """Note that one has ended; where nobody asked for that here, the audit log says whose it was, and no more."""
+        """Record that a sandbox has ended.
+
+        If no request of this worker ended it, an audit event names its owner, and neither a caller nor an address.
+        """
         is_news = await self._writer.write(partial(records.end, sandbox_id=facts.id))
         if is_news and facts.id not in self._ending:
-            nobody = {"key": None, "address": None}
+            no_caller = {"key": None, "address": None}
             await self._note(
-                "sandbox", what="ended", sandbox=facts.id, reason="found ended", owner=facts.api_key, **nobody
+                "sandbox", what="ended", sandbox=facts.id, reason="found ended", owner=facts.api_key, **no_caller
             )
         self._ours.pop(facts.id, None)
         return await self.look(facts.id, facts.project)
@@ -241,7 +246,7 @@ class Sandboxes:
 
     @asynccontextmanager
     async def held(self, sandbox_id: str, project: str) -> AsyncIterator[Attachment]:
-        """Be in one for the body. Raises NotFound, Refused (409) for one that has ended, ClocheError."""
+        """Yield the attachment to a sandbox. Raises NotFound, Refused (409) for an ended one, ClocheError."""
         facts = await self.look(sandbox_id, project)
         if facts.status == ENDED:
             raise _ended(facts)
@@ -265,18 +270,18 @@ class Sandboxes:
             attachment.used_at = time.monotonic()
 
     async def _attached(self, facts: SandboxFacts) -> Attachment:
-        found = self._open.get(facts.id)
-        if found is not None and found.done() and not found.cancelled() and found.exception() is None:
-            if not found.result().is_lost:
-                return found.result()
+        task = self._open.get(facts.id)
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            if not task.result().is_lost:
+                return task.result()
             await self._let_go(facts.id)
-            found = self._open.get(facts.id)
-        if found is None:
+            task = self._open.get(facts.id)
+        if task is None:
             await self._make_room()
-            found = self._open[facts.id] = asyncio.ensure_future(self._attach(facts))
-            found.add_done_callback(partial(self._forget_failed, facts.id))
+            task = self._open[facts.id] = asyncio.ensure_future(self._attach(facts))
+            task.add_done_callback(partial(self._forget_failed, facts.id))
         try:
-            return await asyncio.shield(found)
+            return await asyncio.shield(task)
         except (InvalidRequest, BackendUnavailable) as error:
             if await self._has_ended(facts):
                 raise _ended(facts) from error
@@ -292,7 +297,7 @@ class Sandboxes:
         return Attachment(id=facts.id, sandbox=sandbox, gone=self._ours.get(facts.id))
 
     async def _has_ended(self, facts: SandboxFacts) -> bool:
-        """Tell whether its name has come free, and note that."""
+        """Tell whether the sandbox has ended: its name has come free. Records the end."""
         until = time.monotonic() + SETTLE_S
         while await asyncio.to_thread(_is_there, facts.name):
             if time.monotonic() > until:
@@ -303,24 +308,26 @@ class Sandboxes:
         return True
 
     async def _make_room(self) -> None:
-        """Let go of the one that was not used for longest, where this worker is in too many. Raises Refused (503)."""
+        """Detach from the sandbox unused for longest, if this worker is at its limit. Raises Refused (503)."""
         if len(self._open) < MOST_ATTACHED:
             return
         before = time.monotonic() - JUST_S
-        unused = [one for one in self._attachments() if one.is_unused and one.used_at < before]
+        unused = [
+            attachment for attachment in self._attachments() if attachment.is_unused and attachment.used_at < before
+        ]
         if not unused:
             raise Refused(
                 503, "busy", f"this worker uses {len(self._open)} sandboxes at once", remedy="try again in 5 s",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
-        await self._let_go(min(unused, key=lambda one: one.used_at).id)
+        await self._let_go(min(unused, key=lambda attachment: attachment.used_at).id)
 
     def _attachments(self) -> list[Attachment]:
-        done = [task for task in self._open.values() if task.done() and not task.cancelled()]
-        return [task.result() for task in done if task.exception() is None]
+        finished = [task for task in self._open.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in finished if task.exception() is None]
 
     async def _let_go(self, sandbox_id: str) -> None:
-        """Be in it no more; it goes on."""
+        """Detach from a sandbox, which lives on."""
         task = self._open.pop(sandbox_id, None)
         if task is None:
             return
@@ -331,7 +338,7 @@ class Sandboxes:
             log.warning("sandbox %s was not left orderly: %s", sandbox_id, error)
 
     async def tend(self) -> None:
-        """Compare rows with the registry, forget what ended long ago, let go of what is not used: every few seconds."""
+        """Every few seconds, compare rows with the registry, delete old rows, detach from unused sandboxes."""
         while True:
             try:
                 await self.compare()
@@ -340,32 +347,32 @@ class Sandboxes:
                 log.warning("sandboxes that live cannot be looked at: %s", error)
             await asyncio.to_thread(_own, self._there, self._keep_s)
             before = time.monotonic() - UNUSED_S
-            for one in self._attachments():
-                if one.is_unused and one.used_at < before:
-                    await self._let_go(one.id)
+            for attachment in self._attachments():
+                if attachment.is_unused and attachment.used_at < before:
+                    await self._let_go(attachment.id)
             await asyncio.sleep(min(LOOK_EVERY_S, self._keep_s / 4))
 
     # The end.
 
     def note_stream(self, task: asyncio.Task[Any]) -> None:
-        """Take note of what would go on for ever, such as a watch: it ends as soon as the service shall."""
+        """Register an endless stream, such as a watch. It is cancelled when the service begins to stop."""
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
 
     def end_streams(self) -> None:
-        """End these."""
+        """Cancel the registered streams."""
         for task in self._streams:
             task.cancel()
 
     async def close(self) -> None:
-        """Let go of all; they go on, without what this worker alone has of them."""
-        await asyncio.gather(*(self._let_go(one) for one in list(self._open)))
+        """Detach from all sandboxes. They live on, without this worker's commands and sessions."""
+        await asyncio.gather(*(self._let_go(sandbox_id) for sandbox_id in list(self._open)))
 
     async def end_all(self) -> None:
-        """End those that this worker has, and those of workers of this host that are gone. Raises RecordsFailed."""
-        rows = [one for one in await asyncio.to_thread(self._read, records.living) if is_here(one.worker)]
-        ours = [one for one in rows if one.worker == self._worker or is_gone(one.worker)]
-        await asyncio.gather(*(self.end(one.id, one.project, why="the service ended") for one in ours))
+        """End the sandboxes of this worker, and of workers of this host that are gone. Raises RecordsFailed."""
+        rows = [row for row in await asyncio.to_thread(self._read, records.living) if is_here(row.worker)]
+        ours = [row for row in rows if row.worker == self._worker or is_gone(row.worker)]
+        await asyncio.gather(*(self.end(row.id, row.project, why="the service ended") for row in ours))
 
 
 async def _ready(attachment: Attachment) -> Attachment:
@@ -391,7 +398,7 @@ def _check_room(session: Session, api_key: str | None) -> None:
 
 
 def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:
-    """Return a sandbox that is kept, to be entered; the service's options say what is recorded, and the ceilings."""
+    """Return a kept sandbox, not yet entered. The service's options apply to audit and ceilings."""
     sandbox = AsyncSandbox.attach(name)
     own: SandboxOptions = {**options, "backend": sandbox.backend}
     sandbox._options = own
@@ -400,17 +407,17 @@ def _come_back(name: str, options: SandboxOptions) -> AsyncSandbox:
 
 
 def _is_there(name: str) -> bool:
-    return any(registry.is_taken(name, place) for place in registry.places())
+    return any(registry.is_taken(name, folder) for folder in registry.places())
 
 
 def _end(name: str) -> None:
-    """End a sandbox by its keeper; one that does not answer is killed, and with it goes all that it keeps. Blocks."""
+    """End a sandbox by its keeper. A keeper that does not answer is killed, with everything that it keeps. Blocks."""
     try:
-        found = registry.find(name)
+        keeper = registry.find(name)
     except InvalidRequest:
         return
     try:
-        visit(found, "end", timeout_s=END_S)
+        visit(keeper, "end", timeout_s=END_S)
     except OutcomeUnknown as error:
         log.warning("the keeper of sandbox %s is killed: %s", name, error)
         for pid in registry.holders(name):
@@ -418,11 +425,11 @@ def _end(name: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _own(there: Sequence[registry.Found], keep_s: float) -> None:
-    """Tell keepers that a service of their database is there. Blocks."""
-    for one in there:
+def _own(keepers: Sequence[registry.Found], keep_s: float) -> None:
+    """Tell keepers that a service of their database exists. Blocks."""
+    for keeper in keepers:
         with contextlib.suppress(OutcomeUnknown):  # it has no time for us, or is just ending
-            visit(one, "own", timeout_s=INFO_S, owner_s=keep_s)
+            visit(keeper, "own", timeout_s=INFO_S, owner_s=keep_s)
 
 
 def _ended(facts: SandboxFacts) -> Refused:

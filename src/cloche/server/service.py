@@ -1,6 +1,6 @@
-"""What one worker of the service holds: the database, who asks, the queue of runs, settings that were stored.
+"""The state of one worker: database, identities, the queue of runs, stored settings.
 
-`opened` brings it up and ends it: what is running gets some time to end, and then is cancelled and noted as such.
+`opened` starts and stops it. When it stops, running work gets `drain_s` to end, then is cancelled and recorded as such.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ log = logging.getLogger("cloche.service")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceRoot:
-    """Name a host folder that the API may read, or write too."""
+    """Name a host folder that the API may read, and write if `is_writable`."""
 
     path: str
     is_writable: bool = False
@@ -69,7 +69,7 @@ class WorkspaceRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Hold what the command line says of the service. `options` are what every run gets unless it says otherwise."""
+    """Hold the service's options from the command line. `options` are the defaults of every run."""
 
     options: SandboxOptions = field(default_factory=SandboxOptions)
     roots: tuple[WorkspaceRoot, ...] = ()
@@ -86,7 +86,7 @@ class ServiceOptions:
 
 
 class Service:
-    """Hold it all; made by `opened`."""
+    """Hold the state of a worker. `opened` creates it."""
 
     def __init__(self, database: Database, options: ServiceOptions):
         self.database, self.options = database, options
@@ -115,13 +115,13 @@ class Service:
         self._refused_logins, self._refused_at = 0, -LOGINS_EVERY_S
 
     async def read(self, work: Callable[[Session], T]) -> T:
-        """Do some reading in a thread. Raises RecordsFailed."""
+        """Run a read in a thread. Raises RecordsFailed."""
         return await asyncio.to_thread(self._read, work)
 
     async def with_files(self, work: Callable[[], T]) -> T:
-        """Do long work with host folders, a few at once, in threads that nothing else waits for.
+        """Run long work with host folders in a small thread pool of its own, so that other requests do not wait for it.
 
-        Raises Refused (503) where many wait already.
+        Raises Refused (503) if the pool's queue is full.
         """
         if self._files_waiting >= MOST_FILES_WAITING:
             raise Refused(503, "busy", "others walk through folders already", headers={"Retry-After": "5"})
@@ -132,30 +132,33 @@ class Service:
             self._files_waiting -= 1
 
     async def write(self, work: Callable[[Session], T]) -> T:
-        """Do some writing in a transaction; return once it is committed. Raises RecordsFailed."""
+        """Run `work` in a write transaction; return once it is committed. Raises RecordsFailed."""
         return await self.writer.write(work)
 
     async def settings(self) -> Settings:
-        """Return the settings that hold for runs now; another worker's change counts from the next request on."""
+        """Return the current settings for runs. A change by another worker applies from the next request on."""
         await self.use_stored()
         return load_settings(dict(self.options.options))
 
     async def use_stored(self) -> None:
-        """Let what is stored hold for what is done from now on."""
+        """Apply the stored settings from now on."""
         version = await self._stored_settings_version()
         if version != self._stored_version:
             self._use(await self.read(read_stored))
 
     async def _stored_settings_version(self) -> int:
-        """Read it where this waits for nobody, as readers of SQLite's WAL do not; else in a thread."""
+        """Return the version of the stored settings.
+
+        SQLite is read on the event loop, since readers of its WAL never wait for writers; other databases in a thread.
+        """
         if self.database.is_sqlite:
             return stored_version(self.database)
         return await asyncio.to_thread(stored_version, self.database)
 
     async def change_settings(self, values: Mapping[str, Any], *, by: str) -> Settings:
-        """Store values by keyword, None to go back to the files; return what holds then. Raises InvalidRequest.
+        """Store settings by keyword, None to reset one to the files; return the new settings. Raises InvalidRequest.
 
-        What would leave no settings that can be read is not stored.
+        A change that leads to unreadable settings is not stored.
         """
         before = await self.read(read_stored)
         together = {name: value for name, value in {**before.values, **values}.items() if value is not None}
@@ -169,30 +172,30 @@ class Service:
         return await self.settings()
 
     async def audit(self) -> Audit | None:
-        """Return the audit log, None where it is off."""
+        """Return the audit log, None if it is off."""
         return audit_for(await self.settings())
 
     async def record(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
-        """Write an event to the audit log, where it is on; it says who asks. Raises AuditFailed."""
+        """Write an event with the caller to the audit log, if it is on. Raises AuditFailed."""
         if (audit := await self.audit()) is not None:
             await asyncio.to_thread(audit.record, kind, **fields)
 
     async def note(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
-        """Write an event of what has happened; where that fails, the service's log says so."""
+        """Write an audit event after the fact. A failure is only logged."""
         if (audit := await self.audit()) is not None:
             await asyncio.to_thread(audit.note, kind, **fields)
 
     async def note_refused_login(self, address: str) -> None:
-        """Record from time to time that somebody had no link, and how often since: anybody can try without end."""
+        """Record failed logins, at most one event every `LOGINS_EVERY_S`, since anyone can attempt them."""
         self._refused_logins += 1
         if time.monotonic() - self._refused_at >= LOGINS_EVERY_S:
             count, self._refused_logins, self._refused_at = self._refused_logins, 0, time.monotonic()
             await self.note("login", what="refused", address=address, count=count)
 
     async def note_refusal(self, error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON
-        """Record, once, that somebody was refused what they asked for; what else went wrong is not recorded.
+        """Record that a caller was refused (`REFUSALS`); other errors are not recorded. Raises nothing.
 
-        What was stored last holds, as the database may be the reason. Nothing is raised.
+        The last known settings are used, since the database may be the cause.
         """
         status = status_of(error)
         if status in REFUSALS and not isinstance(error, AuditFailed):
@@ -203,7 +206,7 @@ class Service:
                     await asyncio.to_thread(work)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do some work that nobody waits for; it is cancelled when the service is stopped."""
+        """Run work in the background. It is cancelled when the service stops."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._note_background)
@@ -214,24 +217,28 @@ class Service:
             log.error("work in the background failed", exc_info=error)
 
     async def end_background(self, timeout_s: float) -> None:
-        """Let what goes on end for so long, then cancel it."""
+        """Wait up to `timeout_s` for background work, then cancel it."""
         if self._background:
-            _, left = await asyncio.wait(set(self._background), timeout=timeout_s)
-            for task in left:
+            _, unfinished = await asyncio.wait(set(self._background), timeout=timeout_s)
+            for task in unfinished:
                 task.cancel()
-            if left:
-                await asyncio.wait(left)
+            if unfinished:
+                await asyncio.wait(unfinished)
 
     async def tool_state(self, project: str) -> dict[str, Any]:
-        """Return the tools on offer with their risks, and what waits for approval."""
+        """Return the offered tools with their risks, and the pending approvals."""
         settings = await self.settings()
         tools = tools_of(settings.tier or DEFAULT_TIER)
         offered = [{"name": tool.name, "risk": str(risk_of(tool, is_on_host=False))} for tool in tools]
         waiting = await self.read(partial(approvals.waiting, limit=MOST_PENDING, project=project))
-        return {"offered": offered, "pendingApprovals": [approvals.as_wire(one) for one in waiting], "remembered": []}
+        return {
+            "offered": offered,
+            "pendingApprovals": [approvals.as_wire(entry) for entry in waiting],
+            "remembered": [],
+        }
 
     def close_files(self) -> None:
-        """Wait for no work with folders any more; each has a deadline of its own."""
+        """Close the pool for host folders without waiting. Each of its jobs has a deadline."""
         self._files.shutdown(wait=False, cancel_futures=True)
 
     def _use(self, stored: StoredSettings) -> None:
@@ -243,7 +250,7 @@ class Service:
         self._stored_version = stored.version
 
     def run_options(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keywords of a run: the service's, overridden by the run's own."""
+        """Return the options of a run: the service's, overridden by the request's."""
         return {**self.options.options, **own}
 
     def _read(self, work: Callable[[Session], T]) -> T:
@@ -251,13 +258,13 @@ class Service:
             return work(session)
 
     def begin_draining(self) -> None:
-        """Take nothing more, and end what only waits: the service is being stopped."""
+        """Refuse new work and end waiting clients, as the service stops."""
         self.is_draining = True
         self.approvals.close()
         self.sandboxes.end_streams()
 
     async def forget_old_runs(self) -> None:
-        """Delete, now and from time to time, the records of runs that are kept no longer."""
+        """Delete records of runs beyond their retention, now and every `FORGET_EVERY_S`."""
         forget = partial(run_records.forget_old, retention_s=self.options.keep_runs_s)
         while True:
             with suppress(ClocheError):  # said where it matters: at the next request
@@ -266,7 +273,7 @@ class Service:
             await asyncio.sleep(FORGET_EVERY_S)
 
     async def note_use_of_keys(self) -> None:
-        """Note from time to time which keys were used; an interruption costs the last times."""
+        """Store which keys were used, every `NOTE_USE_EVERY_S`. A crash loses the last interval."""
         while True:
             await asyncio.sleep(NOTE_USE_EVERY_S)
             used, self.identities.used = self.identities.used, set()
@@ -276,13 +283,13 @@ class Service:
 
 
 def _measure(options: SandboxOptions) -> None:
-    """Look at what this host gives, which takes seconds at first, and all would wait."""
+    """Measure this host's capabilities in advance, since the first request would wait seconds for it."""
     prepare(**options).backend.capabilities()
 
 
 @asynccontextmanager
 async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator[Service]:
-    """Open the database, close what earlier workers left running, and hold the service. Raises ClocheError."""
+    """Open the database, close the runs that earlier workers left, and yield the service. Raises ClocheError."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "cloche-service"))
     database = await asyncio.to_thread(Database, location)
     service = Service(database, options)

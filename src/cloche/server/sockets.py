@@ -1,4 +1,4 @@
-"""Web sockets of the service: carried until one of their works ends or their key does, and closed with a reason."""
+"""Web sockets of the service: carried until a task or the key's validity ends, and closed with a reason."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ MOST_REASON = 100
 
 
 class BadMessage(Exception):
-    """Report a message that makes no sense here."""
+    """Report an invalid message."""
 
 
-def read_object(data: bytes, what: str = "text") -> dict[str, Any]:
-    """Return what a message says, which is bounded before it is parsed. Raises BadMessage, which says `what` it is."""
+def read_object(data: bytes, name: str = "text") -> dict[str, Any]:
+    """Return the JSON object of a message, bounded before it is parsed. Raises BadMessage, which calls it `name`."""
     try:
         JsonBounds().feed(data)
-        said = parse(data)
+        message = parse(data)
     except Refused as error:
-        raise BadMessage(f"{what} is JSON here; bytes are binary messages: {error.detail}") from error
-    if not isinstance(said, dict):
-        raise BadMessage(f"{what} is a JSON object here")
-    return said
+        raise BadMessage(f"{name} is JSON here; bytes are binary messages: {error.detail}") from error
+    if not isinstance(message, dict):
+        raise BadMessage(f"{name} is a JSON object here")
+    return message
 
 
 async def carry(websocket: WebSocket, *works: Coroutine[Any, Any, None], scope: str | None = "run") -> None:
-    """Carry both ways until one of them ends, then close with a code that says why.
+    """Run `works` until the first of them ends, then close the web socket with a code for the reason.
 
-    That the key holds no more, or lacks the `scope`, is an end too.
+    An invalid key, or one without `scope`, ends it as well.
     """
     tasks = [asyncio.ensure_future(work) for work in (*works, _watch_key(websocket, scope))]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    error = next((error for task in done if (error := task.exception()) is not None), None)
+    error = next((error for task in finished if (error := task.exception()) is not None), None)
     code, reason = _close_of(error)
     with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):  # it is closed already, or nobody reads
         async with asyncio.timeout(CLOSE_S):
@@ -57,7 +57,7 @@ async def carry(websocket: WebSocket, *works: Coroutine[Any, Any, None], scope: 
 
 
 async def _watch_key(websocket: WebSocket, scope: str | None) -> None:
-    """Raise Refused as soon as the key, or the cookie, holds no more."""
+    """Raise Refused as soon as the key or cookie is invalid."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         caller = await find_caller(websocket)
@@ -66,7 +66,7 @@ async def _watch_key(websocket: WebSocket, scope: str | None) -> None:
 
 
 def _close_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the code and the reason that a web socket is closed with."""
+    """Return the close code and reason for an error."""
     if isinstance(error, BadMessage | UnicodeDecodeError):
         code = INVALID_DATA
     elif isinstance(error, Refused):

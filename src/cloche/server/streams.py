@@ -1,4 +1,4 @@
-"""Answers that are streamed from a generator: it is closed, and what it holds let go, however the answer ended."""
+"""Streamed responses from a generator, which is closed with its resources however the response ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .events import LiveRun, server_sent
 
 
 class HeldStream(StreamingResponse):
-    """Stream from a generator, and close it and a stack at the end, also where nobody ever asked for the first piece.
+    """Stream from a generator, and close it and a stack at the end, even if its first piece was never requested.
 
-    The framework's own leaves the generator of a client that was dropped to the garbage collector.
+    Starlette's StreamingResponse leaves the generator of a disconnected client to the garbage collector.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class HeldStream(StreamingResponse):
         self._pieces, self._stack = pieces, stack or AsyncExitStack()
 
     async def __call__(self, *arguments: Any) -> None:  # noqa: ANN401 - scope, receive, send
-        """Send it."""
+        """Send the response."""
         async with self._stack:
             try:
                 await super().__call__(*arguments)
@@ -34,7 +34,7 @@ class HeldStream(StreamingResponse):
 
 
 def event_stream(live: LiveRun) -> HeldStream:
-    """Return the events of what goes on, which is ended where nobody reads them."""
+    """Return the events of a call as a response. The call is cancelled when the client disconnects."""
     stack = AsyncExitStack()
     stack.callback(lambda: None if live.events.is_over else live.cancel())
     return HeldStream(server_sent(live.events, 0), stack, media_type="text/event-stream")

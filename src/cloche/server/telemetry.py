@@ -1,7 +1,7 @@
-"""The service's side of OpenTelemetry: an SDK that sends spans and measurements, where OTEL_* variables say where to.
+"""OpenTelemetry of the service: an SDK that exports spans and metrics to the endpoint in the OTEL_* variables.
 
-What is traced is in `audit/telemetry.py`. Without those variables nothing is imported, and nothing is traced. A process
-that `opentelemetry-instrument` started has an SDK, and keeps it. Needs the extra `otel`.
+The spans are defined in `audit/telemetry.py`. Without those variables nothing is imported or traced. A process started
+by `opentelemetry-instrument` keeps the SDK that it has. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def configure_telemetry() -> Callable[[], None]:
-    """Set an SDK up where the environment asks for one; return what ends it. Raises InvalidRequest."""
-    wanted = [signal for signal in _SIGNALS if _is_wanted(signal)]
-    if not wanted:
+    """Set up an SDK if the environment asks for one; return a function that shuts it down. Raises InvalidRequest."""
+    signals = [signal for signal in _SIGNALS if _is_wanted(signal)]
+    if not signals:
         return lambda: None
-    _check(wanted)
+    _check(signals)
     from opentelemetry.sdk.resources import Resource
 
     resource = Resource.create({"service.name": "cloche"} if "OTEL_SERVICE_NAME" not in os.environ else {})
-    ends = [end for signal in wanted if (end := _START[signal](resource)) is not None]
+    ends = [end for signal in signals if (end := _START[signal](resource)) is not None]
     return lambda: _end(ends)
 
 
 def _is_wanted(signal: str) -> bool:
-    """Tell whether spans, or measurements, are to be sent somewhere."""
+    """Tell whether a signal, traces or metrics, has an exporter."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = os.environ.get(f"OTEL_{signal}_EXPORTER", "")
@@ -48,16 +48,16 @@ def _is_wanted(signal: str) -> bool:
     return exporter not in ("", "none") or (not exporter and any(os.environ.get(name) for name in names))
 
 
-def _check(wanted: list[str]) -> None:
+def _check(signals: list[str]) -> None:
     missing = [name for name in _PACKAGES if not _is_installed(name)]
     if missing:
         raise InvalidRequest(f"OTEL_* asks for telemetry, and {missing[0]} is missing; pip install 'cloche[otel]'")
-    allowed = {f"OTEL_{signal}_EXPORTER": "otlp" for signal in wanted} | dict.fromkeys(_PROTOCOLS, _PROTOCOL)
-    for name, known in allowed.items():
-        given = os.environ.get(name) or known
-        if given != known:
+    allowed = {f"OTEL_{signal}_EXPORTER": "otlp" for signal in signals} | dict.fromkeys(_PROTOCOLS, _PROTOCOL)
+    for name, supported in allowed.items():
+        configured = os.environ.get(name) or supported
+        if configured != supported:
             raise InvalidRequest(
-                f"{name}={escape_name(given)}: the service sends {known} alone; use that, or start it by "
+                f"{name}={escape_name(configured)}: the service sends {supported} alone; use that, or start it by "
                 "opentelemetry-instrument, whose SDK it then uses"
             )
 
@@ -105,7 +105,7 @@ _START = {"TRACES": _start_traces, "METRICS": _start_metrics}
 
 
 def _end(ends: list[Callable[[], None]]) -> None:
-    """Send what is left, for a few seconds: a receiver that does not answer keeps no service from ending."""
+    """Export the remaining data for at most `END_S`, so that an unresponsive receiver does not delay the exit."""
     threads = [threading.Thread(target=end, name="cloche-telemetry", daemon=True) for end in ends]
     for thread in threads:
         thread.start()

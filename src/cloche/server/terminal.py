@@ -1,7 +1,7 @@
-"""What a program wrote for a terminal, as text for a page: colours become classes, all else that steers is removed.
+"""A program's terminal output as HTML: colours become classes, all other control sequences are removed.
 
-Everything is bounded: characters (the middle is left out), and sequences, after which there is no more style. The
-result is escaped HTML with `span` elements whose classes are ours.
+Characters are bounded (the middle is left out), and so are sequences, beyond which the text is unstyled. The result is
+escaped HTML with `span` elements whose classes are fixed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _STYLES: dict[int, tuple[str, str | None]] = {
 _EXTENDED = (38, 48)  # followed by 5 and an index, or 2 and three amounts: left out
 
 
-def bounded(text: str, most: int = MOST_CHARS) -> str:
-    """Return text, without its middle where it is longer than so many characters."""
-    if len(text) <= most:
+def bounded(text: str, max_chars: int = MOST_CHARS) -> str:
+    """Return text, without its middle if it exceeds `max_chars`."""
+    if len(text) <= max_chars:
         return text
-    half = most // 2
+    half = max_chars // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters are not shown here]\n{text[-half:]}"
 
 
@@ -46,21 +46,21 @@ def render_terminal(text: object) -> Markup:
     plain = _settled(bounded(str(text)))
     pieces: list[str] = []
     style: dict[str, str] = {}
-    at = 0
+    offset = 0
     for number, match in enumerate(_SEQUENCE.finditer(plain), 1):
-        _add(pieces, plain[at : match.start()], style)
-        at = match.end()
+        _add(pieces, plain[offset : match.start()], style)
+        offset = match.end()
         if number > MOST_SPANS:  # from here on it is plain
             style.clear()
             break
         if match["final"] == "m":
             _apply(style, match["parameters"])
-    _add(pieces, _SEQUENCE.sub("", plain[at:]), style)
+    _add(pieces, _SEQUENCE.sub("", plain[offset:]), style)
     return Markup("".join(pieces))  # noqa: S704 - each piece was escaped
 
 
 def _settled(text: str) -> str:
-    """Return text with each line as it was last written: a carriage return begins it anew, a backspace takes one."""
+    """Return each line as a terminal shows it: a carriage return restarts it, a backspace deletes."""
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _BACKSPACE.sub("", text)
@@ -75,7 +75,10 @@ def _add(pieces: list[str], text: str, style: dict[str, str]) -> None:
 
 
 def _apply(style: dict[str, str], parameters: str) -> None:
-    numbers = [int(one) if one.isascii() and one.isdigit() else 0 for one in re.split("[;:]", parameters)[:16]]
+    numbers = [
+        int(parameter) if parameter.isascii() and parameter.isdigit() else 0
+        for parameter in re.split("[;:]", parameters)[:16]
+    ]
     while numbers:
         number = numbers.pop(0)
         if number == 0:

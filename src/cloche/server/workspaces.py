@@ -1,4 +1,4 @@
-"""Host folders that the API may touch: below `workspace_roots` alone, opened by descriptors, no link followed out."""
+"""Host folders for the API: only below `workspace_roots`, opened by descriptor, without following links out of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MOST_PATH = 4_096
 
 @contextmanager
 def opened_workspace(roots: Sequence[WorkspaceRoot], path: str, *, writes: bool) -> Iterator[tuple[int, str]]:
-    """Hold open a folder that a request names by its absolute path; yield a descriptor and that path.
+    """Open a folder by its absolute path; yield a descriptor and the normalised path.
 
-    Raises PolicyDenied for one that is not below a root, or of a root that may not be written to, InvalidRequest for
-    one that is not there or lies behind a link.
+    Raises PolicyDenied if it is not below a root or the root is not writable, InvalidRequest if it is missing or behind
+    a link.
     """
     named = _checked(path)
     root, names = _root_of(roots, named)
     if writes and not root.is_writable:
         raise PolicyDenied(f"workspacePath: {escape_name(root.path)} may be read alone; the operator's roots decide")
-    if writes and any(one.path.startswith(f"{named.rstrip('/')}/") and not one.is_writable for one in roots):
+    if writes and any(root.path.startswith(f"{named.rstrip('/')}/") and not root.is_writable for root in roots):
         raise PolicyDenied(
             f"workspacePath: a folder in {escape_name(named)} may be read alone; name one that does not hold it"
         )
@@ -62,13 +62,13 @@ def _checked(path: str) -> str:
 
 
 def _root_of(roots: Sequence[WorkspaceRoot], path: str) -> tuple[WorkspaceRoot, list[str]]:
-    """Return the innermost root around a path, and the names that lead from there."""
-    for root in sorted(roots, key=lambda one: len(one.path), reverse=True):
+    """Return the innermost root that contains a path, and the path's names below it."""
+    for root in sorted(roots, key=lambda root: len(root.path), reverse=True):
         below = path.removeprefix(root.path.rstrip("/") + "/") if path != root.path else ""
         if below != path:
             return root, [name for name in below.split("/") if name]
-    known = ", ".join(escape_name(root.path) for root in roots) or "there is none"
+    known_roots = ", ".join(escape_name(root.path) for root in roots) or "there is none"
     raise PolicyDenied(
-        f"workspacePath: {escape_name(path)} is not below a folder that the operator opened ({known}); "
+        f"workspacePath: {escape_name(path)} is not below a folder that the operator opened ({known_roots}); "
         "cloche serve --workspace-root names them"
     )

@@ -55,7 +55,7 @@ def test_who_reads_no_lines_holds_nobody_up() -> None:
     """What does not fit is left out, and told of once lines are read again; all others come in their order."""
     reader, writer = os.pipe()
     with open(reader, encoding="ascii") as lines, open(writer, "w", encoding="ascii") as stream:
-        handler = LaterHandler(stream, most=5)
+        handler = LaterHandler(stream, max_waiting=5)
         handler.setFormatter(make_formatter(is_plain=False))
         for number in range(60):  # of 4 kB each: a pipe holds 64
             handler.emit(_record("%d %s", number, "x" * 3_900))

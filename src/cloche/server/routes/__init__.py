@@ -1,1 +1,1 @@
-"""The routes, one file for each group of paths; each has a `router`, and `app.py` lists them."""
+"""The routes, one file for each group of paths. Each has a `router`; `app.py` lists them."""

@@ -1,7 +1,7 @@
-"""`/api/approvals`: what waits for a human, and the human's word; an agent elsewhere asks here, and waits.
+"""`/api/approvals`: requests for approval, their decisions by a human, and waiting for a decision.
 
-Nobody decides about a request that the same key made. What a decision says is audited in the same transaction: without
-its event there is no decision.
+The key that made a request cannot decide about it. A decision and its audit event are written in the same transaction:
+without the event there is no decision.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Wait so many se
 
 
 class NewApproval(WireModel):
-    """A call of a tool, which somebody shall allow. `rules` say what will hold, such as `runs_on` and `policy`."""
+    """A tool call that needs approval. `rules` describe the conditions of the call, such as `runs_on` and `policy`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -73,7 +73,7 @@ class NewApproval(WireModel):
 
 
 class Word(WireModel):
-    """What goes with a decision; `remember` lets whoever asked not ask again for the same High call."""
+    """A reason for a decision. With `remember`, the agent does not ask again for the same High call."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "reviewed", "remember": False}]})
 
@@ -94,9 +94,9 @@ _BODY = {
 
 @router.post("", status_code=201, responses={**RESPONSES, 415: _NO_JSON}, openapi_extra=_BODY)
 async def ask(request: Request, caller: Runner, service: TheService) -> Response:
-    """Ask for a decision about a call of a tool; wait for it with `GET /api/approvals/{id}?wait=30`.
+    """Request approval for a tool call. `GET /api/approvals/{id}?wait=30` waits for the decision.
 
-    At its deadline it is a no.
+    A request that reaches its deadline is denied.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("", "application/json"):
@@ -104,20 +104,25 @@ async def ask(request: Request, caller: Runner, service: TheService) -> Response
     body = await request.body()
     if len(body) > MOST_BYTES:
         raise Refused(413, "body-too-large", f"an approval has {MOST_BYTES} bytes at most, arguments included")
-    asked = validated(NewApproval, await request.json())
+    new_approval = validated(NewApproval, await request.json())
     plain = ApprovalRequest(
-        tool=asked.tool, risk=Risk[asked.risk.upper()], arguments=asked.arguments, rules=asked.rules
+        tool=new_approval.tool,
+        risk=Risk[new_approval.risk.upper()],
+        arguments=new_approval.arguments,
+        rules=new_approval.rules,
     )
-    last = await service.read(partial(records.last_of_tool, tool=asked.tool, project=caller.project))
+    last = await service.read(partial(records.last_of_tool, tool=new_approval.tool, project=caller.project))
     text = await asyncio.to_thread(_request_text, plain, last)
-    new = records.NewRequest(project=caller.project, asked_by=caller.name, text=text, patience_s=asked.patience_seconds)
+    new = records.NewRequest(
+        project=caller.project, asked_by=caller.name, text=text, patience_s=new_approval.patience_seconds
+    )
     entry = await service.write(partial(_add, new=new))
     service.approvals.nudge()
     return await _answer(entry, status=201, headers={"Location": f"/api/approvals/{entry.number}"})
 
 
 def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str:
-    """Return a request as the queue has it, with what changed since the last one. Raises InvalidRequest."""
+    """Return a request as stored, with the changes since the last one of its tool. Raises InvalidRequest."""
     try:
         json.dumps([dict(request.arguments), dict(request.rules)], allow_nan=False)
     except ValueError as error:  # a number that is none, or one of too many digits
@@ -144,16 +149,16 @@ async def approvals(
     cursor: Annotated[str | None, Query(max_length=64)] = None,
     wait: Wait = 0.0,
 ) -> Response:
-    """List approvals, the newest first. With `wait`, those that wait, as soon as there are any."""
+    """List approvals, the newest first. `wait` returns the waiting ones as soon as there are any."""
     if wait and (status not in (None, "waiting") or cursor is not None):
         raise InvalidRequest("wait: it is for what waits; leave status and cursor out")
     page = partial(
         records.list_approvals, project=caller.project, status="waiting" if wait else status, limit=limit, cursor=cursor
     )
-    found = await service.read(page)
-    if wait and not found["items"]:
-        found = await _until(service, caller.project, None, wait, page, lambda one: bool(one["items"]))
-    return await _as_json(found)
+    document = await service.read(page)
+    if wait and not document["items"]:
+        document = await _until(service, caller.project, None, wait, page, lambda document: bool(document["items"]))
+    return await _as_json(document)
 
 
 @router.get(
@@ -165,29 +170,31 @@ async def events(
 ) -> Response:
     """Follow approvals as server-sent events: `asked`, `confirm`, `decided`, `expired`.
 
-    It begins with what waits; with `Last-Event-ID`, with what changed after that. After 15 minutes, and for a reader
-    that falls behind (`dropped`), it ends: begin again with the last number.
+    The stream begins with the waiting approvals or, with `Last-Event-ID`, with later changes. It ends after 15 minutes,
+    and for a reader that falls behind (`dropped`). Resume with the last number.
     """
     return HeldStream(_stream(service, caller.project, last_event_id), media_type="text/event-stream")
 
 
 @router.get("/{number}", responses=RESPONSES)
 async def approval(number: Number, caller: Asker, service: TheService, wait: Wait = 0.0) -> Response:
-    """Return one request: what, who, risk, rules, changes, expiry. With `wait`, as soon as it is decided about.
+    """Return one request: tool, requester, risk, rules, changes, expiry. `wait` returns it once it is decided.
 
-    A key with scope run alone sees what it has asked for itself.
+    A key with only scope run sees only its own requests.
     """
     look = partial(_find, number=number, caller=caller)
     entry = await service.read(look)
     if wait and entry.state == "waiting":
         until_s = min(wait, entry.expires_at - time.time() + EXPIRY_S)
-        entry = await _until(service, caller.project, number, until_s, look, lambda one: one.state != "waiting")
+        entry = await _until(
+            service, caller.project, number, until_s, look, lambda approval: approval.state != "waiting"
+        )
     return await _answer(entry)
 
 
 @router.post("/{number}/approve", responses=RESPONSES)
 async def approve(number: Number, caller: Approver, service: TheService, word: Word | None = None) -> Response:
-    """Approve a request. A critical one is then to be confirmed."""
+    """Approve a request. A critical one then needs a confirmation."""
     return await _decide(service, caller, number, word, is_approved=True, is_confirming=False)
 
 
@@ -215,30 +222,30 @@ async def _until(
     service: Service, project: str, number: int | None, wait_s: float, look: Callable[[Session], Any],
     is_enough: Callable[[Any], bool],
 ) -> Any:  # noqa: ANN401 - what `look` returns  # fmt: skip
-    """Return what `look` finds once it is enough, or the time is over."""
+    """Return the result of `look` once it is enough, or after `wait_s`."""
     until = time.monotonic() + wait_s
     async with service.approvals.follow(project, number) as follower:
-        while not is_enough(found := await service.read(look)) and not follower.is_over:
+        while not is_enough(answer := await service.read(look)) and not follower.is_over:
             await follower.next(until - time.monotonic())
             if time.monotonic() >= until:
                 return await service.read(look)
-    return found
+    return answer
 
 
 async def _decide(
     service: Service, caller: Caller, number: int, word: Word | None, *, is_approved: bool, is_confirming: bool
 ) -> Response:
-    said = word or Word()
+    remark = word or Word()
     return await _answer(
-        await decide(service, caller, number, said, is_approved=is_approved, is_confirming=is_confirming)
+        await decide(service, caller, number, remark, is_approved=is_approved, is_confirming=is_confirming)
     )
 
 
 async def decide(
-    service: Service, caller: Caller, number: int, said: Word, *, is_approved: bool, is_confirming: bool
+    service: Service, caller: Caller, number: int, remark: Word, *, is_approved: bool, is_confirming: bool
 ) -> Entry:
-    """Decide about a request, and return it as it is then. Raises Refused, NotFound, AuditFailed."""
-    decision = Decision(is_approved=is_approved, by=caller.name, reason=said.reason, is_remembered=said.remember)
+    """Decide about a request, and return its new state. Raises Refused, NotFound, AuditFailed."""
+    decision = Decision(is_approved=is_approved, by=caller.name, reason=remark.reason, is_remembered=remark.remember)
     settings = await service.settings()
     entry = await asyncio.to_thread(
         _note, service, caller, number, decision, audit_for(settings), is_confirming=is_confirming,
@@ -252,7 +259,7 @@ def _note(
     service: Service, caller: Caller, number: int, decision: Decision, audit: Audit | None, *, is_confirming: bool,
     takes_two_people: bool,
 ) -> Entry:  # fmt: skip
-    """Decide in one transaction, with the audit's event in it. Raises Refused, NotFound, AuditFailed."""
+    """Store a decision and its audit event in one transaction. Raises Refused, NotFound, AuditFailed."""
     try:
         with service.database.writing() as session:
             entry = records.find(session, number, project=caller.project)
@@ -292,20 +299,20 @@ def _check_other_person(entry: Entry, decision: Decision) -> None:
 
 
 async def _stream(service: Service, project: str, after: int | None) -> AsyncGenerator[str]:
-    """Yield server-sent events: what waits or has changed, then what comes."""
+    """Yield server-sent events: the waiting or changed approvals, then each change."""
     ends = time.monotonic() + STREAM_S
     try:
         async with service.approvals.follow(project) as follower:
-            seen, changes = await service.read(partial(_caught_up, project=project, after=after))
+            last_version, changes = await service.read(partial(_caught_up, project=project, after=after))
             while changes:
                 for change in changes:
                     yield as_sent(change.name, change.data, change.version)
-                seen, changes = await service.read(partial(_caught_up, project=project, after=seen))
+                last_version, changes = await service.read(partial(_caught_up, project=project, after=last_version))
             while not (follower.is_over or follower.is_behind) and time.monotonic() < ends:
                 following = await follower.next(HEARTBEAT_S)
                 if following is None:
                     yield HEARTBEAT
-                elif following.version is None or following.version > seen:
+                elif following.version is None or following.version > last_version:
                     yield as_sent(following.name, following.data, following.version)
             if follower.is_behind:
                 yield as_sent("dropped", "{}")
@@ -314,12 +321,15 @@ async def _stream(service: Service, project: str, after: int | None) -> AsyncGen
 
 
 def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[Change]]:
-    """Return the last version that a client knows then, and what it has to be told for that."""
+    """Return the newest version and the changes up to it."""
     if after is None:
-        newest, found = records.newest_version(session), records.waiting(session, limit=MOST_CAUGHT_UP, project=project)
+        newest, entries = (
+            records.newest_version(session),
+            records.waiting(session, limit=MOST_CAUGHT_UP, project=project),
+        )
     else:
-        newest, found = records.changed_after(session, after, limit=MOST_CAUGHT_UP, project=project)
-    return newest, [change_of(entry) for entry in found]
+        newest, entries = records.changed_after(session, after, limit=MOST_CAUGHT_UP, project=project)
+    return newest, [change_of(entry) for entry in entries]
 
 
 async def _answer(entry: Entry, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -327,6 +337,6 @@ async def _answer(entry: Entry, *, status: int = 200, headers: dict[str, str] | 
 
 
 async def _as_json(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:  # noqa: ANN401 - plain data
-    """Return JSON in ASCII: half of a character pair, which an agent may have sent, is no UTF-8."""
+    """Return ASCII JSON: a lone surrogate, which an agent may have sent, cannot be encoded as UTF-8."""
     text = await asyncio.to_thread(json.dumps, content, default=str)
     return Response(text, status, headers, media_type="application/json")

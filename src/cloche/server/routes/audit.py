@@ -1,4 +1,4 @@
-"""`/api/audit`: ask the audit log, write it out, and prove that it is whole. It is read in threads, few at once."""
+"""`/api/audit`: list, export and verify the audit log. It is read in threads, a few at the same time."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ async def _filters(
     run: Text = None,
     text: Text = None,
 ) -> Filters:
-    """Take which events are wanted: `since` and `until` as 2026-01-31, 2026-01-31T12:00, or 2h, 7d ago."""
-    found = Filters(kinds=kind or (), statuses=status or (), since=since, until=until, run=run, text=text)
-    found.wanted()  # a time that is none is an error before anything is read
-    return found
+    """Return the filters of a query. `since` and `until` are 2026-01-31, 2026-01-31T12:00, or an age such as 2h, 7d."""
+    filters = Filters(kinds=kind or (), statuses=status or (), since=since, until=until, run=run, text=text)
+    filters.wanted()  # a time that is none is an error before anything is read
+    return filters
 
 
 Wanted = Annotated[Filters, Depends(_filters)]
 
 
 class Heads(WireModel):
-    """Heads that were kept elsewhere, as `cloche audit head` prints them: each must be in the log."""
+    """Heads that were kept elsewhere, as `cloche audit head` prints them. Each must be in the log."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"heads": []}]})
 
@@ -72,7 +72,7 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int | None, Query(ge=1, lt=1 << 63)] = None,
 ) -> Response:
-    """List events, the newest first. With `isPartial` older ones than those read were not looked at: export them."""
+    """List events, the newest first. With `isPartial`, older events were not searched; the export has them."""
     folder = await _folder(service, caller)
     async with one_of_few():
         page = await asyncio.to_thread(newest_events, folder, wanted.wanted(), limit=limit, before=cursor)
@@ -93,21 +93,21 @@ def _page_text(page: AuditPage) -> str:
 async def export(
     caller: Admin, service: TheService, wanted: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
 ) -> Response:  # fmt: skip
-    """Write events out, the oldest first, as they are read: as JSON Lines, or as CSV for a spreadsheet.
+    """Export events, the oldest first, as JSON Lines or as CSV for a spreadsheet.
 
-    JSON Lines of all events can be verified by `cloche audit verify --file`.
+    `cloche audit verify --file` verifies JSON Lines of all events.
     """
     folder = await _folder(service, caller)
     headers = {"Content-Disposition": f'attachment; filename="audit.{format}"'}
-    gone = threading.Event()
-    chunks = _chunks(Reading(folder), wanted, format, gone)
+    has_ended = threading.Event()
+    chunks = _chunks(Reading(folder), wanted, format, has_ended)
     first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
-    return HeldStream(_rest(first, chunks, gone), media_type=_MEDIA_TYPES[format], headers=headers)
+    return HeldStream(_rest(first, chunks, has_ended), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
 @router.post("/verify", responses=RESPONSES)
 async def check(caller: Admin, service: TheService, asked: Heads | None = None) -> dict[str, Any]:
-    """Read the whole log, and say whether it is whole: as `cloche audit verify --json`, with the wire's names."""
+    """Verify the whole log. The answer is that of `cloche audit verify --json`, with the wire's names."""
     folder = await _folder(service, caller)
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
     async with one_of_few():
@@ -116,7 +116,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
 
 
 async def _folder(service: Service, caller: Caller) -> str:
-    """Return the folder of the log. Raises Refused (409) where the audit is off, PolicyDenied for another project."""
+    """Return the folder of the log. Raises Refused (409) if the audit is off, PolicyDenied for another project."""
     if caller.project != DEFAULT_PROJECT:
         raise PolicyDenied("the audit log is of all projects, and so is the operator's; ask the operator")
     audit = audit_for(await service.settings())
@@ -130,7 +130,7 @@ async def _folder(service: Service, caller: Caller) -> str:
 
 @asynccontextmanager
 async def one_of_few() -> AsyncIterator[None]:
-    """Hold one of few places. Raises Refused (503) where all are taken: reading takes a processor for long."""
+    """Hold one of `MOST_AT_ONCE` places, since reading takes much processor time. Raises Refused (503)."""
     if not _reading.acquire(blocking=False):
         raise Refused(503, "busy", "the audit log is being read for others", headers={"Retry-After": "2"})
     try:
@@ -139,21 +139,21 @@ async def one_of_few() -> AsyncIterator[None]:
         _reading.release()
 
 
-async def _rest(first: str, chunks: Iterator[str], gone: threading.Event) -> AsyncGenerator[str]:
-    """Yield an export in chunks, each read in a thread when the client has taken the one before."""
+async def _rest(first: str, chunks: Iterator[str], has_ended: threading.Event) -> AsyncGenerator[str]:
+    """Yield an export in chunks. Each is read in a thread once the client has taken the previous one."""
     try:
         yield first
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk
     finally:
-        gone.set()  # a thread that still reads for a client who is gone ends at its next event
+        has_ended.set()  # a thread that still reads for a client who is gone ends at its next event
 
 
-def _chunks(reading: Reading, wanted: Filters, form: str, gone: threading.Event) -> Iterator[str]:
-    lines = itertools.takewhile(lambda _: not gone.is_set(), reading)
+def _chunks(reading: Reading, filters: Filters, form: str, has_ended: threading.Event) -> Iterator[str]:
+    lines = itertools.takewhile(lambda _: not has_ended.is_set(), reading)
     held: list[str] = []
     size = 0
-    for text in texts_of(filter(wanted.wanted(), (line.fields() for line in lines)), form):
+    for text in texts_of(filter(filters.wanted(), (line.fields() for line in lines)), form):
         held.append(text)
         size += len(text)
         if size >= CHUNK_CHARS:

@@ -1,4 +1,4 @@
-"""`POST /api/code/exec`, and the runs that came of it: list, look, events, cancel."""
+"""`POST /api/code/exec`, and its runs: list, look, events, cancel."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ AGAIN_S = 0.1  # between two looks at whether another worker's run has ended
 
 
 class Digest(Protocol):
-    """Be a hash that goes on."""
+    """An incremental hash."""
 
     def update(self, data: bytes, /) -> None:
-        """Take more."""
+        """Hash more data."""
 
 
 @router.post("/code/exec", responses={**RESPONSES, **_ANSWERS}, openapi_extra=_BODY)
@@ -85,16 +85,16 @@ async def execute(
     prefer: Annotated[str | None, Header()] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Run code in a sandbox of its own, and answer with the whole result.
+    """Run code in a fresh sandbox, and answer with the whole result.
 
     With `?stream=1` the answer is server-sent events, the last one `result` or `error`. With `Prefer: respond-async` it
-    is 202 and the run's id. A client that goes away cancels its run, but not one of `respond-async`. The same
-    `Idempotency-Key` with the same request gives the same run, unless that was refused before any of it ran.
+    is 202 and the run's id. A disconnect cancels the run, unless it is `respond-async`. The same `Idempotency-Key` with
+    the same request returns the same run, unless that was refused before any of it ran.
     """
     key = run_records.check_idempotency_key(idempotency_key)
     digest = None if key is None else hashlib.sha256()
-    asked, files, size = await _read_request(request, digest)
-    order = await make_order(service, caller, asked, size=size, files=files)
+    exec_request, files, size = await _read_request(request, digest)
+    order = await make_order(service, caller, exec_request, size=size, files=files)
     if digest is not None:
         order = replace(order, idempotency_key=key, request_sha256=digest.digest())
     is_async = prefer is not None and "respond-async" in prefer.lower()
@@ -115,21 +115,21 @@ async def execute(
 async def make_order(
     service: Service,
     caller: Caller,
-    asked: ExecRequest,
+    exec_request: ExecRequest,
     *,
     size: int,
     files: Mapping[str, bytes] | None = None,
 ) -> RunOrder:
-    """Return what to run, checked against what this caller may, with `files` that a form has brought.
+    """Return the order of a run, checked against the caller's permissions. `files` are those of a form.
 
     Raises PolicyDenied, InvalidRequest.
     """
     try:
-        options = await allowed_options(service, caller, asked.options())
+        options = await allowed_options(service, caller, exec_request.options())
     except PolicyDenied as error:
-        await service.note_refusal(error, what="run", language=asked.language, code=asked.code)
+        await service.note_refusal(error, what="run", language=exec_request.language, code=exec_request.code)
         raise
-    arguments = await asked.run_arguments()
+    arguments = await exec_request.run_arguments()
     if files:
         arguments["files"] = {**(arguments["files"] or {}), **files}
 
@@ -137,14 +137,15 @@ async def make_order(
         return await arun(**arguments, on_event=sink, **options)
 
     return RunOrder(
-        project=caller.project, api_key=caller.key_id, session_id=asked.session_id, start=start, size=size,
-        summary={"sessionId": asked.session_id, "language": asked.language}, returns_files=asked.return_files,
-        asked=asked.kept(),
+        project=caller.project, api_key=caller.key_id, session_id=exec_request.session_id, start=start, size=size,
+        summary={"sessionId": exec_request.session_id, "language": exec_request.language},
+        returns_files=exec_request.return_files,
+        asked=exec_request.kept(),
     )  # fmt: skip
 
 
 async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a sandbox, where this caller may have them. Raises PolicyDenied, InvalidRequest."""
+    """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
     check_fields(own, caller)
     if not own or caller.has("admin"):  # what holds without it is what it gets
         await service.use_stored()
@@ -160,18 +161,18 @@ async def allowed_options(service: Service, caller: Caller, own: Mapping[str, An
 
 
 async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords with a `require` that keeps another backend from being weaker than the configured one."""
+    """Return the options with a `require` under which another backend is no weaker than the configured one."""
     if "backend" not in own and "require" not in own:
         return options
     base = await prepare_in_thread(**service.options.options)
-    least, *controls = await asyncio.to_thread(level_kept, base)
-    asked = load_settings(options).policy  # of which check_not_looser holds: it requires no less than is configured
-    level = max(Level.parse(least), asked.require_level or Level.NONE)
-    return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, asked.require_controls)])]}
+    minimum, *controls = await asyncio.to_thread(level_kept, base)
+    policy = load_settings(options).policy  # of which check_not_looser holds: it requires no less than is configured
+    level = max(Level.parse(minimum), policy.require_level or Level.NONE)
+    return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, policy.require_controls)])]}
 
 
 async def _read_request(request: Request, digest: Digest | None) -> tuple[ExecRequest, dict[str, bytes], int]:
-    """Return the request, the files of a form, and how many bytes came; `digest` is fed with all of it.
+    """Return the request, the files of a form, and the number of bytes. All of it is fed to `digest`.
 
     Raises RequestValidationError, Refused.
     """
@@ -190,47 +191,47 @@ async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecReque
     async with request.form(max_files=1_000, max_fields=10, max_part_size=MOST_JSON) as form:
         text = str(form.get("request", "")).encode()
         JsonBounds().feed(text)
-        asked, files, size = validated(ExecRequest, parse(text)), {}, len(text)
+        exec_request, files, size = validated(ExecRequest, parse(text)), {}, len(text)
         if digest is not None:
-            digest.update(asked.model_dump_json().encode())
-        for one in form.getlist("file"):
-            if not isinstance(one, UploadFile) or len(one.filename or "") > MOST_PATH:
+            digest.update(exec_request.model_dump_json().encode())
+        for upload in form.getlist("file"):
+            if not isinstance(upload, UploadFile) or len(upload.filename or "") > MOST_PATH:
                 raise Refused(422, "invalid-request", "file: send files with a file name", field="file")
-            name, data = one.filename or "file", await one.read()
+            name, data = upload.filename or "file", await upload.read()
             size, files[name] = size + len(data), data
             if digest is not None:
                 await asyncio.to_thread(digest.update, f"{name}\0{len(data)}\0".encode() + data)
     if files:
-        asked.model_fields_set.add("files")  # they were given, whichever way they came
-    return asked, files, size
+        exec_request.model_fields_set.add("files")  # they were given, whichever way they came
+    return exec_request, files, size
 
 
 async def _repeated(service: Service, order: RunOrder) -> Response | None:
-    """Answer with the run of the same idempotency key; None where it has given the key back since.
+    """Return the response of the run with the same idempotency key, None if that key was released since.
 
-    Raises Refused (409) where that was for something else.
+    Raises Refused (409) if the key was used for a different request.
     """
     ask = partial(
         run_records.find_repeated, project=order.project, api_key=order.api_key,
         idempotency_key=str(order.idempotency_key),
     )  # fmt: skip
-    found = await service.read(ask)
-    if found is None:
+    repeated = await service.read(ask)
+    if repeated is None:
         return None
-    if found.request_sha256 != order.request_sha256:
+    if repeated.request_sha256 != order.request_sha256:
         raise Refused(409, "idempotency-key-reused", "this Idempotency-Key was used with another request")
-    live = service.runs.find(found.id, order.project)
+    live = service.runs.find(repeated.id, order.project)
     if live is not None and live.task is not None:
         await asyncio.wait({live.task})
         if live.task.cancelled():
             raise Refused(409, "cancelled", "the run was cancelled")
         return Response(live.task.result(), media_type="application/json")
-    while found is not None and found.status in run_records.UNFINISHED:  # by another worker
+    while repeated is not None and repeated.status in run_records.UNFINISHED:  # by another worker
         await asyncio.sleep(AGAIN_S)
-        found = await service.read(ask)
-    if found is None:
+        repeated = await service.read(ask)
+    if repeated is None:
         return None
-    return Response(as_json(found.as_dict()), media_type="application/json")
+    return Response(as_json(repeated.as_dict()), media_type="application/json")
 
 
 @router.get("/runs", responses=RESPONSES)
@@ -242,7 +243,7 @@ async def runs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """List runs, the newest first; fewer than `limit` where their results are large."""
+    """List runs, the newest first; fewer than `limit` if their results are large."""
 
     def read(session: DatabaseSession) -> str:
         page = list_page(
@@ -256,12 +257,12 @@ async def runs(
 
 @router.get("/runs/{run_id}", responses=RESPONSES)
 async def run(run_id: str, caller: Reader, service: TheService) -> Response:
-    """Return one run, also while it goes on."""
+    """Return one run, finished or not."""
     return Response(await _run_text(service, caller, run_id), media_type="application/json")
 
 
 async def _run_text(service: Service, caller: Caller, run_id: str) -> str:
-    """Return a run as JSON, written in a thread: nobody waits for a large one."""
+    """Return a run as JSON, written in a thread: a large one must not block the event loop."""
     return await service.read(
         lambda session: as_json(run_records.find(session, run_id, project=caller.project).as_dict())
     )
@@ -271,7 +272,7 @@ async def _run_text(service: Service, caller: Caller, run_id: str) -> str:
 async def events(
     run_id: str, caller: Reader, service: TheService, last_event_id: Annotated[int, Header(ge=0)] = 0
 ) -> Response:
-    """Return the events of a run that goes on, or ended within the last minute; `Last-Event-ID` goes on after it."""
+    """Return the events of a run that is unfinished or ended within the last minute, after `Last-Event-ID`."""
     live = service.runs.find(run_id, caller.project)
     if live is None:
         text = await _run_text(service, caller, run_id)
@@ -281,13 +282,13 @@ async def events(
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)
 async def cancel(run_id: str, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Kill a run that goes on; one that has ended stays as it is."""
+    """Kill a run. A finished one is unchanged."""
     live = service.runs.find(run_id, caller.project)
     if live is not None and live.task is not None and not live.task.done():
         live.cancel()
         await asyncio.wait({live.task})
-    found = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
-    if found.status in run_records.UNFINISHED:
+    facts = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
+    if facts.status in run_records.UNFINISHED:
         raise NotFound(f"run {run_id} is of another worker; ask that one, or wait")
-    why = {"error": found.document["error"]} if "error" in found.document else {}  # such as that its worker is gone
-    return {"id": found.id, "status": found.status, **why}
+    why = {"error": facts.document["error"]} if "error" in facts.document else {}  # such as that its worker is gone
+    return {"id": facts.id, "status": facts.status, **why}

@@ -1,4 +1,4 @@
-"""`/api/sandbox/debug` (C16): which debug namespaces are on, and switching them in every worker."""
+"""`/api/sandbox/debug` (C16): the active debug namespaces, and switching them in every worker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _DOCUMENTED = {**RESPONSES, 200: {"content": {"application/json": {"example": _E
 
 
 class Switches(WireModel):
-    """Namespaces to switch on or off; `*` stands for all, and the others stay as they are."""
+    """Namespaces to switch on or off. `*` means all; the others are unchanged."""
 
     namespaces: dict[str, bool]
 
 
 @router.get("/debug", responses=_DOCUMENTED)
 async def debug(_: Reader, service: TheService) -> dict[str, Any]:
-    """Return each namespace with whether it is on; `source` says who decided, `appliesTo` when it takes effect."""
+    """Return whether each namespace is on. `source` says who decided, `appliesTo` when it takes effect."""
     return service.debugging.use(await service.read(read_switches)).as_dict()
 
 
@@ -43,14 +43,14 @@ async def debug(_: Reader, service: TheService) -> dict[str, Any]:
 async def change_debug(
     caller: Admin,
     service: TheService,
-    asked: Annotated[Switches, Body(examples=[{"namespaces": {"jail": True}}])],
+    switches: Annotated[Switches, Body(examples=[{"namespaces": {"jail": True}}])],
 ) -> dict[str, Any]:
-    """Switch namespaces in every worker. What an argument or the environment of a worker switched on stays on there."""
-    return (await switch(service, asked.namespaces, by=caller.name)).as_dict()
+    """Switch namespaces in every worker. Those set by a worker's argument or environment stay on there."""
+    return (await switch(service, switches.namespaces, by=caller.name)).as_dict()
 
 
 async def switch(service: Service, namespaces: Mapping[str, bool], *, by: str) -> DebugState:
-    """Switch namespaces, store that, and audit it; return what holds then. Raises InvalidRequest."""
+    """Switch namespaces, store and audit the change; return the new state. Raises InvalidRequest."""
     values: dict[str, bool] = {}
     for name, is_on in namespaces.items():
         values |= dict.fromkeys(check_namespaces([name], where="namespaces"), is_on)

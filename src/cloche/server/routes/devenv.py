@@ -1,4 +1,4 @@
-"""`/api/sandbox/dev-env` (C12, C17): manifests of development environments, and sandboxes set up by them."""
+"""`/api/sandbox/dev-env` (C12, C17): manifests of development environments, and sandboxes provisioned by them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NewManifest(OfWorkspace):
 
 
 class Provision(WireModel):
-    """What to set up: the manifest of a workspace, or one that is given (with the workspace's files, where named)."""
+    """What to set up: the manifest of a workspace, or a given one, with the files of a given workspace."""
 
     workspace_path: Path | None = None
     manifest: dict[str, Any] | None = None
@@ -56,14 +56,14 @@ class Provision(WireModel):
 
 
 @router.post("/generate", responses=RESPONSES)
-async def generated(asked: OfWorkspace, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Detect languages, dependencies and set-up commands, and return a manifest; nothing is written or executed."""
+async def generated(body: OfWorkspace, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Detect languages, dependencies and set-up commands, and return a manifest. Nothing is written or executed."""
 
     def detect() -> dict[str, Any]:
         notes: list[str] = []
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
-            found = generate(folder, path, notes=notes)
-        return {**found.as_dict(), "notes": notes} if notes else found.as_dict()
+        with opened_workspace(service.options.roots, body.workspace_path, writes=False) as (folder, path):
+            manifest = generate(folder, path, notes=notes)
+        return {**manifest.as_dict(), "notes": notes} if notes else manifest.as_dict()
 
     caller.require("run")
     return await service.with_files(detect)
@@ -76,12 +76,12 @@ async def manifest(workspacePath: Path, caller: Reader, service: TheService) -> 
 
 
 @router.put("/manifest", responses=RESPONSES)
-async def save(asked: NewManifest, caller: Runner, service: TheService) -> dict[str, Any]:
+async def save(body: NewManifest, caller: Runner, service: TheService) -> dict[str, Any]:
     """Check a manifest, write it into its workspace, and store it."""
-    parsed = parse_manifest(asked.manifest)
+    parsed = parse_manifest(body.manifest)
 
     def write() -> None:
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, path):
+        with opened_workspace(service.options.roots, body.workspace_path, writes=True) as (folder, path):
             write_manifest(folder, parsed)
             save_manifest(service.database, parsed, path, project=caller.project)
 
@@ -98,27 +98,27 @@ async def listed(caller: Reader, service: TheService, limit: Limit = 50, cursor:
 
 
 @router.post("/provision", status_code=201, responses=RESPONSES)
-async def provisioned(asked: Provision, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Open a sandbox that lives and set it up; each step says how it ended."""
-    if (asked.workspace_path is None) == (asked.manifest is None):
+async def provisioned(body: Provision, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Open a sandbox and provision it. The answer has the outcome of each step."""
+    if (body.workspace_path is None) == (body.manifest is None):
         raise Refused(422, "invalid-request", "give workspacePath or manifest, not both", field="workspacePath")
     settings = await service.settings()
     sandbox_id = new_id("sb")
-    options: dict[str, Any] = {**service.options.options, "name": sandbox_name(sandbox_id), "keep": asked.keep}
+    options: dict[str, Any] = {**service.options.options, "name": sandbox_name(sandbox_id), "keep": body.keep}
     if not caller.has("admin"):
         options["check_packages"] = lambda lines: check_packages(tuple(lines), settings)
     about: dict[str, Any] = {"labels": {}}
     adopted = service.sandboxes.adopted(sandbox_id, caller, about)
     async with service.runs.hold(caller.key_id), adopted, AsyncExitStack() as stack:
-        if asked.workspace_path is None:
-            found, folder = parse_manifest(asked.manifest), await _entered(service, stack, _empty_folder())
+        if body.workspace_path is None:
+            manifest, folder = parse_manifest(body.manifest), await _entered(service, stack, _empty_folder())
         else:
-            opening = opened_workspace(service.options.roots, asked.workspace_path, writes=False)
+            opening = opened_workspace(service.options.roots, body.workspace_path, writes=False)
             folder, _ = await _entered(service, stack, opening)
-            found = await service.with_files(partial(read_manifest, folder))
-        about["manifest"] = found.name
-        done = (await provision(found, folder=folder, **options)).as_dict()
-    return {**done, "sandbox": sandbox_id}
+            manifest = await service.with_files(partial(read_manifest, folder))
+        about["manifest"] = manifest.name
+        steps = (await provision(manifest, folder=folder, **options)).as_dict()
+    return {**steps, "sandbox": sandbox_id}
 
 
 async def _entered(service: Service, stack: AsyncExitStack, holding: AbstractContextManager[T]) -> T:

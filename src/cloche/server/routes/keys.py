@@ -1,4 +1,4 @@
-"""`/api/keys`: make, list, rotate and revoke the keys of a project. A key's text is in one answer only."""
+"""`/api/keys`: create, list, rotate and revoke the keys of a project. A key's text is in one answer only."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class NewKey(WireModel):
 @router.get("", responses=RESPONSES)
 async def keys(caller: Admin, service: TheService) -> dict[str, Any]:
     """List the keys, without their texts."""
-    found = await asyncio.to_thread(list_keys, service.database, project=caller.project)
-    return {"items": [key.as_dict() for key in found], "nextCursor": None}
+    stored_keys = await asyncio.to_thread(list_keys, service.database, project=caller.project)
+    return {"items": [key.as_dict() for key in stored_keys], "nextCursor": None}
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def make_key(asked: NewKey, caller: Admin, service: TheService) -> dict[str, Any]:
-    """Make a key; `key` in the answer is its text, which nobody can read again."""
-    made, text = await asyncio.to_thread(
-        create_key, service.database, name=asked.name, scopes=asked.scopes, lifetime_s=asked.lifetime_seconds,
+async def make_key(body: NewKey, caller: Admin, service: TheService) -> dict[str, Any]:
+    """Create a key. `key` in the answer is its text, which cannot be retrieved again."""
+    key, text = await asyncio.to_thread(
+        create_key, service.database, name=body.name, scopes=body.scopes, lifetime_s=body.lifetime_seconds,
         project=caller.project, audit=await service.audit(),
     )  # fmt: skip
-    return {**made.as_dict(), "key": text}
+    return {**key.as_dict(), "key": text}
 
 
 @router.post("/{key_id}/rotate", status_code=201, responses=RESPONSES)
 async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
-    """Replace a key by a new one of the same name and scopes; the old one holds no more."""
+    """Replace a key by a new one with the same name and scopes. The old one is revoked."""
     rotate_it = partial(rotate_key, service.database, key_id, project=caller.project, audit=await service.audit())
-    made, text = await asyncio.to_thread(rotate_it)
+    key, text = await asyncio.to_thread(rotate_it)
     service.identities.forget()
-    return {**made.as_dict(), "key": text}
+    return {**key.as_dict(), "key": text}
 
 
 @router.delete("/{key_id}", responses=RESPONSES)

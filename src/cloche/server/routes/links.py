@@ -1,4 +1,4 @@
-"""`/api/login-links`: let another browser in, without a restart."""
+"""`/api/login-links`: admit another browser without a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/api/login-links", tags=["keys"])
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def make_link(_: Admin, service: TheService) -> dict[str, Any]:
-    """Make a link by which one browser comes in, once, within ten minutes: `path` goes behind scheme and host."""
+    """Create a one-time login link for a browser, valid for ten minutes. `path` follows scheme and host."""
     await service.record("login", what="link")
     code = await asyncio.to_thread(make_link_code, service.database)
     return {"path": address(f"/login?code={code}"), "seconds": LINK_S}

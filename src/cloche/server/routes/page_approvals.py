@@ -1,4 +1,4 @@
-"""Approvals on the page: what waits for a human, deciding about it, and what was decided."""
+"""Approvals on the page: waiting requests, decisions, and past decisions."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _ANSWERS = {"approve": (True, False), "confirm": (True, True), "deny": (False, F
 
 @router.get("/approvals")
 async def approvals(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show what waits for a decision, and what was decided."""
+    """Show waiting requests and past decisions."""
     shown = {**await _waiting(service, caller.project), **await _decided(service, caller.project)}
     return await render(request, "approvals.html", caller, **shown)
 
 
 @router.get("/approvals/count")
 async def count(request: Request, caller: Browser, service: TheService, have: Annotated[int, Query()] = -1) -> Response:
-    """Show how many wait, for the menu of every page; nothing where that is what the page has already."""
-    found = await service.read(partial(records.count_open, project=caller.project))
-    if found == have:
+    """Show the number of waiting requests, for the menu of every page; 204 if the page already has it."""
+    open_count = await service.read(partial(records.count_open, project=caller.project))
+    if open_count == have:
         return Response(status_code=204)
-    return await render(request, "waits.html", None, waits=found)
+    return await render(request, "waits.html", None, waits=open_count)
 
 
 @router.get("/approvals/decided")
 async def decided(
     request: Request, caller: Browser, service: TheService, have: Annotated[str, Query(max_length=64)] = ""
 ) -> Response:
-    """Show what was decided, alone; nothing where that is what the page has already."""
+    """Show only the past decisions; 204 if the page already has them."""
     if have and have == await service.read(partial(records.last_change, project=caller.project)):
         return Response(status_code=204)
     return await render(request, "decided.html", caller, **await _decided(service, caller.project))
@@ -57,7 +57,7 @@ async def decided(
 async def waiting(
     request: Request, caller: Browser, service: TheService, have: Annotated[str | None, Query(max_length=4_000)] = None
 ) -> Response:
-    """Show what waits, alone; nothing where that is what the page has already, so that nobody's words are lost."""
+    """Show only the waiting requests; 204 if the page already has them, so that typed text is not lost."""
     shown = await _waiting(service, caller.project)
     if have is not None and have == shown["have"]:
         return Response(status_code=204)
@@ -66,15 +66,15 @@ async def waiting(
 
 @router.post("/approvals/{number}")
 async def answer(request: Request, number: str, caller: Browser, service: TheService) -> Response:
-    """Decide about a request; a critical one that is approved is to be confirmed."""
+    """Decide about a request. A critical one that is approved needs a confirmation."""
     form = await request.form()
-    said = _ANSWERS.get(str(form.get("decision", "")))
-    if said is None:
+    verdict = _ANSWERS.get(str(form.get("decision", "")))
+    if verdict is None:
         raise InvalidRequest("decision: say approve, confirm or deny")
-    is_remembered = said[0] and form.get("remember") == "1"
-    note, word = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
+    is_remembered = verdict[0] and form.get("remember") == "1"
+    note, remark = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
     try:
-        await decide(service, caller, read_number(number), word, is_approved=said[0], is_confirming=said[1])
+        await decide(service, caller, read_number(number), remark, is_approved=verdict[0], is_confirming=verdict[1])
     except (Refused, NotFound) as error:  # it may have ended meanwhile, which is said beside what waits now
         note = str(error)
     if is_fragment(request) or note:
@@ -84,9 +84,9 @@ async def answer(request: Request, number: str, caller: Browser, service: TheSer
 
 async def _decided(service: Service, project: str) -> dict[str, Any]:
     def read(session: Session) -> dict[str, Any]:
-        seen = records.last_change(session, project=project)
+        last_change = records.last_change(session, project=project)
         items = records.list_approvals(session, project=project, limit=MOST_WAITING + MOST_DECIDED)["items"]
-        return {"seen": seen, "decided": [one for one in items if one["status"] != "waiting"][:MOST_DECIDED]}
+        return {"seen": last_change, "decided": [item for item in items if item["status"] != "waiting"][:MOST_DECIDED]}
 
     return await service.read(read)
 
@@ -97,5 +97,5 @@ async def _waiting(service: Service, project: str, note: str = "") -> dict[str, 
 
     entries = await service.read(read)
     shown = await asyncio.to_thread(lambda: [show_approval(entry) for entry in entries[:MOST_WAITING]])
-    have = ",".join(f"{one['number']}.{one['version']}" for one in shown)
+    have = ",".join(f"{approval['number']}.{approval['version']}" for approval in shown)
     return {"waiting": shown, "have": have, "has_more": len(entries) > MOST_WAITING, "note": note}

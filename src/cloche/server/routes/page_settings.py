@@ -1,4 +1,4 @@
-"""Hosts and settings on the page: what this machine can enforce, its backends, keys, and what holds from where."""
+"""Hosts and settings on the page: enforceable controls, backends, keys, and each setting with its source."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ _examining = asyncio.Lock()  # one at a time: it starts programs
 async def hosts(
     request: Request, caller: Browser, service: TheService, doctor: Annotated[bool, Query()] = False
 ) -> HTMLResponse:
-    """Show the backends, and, where that is asked for, what this host can enforce."""
+    """Show the backends and, with `doctor`, the controls that this host can enforce."""
     backends = await list_backends(await service.settings())
-    found = await _diagnosis() if doctor else None
-    return await render(request, "hosts.html", caller, backends=backends, found=found)
+    diagnosis = await _diagnosis() if doctor else None
+    return await render(request, "hosts.html", caller, backends=backends, found=diagnosis)
 
 
 @router.get("/hosts/doctor")
 async def doctor(request: Request, caller: Browser) -> HTMLResponse:
-    """Show what this host can enforce: it is measured now."""
+    """Measure and show the controls that this host can enforce."""
     return await render(request, "doctor.html", caller, found=await _diagnosis())
 
 
 async def _diagnosis() -> dict[str, Any]:
     async with _examining:
-        found = (await asyncio.to_thread(diagnose)).as_dict()
-    return {**found, "controls": [{"name": name, **measure} for name, measure in found["controls"].items()]}
+        diagnosis = (await asyncio.to_thread(diagnose)).as_dict()
+    return {**diagnosis, "controls": [{"name": name, **measure} for name, measure in diagnosis["controls"].items()]}
 
 
 @router.get("/settings")
 async def settings(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show keys, and what holds for runs."""
+    """Show the keys and the settings of runs."""
     return await _settings(request, caller, service)
 
 
@@ -84,17 +84,17 @@ async def _settings(
 
 
 def _shown_fields(settings: Settings, stored: StoredSettings, filled: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the fields of the form: what is stored or was filled in, what holds, and from where."""
-    held, found = shown_values(settings), []
+    """Return the fields of the form: the stored or filled value, the effective value, and its source."""
+    held, fields = shown_values(settings), []
     for name, label, choices in FIELDS:
         value = _as_text(stored.values.get(NAMES[name]))
         origin = str(settings.origins.get(NAMES[name], "default"))
         offered = [*choices, *([value] if choices and value and value not in choices else [])]
-        found.append({
+        fields.append({
             "name": name, "label": label, "stored": value, "value": filled.get(name, value), "choices": offered,
             "held": _as_text(held[name]) or "none", "origin": "set here" if origin.startswith("stored") else origin,
         })  # fmt: skip
-    return found
+    return fields
 
 
 def _as_text(value: Any) -> str:  # noqa: ANN401 - plain data
@@ -107,21 +107,21 @@ def _as_text(value: Any) -> str:  # noqa: ANN401 - plain data
 
 @router.post("/settings/values")
 async def change_values(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Store the settings that were changed in the form; an empty one goes back to what the files say."""
+    """Store the settings that the form changed. An empty field resets a setting to the files."""
     form = await request.form()
     filled = {name: str(form.get(name, "")).strip() for name, _, _ in FIELDS}
-    given = {name: text or None for name, text in filled.items() if text != str(form.get(f"{name}-was", ""))}
+    changed_values = {name: text or None for name, text in filled.items() if text != str(form.get(f"{name}-was", ""))}
     try:
-        await change_config(caller, service, given)
+        await change_config(caller, service, changed_values)
     except (InvalidRequest, PolicyDenied) as error:
         return await _settings(request, caller, service, problem=str(error), filled=filled)
-    return await _settings(request, caller, service, changed=list(given))
+    return await _settings(request, caller, service, changed=list(changed_values))
 
 
 @router.post("/settings/debug")
 async def change_debug(request: Request, caller: Browser, service: TheService) -> Response:
-    """Switch the debug namespaces to those that are checked."""
-    chosen = {str(one) for one in (await request.form()).getlist("namespace")}
+    """Switch the checked debug namespaces on, and all others off."""
+    chosen = {str(namespace) for namespace in (await request.form()).getlist("namespace")}
     if unknown := chosen - set(NAMESPACES):
         raise InvalidRequest(f"namespace: there are {', '.join(NAMESPACES)}, and no {len(unknown)} others")
     await switch(service, {name: name in chosen for name in NAMESPACES}, by=caller.name)
@@ -130,31 +130,31 @@ async def change_debug(request: Request, caller: Browser, service: TheService) -
 
 @router.post("/settings/keys")
 async def make_key(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Make a key, and show its text this once."""
+    """Create a key, and show its text once."""
     form = await request.form()
     lifetime = str(form.get("days", ""))
     if lifetime not in LIFETIMES:
         raise InvalidRequest("days: choose one of those offered")
-    scopes = [str(one) for one in form.getlist("scope")]
-    made, text = await asyncio.to_thread(
+    scopes = [str(scope) for scope in form.getlist("scope")]
+    key, text = await asyncio.to_thread(
         create_key, service.database, name=str(form.get("name", "")), scopes=scopes,
         lifetime_s=LIFETIMES[lifetime], project=caller.project, audit=await service.audit(),
     )  # fmt: skip
-    return await _settings(request, caller, service, made={"name": made.name, "text": text})
+    return await _settings(request, caller, service, made={"name": key.name, "text": text})
 
 
 @router.post("/settings/keys/{key_id}/rotate")
 async def rotate(request: Request, key_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Replace a key by a new one, and show its text this once."""
+    """Replace a key by a new one, and show its text once."""
     rotate_it = partial(rotate_key, service.database, key_id, project=caller.project, audit=await service.audit())
-    made, text = await asyncio.to_thread(rotate_it)
+    key, text = await asyncio.to_thread(rotate_it)
     service.identities.forget()
-    return await _settings(request, caller, service, made={"name": made.name, "text": text})
+    return await _settings(request, caller, service, made={"name": key.name, "text": text})
 
 
 @router.post("/settings/keys/{key_id}/revoke")
 async def revoke(key_id: str, caller: Browser, service: TheService) -> Response:
-    """Let a key hold no more."""
+    """Revoke a key."""
     revoke_it = partial(revoke_key, service.database, key_id, project=caller.project, audit=await service.audit())
     await asyncio.to_thread(revoke_it)
     service.identities.forget()

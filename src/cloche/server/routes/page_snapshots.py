@@ -1,4 +1,4 @@
-"""Snapshots on the page: of environments and of workspaces; list, look, compare, replicate, restore, delete."""
+"""Snapshots of environments and workspaces on the page: list, show, compare, replicate, restore, delete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Label = Annotated[str, Query(max_length=64)]
 async def snapshots(
     request: Request, caller: Browser, service: TheService, session: Label = "", cursor: Label = "", files: Label = ""
 ) -> HTMLResponse:
-    """List both kinds; `cursor` and `files` are where the lists of environments and of workspaces go on."""
+    """List both kinds. `cursor` pages through environments, `files` through workspaces."""
     environments, workspaces = await asyncio.gather(
         asyncio.to_thread(
             environment.list_snapshots,
@@ -61,43 +61,43 @@ async def take(request: Request, caller: Browser, service: TheService) -> Respon
     session, label = _text(form, "sessionId"), _text(form, "label")
     path, settings = str(form.get("workspacePath", "")), await service.settings()
 
-    def take_environment(at: int, path: str) -> Mapping[str, Any]:
+    def take_environment(folder: int, path: str) -> Mapping[str, Any]:
         return environment.take_snapshot(
-            service.database, at, workspace_path=path, settings=settings, session_id=session, label=label,
+            service.database, folder, workspace_path=path, settings=settings, session_id=session, label=label,
             project=caller.project, deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
     tools = await service.tool_state(caller.project)
 
-    def take_files(at: int, path: str) -> Mapping[str, Any]:
+    def take_files(folder: int, path: str) -> Mapping[str, Any]:
         return _workspaces(service, caller).create(
-            at, workspace_path=path, session_id=session, contents=form.get("contents") == "1", tools=tools,
+            folder, workspace_path=path, session_id=session, contents=form.get("contents") == "1", tools=tools,
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
-    made = await _in_folder(service, path, take_files if form.get("kind") == "workspace" else take_environment)
-    return RedirectResponse(f"/snapshots/{made['id']}", 303)
+    snapshot = await _in_folder(service, path, take_files if form.get("kind") == "workspace" else take_environment)
+    return RedirectResponse(f"/snapshots/{snapshot['id']}", 303)
 
 
 @router.get("/snapshots/compare")
 async def compare(
     request: Request, caller: Browser, service: TheService, id1: Label = "", id2: Label = ""
 ) -> HTMLResponse:
-    """Show what is different from one snapshot to another of the same kind."""
+    """Show the differences between two snapshots of the same kind."""
     is_files = id1.startswith("ws_")
     if is_files:
-        found = await service.with_files(lambda: _workspaces(service, caller).diff(id1, id2))
+        comparison = await service.with_files(lambda: _workspaces(service, caller).diff(id1, id2))
     else:
-        found = await asyncio.to_thread(
+        comparison = await asyncio.to_thread(
             environment.compare_snapshots, service.database, id1, id2, project=caller.project
         )
-    groups = await asyncio.to_thread(show_comparison, found, is_files=is_files)
+    groups = await asyncio.to_thread(show_comparison, comparison, is_files=is_files)
     return await render(request, "comparison.html", caller, groups=groups, id1=id1, id2=id2)
 
 
 @router.get("/snapshots/{snapshot_id}")
 async def one(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show a snapshot, and what can be done with it."""
+    """Show a snapshot and its actions."""
     return await _one(request, snapshot_id, caller, service)
 
 
@@ -106,63 +106,64 @@ async def _one(
     snapshot_id: str,
     caller: Caller,
     service: Service,
-    **done: Any,  # noqa: ANN401 - for a template
+    **template_data: Any,  # noqa: ANN401 - for a template
 ) -> HTMLResponse:
-    shown = {"said": "", "results": [], **done}
+    shown = {"said": "", "results": [], **template_data}
     if snapshot_id.startswith("ws_"):
-        found = await asyncio.to_thread(_workspaces(service, caller).get, snapshot_id)
-        files = await asyncio.to_thread(show_files, found)
+        snapshot = await asyncio.to_thread(_workspaces(service, caller).get, snapshot_id)
+        files = await asyncio.to_thread(show_files, snapshot)
         return await render(
-            request, "workspace_snapshot.html", caller, one=found, files=files, git=flat(found["git"]), **shown
+            request, "workspace_snapshot.html", caller, one=snapshot, files=files, git=flat(snapshot["git"]), **shown
         )
-    found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
+    snapshot = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
     return await render(
-        request, "environment_snapshot.html", caller, one=found, git=flat(found["git"]), sandbox=flat(found["sandbox"]),
+        request, "environment_snapshot.html", caller, one=snapshot, git=flat(snapshot["git"]),
+        sandbox=flat(snapshot["sandbox"]),
         most=MOST_ROWS, **shown,
     )  # fmt: skip
 
 
 @router.post("/snapshots/{snapshot_id}/replicate")
 async def replicate(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Write the script that sets the variables again."""
+    """Write the script that sets a snapshot's variables."""
     form = await request.form()
-    found = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
-    script = await asyncio.to_thread(render_script, found)
+    snapshot = await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
+    script = await asyncio.to_thread(render_script, snapshot)
     path, is_over = str(form.get("workspacePath", "")), form.get("overwrite") == "1"
     audit = await service.audit()
 
-    def work(at: int, named: str) -> None:
+    def work(folder: int, named: str) -> None:
         if audit is not None:
             audit.record("replicate", snapshot=snapshot_id, path=named)
-        write_script(at, script, overwrite=is_over)
+        write_script(folder, script, overwrite=is_over)
 
     await _in_folder(service, path, work, writes=True)
-    left = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
-    said = f"{SCRIPT} is written, with {script.variables} variables{left}"
-    return await _one(request, snapshot_id, caller, service, said=said)
+    placeholders = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
+    outcome = f"{SCRIPT} is written, with {script.variables} variables{placeholders}"
+    return await _one(request, snapshot_id, caller, service, said=outcome)
 
 
 @router.post("/snapshots/{snapshot_id}/restore")
 async def restore(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Restore the files whose content was kept."""
+    """Restore the files with stored contents."""
     form = await request.form()
     records = _workspaces(service, caller)
 
     audit = await service.audit()
 
-    def work(at: int, named: str) -> Mapping[str, Any]:
+    def work(folder: int, named: str) -> Mapping[str, Any]:
         if audit is not None:
             audit.record("restore", snapshot=snapshot_id, path=named)
         return records.restore(
-            snapshot_id, at, prune=form.get("prune") == "1", manifest_only=form.get("manifestOnly") == "1",
+            snapshot_id, folder, prune=form.get("prune") == "1", manifest_only=form.get("manifestOnly") == "1",
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
 
     path = str(form.get("workspacePath", ""))
-    done = await _in_folder(service, path, work, writes=True)
-    results = await asyncio.to_thread(show_files, {"files": done["results"]})
-    said = f"{len(done['results'])} files were looked at; {done['manifest']} says what was done"
-    return await _one(request, snapshot_id, caller, service, said=said, results=results)
+    restoration = await _in_folder(service, path, work, writes=True)
+    results = await asyncio.to_thread(show_files, {"files": restoration["results"]})
+    outcome = f"{len(restoration['results'])} files were looked at; {restoration['manifest']} says what was done"
+    return await _one(request, snapshot_id, caller, service, said=outcome, results=results)
 
 
 @router.post("/snapshots/{snapshot_id}/delete")
@@ -180,11 +181,11 @@ def _workspaces(service: Service, caller: Caller) -> WorkspaceSnapshots:
 
 
 async def _in_folder(service: Service, path: str, work: Callable[[int, str], T], *, writes: bool = False) -> T:
-    """Do some work in a folder below a root, in a thread. Raises PolicyDenied, InvalidRequest."""
+    """Run work in a folder below a root, in a thread. Raises PolicyDenied, InvalidRequest."""
 
     def do() -> T:
-        with opened_workspace(service.options.roots, path, writes=writes) as (at, named):
-            return work(at, named)
+        with opened_workspace(service.options.roots, path, writes=writes) as (folder, named):
+            return work(folder, named)
 
     return await service.with_files(do)
 

@@ -1,4 +1,4 @@
-"""The page, for a browser that came by the printed link: entry, static files, running code, and what has run."""
+"""The page for a browser with a login link: login, static files, running code, past runs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 @router.get("/")
 async def index() -> Response:
-    """Lead to the first part of the page."""
+    """Redirect to the first section of the page."""
     return RedirectResponse("/run", 303)
 
 
 @router.get("/static/{path:path}")
 async def static(path: str, v: str = "") -> Response:
-    """Return a static file of the table, and nothing else."""
+    """Return a static file of the table; any other path is not found."""
     asset = assets().get(path)
     if asset is None:
         raise NotFound("there is no such file")
@@ -57,13 +57,13 @@ async def static(path: str, v: str = "") -> Response:
 
 @router.get("/login")
 async def ask_to_log_in(request: Request, code: Annotated[str, Query(max_length=128)] = "") -> HTMLResponse:
-    """Ask before the link is used up: a program that looks at links in advance must not do that."""
+    """Show a button before the link is used up, since programs that preview links must not consume it."""
     return await render(request, "login.html", None, code=code)
 
 
 @router.post("/login")
 async def log_in(request: Request, service: TheService) -> Response:
-    """Give a cookie for a link's code, once."""
+    """Exchange a link's code for a cookie, once."""
     code = str((await request.form(max_files=0, max_fields=4)).get("code", ""))[:128]
     cookie = await asyncio.to_thread(use_link_code, service.database, code)
     address = request.client.host if request.client else ""
@@ -81,7 +81,7 @@ async def log_in(request: Request, service: TheService) -> Response:
 
 @router.post("/logout")
 async def log_out(caller: Browser, service: TheService) -> Response:
-    """End the cookie, here and in the database."""
+    """Invalidate the cookie, in the browser and in the database."""
     if caller.session_hash is not None:
         await asyncio.to_thread(end_cookie, service.database, caller.session_hash)
     service.identities.forget()
@@ -94,33 +94,35 @@ async def log_out(caller: Browser, service: TheService) -> Response:
 async def run_page(
     request: Request, caller: Browser, service: TheService, again: Annotated[str, Query(max_length=64)] = ""
 ) -> HTMLResponse:
-    """Show the form for a run, filled in as another one was asked for."""
+    """Show the run form, filled with the request of another run if `again` names one."""
     settings = await service.settings()
-    asked = None
+    request_fields = None
     if again:
-        asked = await service.read(lambda records: run_records.asked_for(records, again, project=caller.project))
-    form = run_form(settings, await _languages(service, settings), asked or {})
-    return await render(request, "run.html", caller, again=again if asked else "", **form)
+        request_fields = await service.read(
+            lambda records: run_records.asked_for(records, again, project=caller.project)
+        )
+    form = run_form(settings, await _languages(service, settings), request_fields or {})
+    return await render(request, "run.html", caller, again=again if request_fields else "", **form)
 
 
 async def _languages(service: Service, settings: Settings) -> Sequence[str]:
-    """Return the languages that may run and do, as far as that is known before a run."""
+    """Return the languages that are allowed and available, as far as known before a run."""
     allowed = settings.policy.languages or tuple(LANGUAGES)
     try:
         backend = (await prepare_in_thread(**service.options.options)).backend
     except ClocheError:  # what is missing is said when something is run
         return allowed
-    here = await asyncio.to_thread(backend.languages) if isinstance(backend, SupportsLanguageNames) else allowed
-    return [name for name in allowed if name in here]
+    languages = await asyncio.to_thread(backend.languages) if isinstance(backend, SupportsLanguageNames) else allowed
+    return [name for name in allowed if name in languages]
 
 
 @router.post("/run")
 async def run_code(request: Request, caller: Browser, service: TheService) -> Response:
-    """Run what the form says; show its output as it comes, or, without scripts, on the next page."""
+    """Run the form's code; show its output live or, without scripts, on the next page."""
     form = await request.form()
-    asked = validated(ExecRequest, await read_run_form(form))
-    size = len(asked.code or "") + sum(len(file.base64 or "") for file in asked.files)
-    live = await service.runs.submit(await make_order(service, caller, asked, size=size))
+    exec_request = validated(ExecRequest, await read_run_form(form))
+    size = len(exec_request.code or "") + sum(len(file.base64 or "") for file in exec_request.files)
+    live = await service.runs.submit(await make_order(service, caller, exec_request, size=size))
     if is_fragment(request):
         return await render(request, "live.html", caller, run_id=live.id)
     if live.task is not None:
@@ -137,29 +139,29 @@ async def activity(
     session: Annotated[str, Query(max_length=64)] = "",
     cursor: Annotated[str, Query(max_length=64)] = "",
 ) -> HTMLResponse:
-    """Show what runs and waits, and what has run."""
-    found = await service.read(
+    """Show the running, waiting and past runs."""
+    page = await service.read(
         lambda records: list_page(
             records, Run, project=caller.project, show=lambda row: show_row(run_records.facts(row)), limit=PER_PAGE,
             cursor=cursor or None, session_id=session or None, status=status or None, large=Run.document,
         )
     )  # fmt: skip
-    items: list[dict[str, Any]] = found["items"]
+    items: list[dict[str, Any]] = page["items"]
     return await render(
-        request, "activity.html", caller, history=[one for one in items if one["is_over"] or status],
-        next_cursor=found["nextCursor"], status=status, session=session, cursor=cursor, statuses=STATUSES,
+        request, "activity.html", caller, history=[row for row in items if row["is_over"] or status],
+        next_cursor=page["nextCursor"], status=status, session=session, cursor=cursor, statuses=STATUSES,
         **await _now(service, caller.project),
     )  # fmt: skip
 
 
 @router.get("/activity/now")
 async def activity_now(request: Request, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show what runs and waits, alone: the script asks for it every few seconds."""
+    """Show only the running and waiting runs, which the script polls every few seconds."""
     return await render(request, "now.html", caller, **await _now(service, caller.project))
 
 
 async def _now(service: Service, project: str) -> dict[str, Any]:
-    """Return what goes on, of all workers, the newest first."""
+    """Return the unfinished runs of all workers, the newest first."""
 
     def read(status: str) -> Any:  # noqa: ANN401 - work for `read`
         return lambda records: list_page(
@@ -169,14 +171,14 @@ async def _now(service: Service, project: str) -> dict[str, Any]:
     rows = [row for status in run_records.UNFINISHED for row in await service.read(read(status))]
     begun = {run.id for run in service.runs.begun()}
     running = [{**row, "status": "running"} for row in rows if row["id"] in begun or row["status"] == "running"]
-    known = {row["id"] for row in running}
-    return {"running": running, "queued": [row for row in rows if row["id"] not in known]}
+    known_ids = {row["id"] for row in running}
+    return {"running": running, "queued": [row for row in rows if row["id"] not in known_ids]}
 
 
 @router.get("/runs/{run_id}")
 async def one_run(request: Request, run_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show one run in detail, with its events in the audit log."""
-    found, asked = await service.read(
+    """Show one run in detail, with its audit events."""
+    facts, exec_request = await service.read(
         lambda records: (
             run_records.find(records, run_id, project=caller.project),
             run_records.asked_for(records, run_id, project=caller.project),
@@ -184,28 +186,28 @@ async def one_run(request: Request, run_id: str, caller: Browser, service: TheSe
     )
     settings = await service.settings()
     async with one_of_few():
-        chain = await asyncio.to_thread(audit_chain, settings, found.document)
-    shown = await asyncio.to_thread(show_run, found)
-    return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain, asked=asked)
+        chain = await asyncio.to_thread(audit_chain, settings, facts.document)
+    shown = await asyncio.to_thread(show_run, facts)
+    return await render(request, "one_run.html", caller, run=shown, run_id=run_id, chain=chain, asked=exec_request)
 
 
 @router.get("/runs/{run_id}/outcome")
 async def outcome(request: Request, run_id: str, caller: Browser, service: TheService) -> HTMLResponse:
-    """Show what came of a run, once that is written down."""
+    """Show the result of a run, once it is stored."""
     live = service.runs.find(run_id, caller.project)
     if live is not None and live.task is not None:
         await asyncio.wait({live.task}, timeout=END_S)
-    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
-    if found.status in run_records.UNFINISHED:
+    facts = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    if facts.status in run_records.UNFINISHED:
         return await render(request, "live.html", caller, run_id=run_id)
-    return await render(request, "outcome.html", caller, run=await asyncio.to_thread(show_run, found))
+    return await render(request, "outcome.html", caller, run=await asyncio.to_thread(show_run, facts))
 
 
 @router.get("/runs/{run_id}/frame/{number}")
 async def frame(run_id: str, number: int, caller: Browser, service: TheService) -> Response:
-    """Return HTML or a drawing that a guest made, for a frame in which nothing can act."""
-    found = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
-    text = await asyncio.to_thread(framed, found.document, number)
+    """Return a guest's HTML or SVG for a sandboxed frame without scripts."""
+    facts = await service.read(lambda records: run_records.find(records, run_id, project=caller.project))
+    text = await asyncio.to_thread(framed, facts.document, number)
     if text is None:
         raise NotFound(f"run {run_id} has no such output")
     content = await asyncio.to_thread(text.encode, "utf-8", "replace")
@@ -214,7 +216,7 @@ async def frame(run_id: str, number: int, caller: Browser, service: TheService) 
 
 @router.post("/runs/{run_id}/cancel")
 async def cancel(request: Request, run_id: str, caller: Browser, service: TheService) -> Response:
-    """Kill a run that goes on."""
+    """Kill a running run."""
     live = service.runs.find(run_id, caller.project)
     if live is None or live.task is None:
         raise InvalidRequest("this run has ended, or another worker has it")

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/sandbox/bug-repro", tags=["bug reproductions"], 
 
 
 class Expected(WireModel):
-    """How it ends when the bug is gone."""
+    """The exit code when the bug is fixed."""
 
     exit_code: int = 0
 
@@ -39,7 +39,7 @@ class NewReproduction(WireModel):
 
 
 class RunReproduction(WireModel):
-    """Where to run it: the configured backend unless another one is named, which must not be weaker."""
+    """Where to run it: the configured backend, or another one that is no weaker."""
 
     backend: Annotated[str, StringConstraints(max_length=32)] | None = None
 
@@ -49,9 +49,9 @@ def _of(service: Service, caller: Caller) -> Reproductions:
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def create(asked: NewReproduction, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Store one; it is `queued` until it is run."""
-    fields = asked.model_dump(by_alias=True, exclude_none=True)
+async def create(body: NewReproduction, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Store a reproduction, which is `queued` until it is run."""
+    fields = body.model_dump(by_alias=True, exclude_none=True)
     return await asyncio.to_thread(_of(service, caller).create, fields)
 
 
@@ -64,7 +64,7 @@ async def listed(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """List them, the newest first."""
+    """List reproductions, the newest first."""
     return await asyncio.to_thread(
         _of(service, caller).list, status=status, session_id=session_id, limit=limit, cursor=cursor
     )  # fmt: skip
@@ -72,23 +72,23 @@ async def listed(
 
 @router.get("/{repro_id}", responses=RESPONSES)
 async def look(repro_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return one, with the result of its last run."""
+    """Return a reproduction with the result of its last run."""
     return await asyncio.to_thread(_of(service, caller).get, repro_id)
 
 
 @router.delete("/{repro_id}", status_code=204, responses=RESPONSES)
 async def delete(repro_id: str, caller: Runner, service: TheService) -> None:
-    """Delete one that does not run."""
+    """Delete a reproduction that is not running."""
     await asyncio.to_thread(_of(service, caller).delete, repro_id)
 
 
 @router.post("/{repro_id}/run", status_code=202, responses=RESPONSES)
 async def run(
-    repro_id: str, caller: Runner, service: TheService, asked: RunReproduction | None = None
+    repro_id: str, caller: Runner, service: TheService, body: RunReproduction | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    """Run one: then it is `passed`, `failed` (the code failed) or `error` (the run could not be done)."""
+    """Run a reproduction. It ends as `passed`, `failed` (the code failed) or `error` (the run failed)."""
     await service.settings()
-    reproductions, backend = _of(service, caller), asked.backend if asked is not None else None
+    reproductions, backend = _of(service, caller), body.backend if body is not None else None
     if backend is not None and not caller.has("admin"):
         check_stays(backend.strip().lower(), await service.settings())
     started = await asyncio.to_thread(reproductions.start, repro_id, backend)

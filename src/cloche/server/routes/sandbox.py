@@ -1,4 +1,4 @@
-"""`/api/sandbox/config` and `/api/sandbox/backends` (C9): what holds, what is here, and changing it."""
+"""`/api/sandbox/config` and `/api/sandbox/backends` (C9): effective settings, available backends, changing settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _detected: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
 @router.get("/config", responses=RESPONSES)
 async def config(_: Reader, service: TheService) -> dict[str, Any]:
-    """Return what holds for runs here: runtime, limits, network, languages, and which source each came from."""
+    """Return the effective settings of runs: runtime, limits, network, languages, and the source of each."""
     return await _shown(await service.settings())
 
 
@@ -39,9 +39,9 @@ async def change_config(
     service: TheService,
     given: Annotated[dict[str, Any], Body(examples=[{"timeout": "20s", "memoryLimit": "128m"}])],
 ) -> dict[str, Any]:
-    """Store settings, which hold for everybody's runs; null goes back to the files.
+    """Store settings for the runs of all callers. null resets one to the files.
 
-    They rank above files, and below the environment and the arguments of the service; ceilings bind in any case.
+    They rank above files, and below the service's environment and arguments. Ceilings always apply.
     """
     unknown = [escape_name(name[:80]) for name in given if name not in SPELLINGS][:MOST_FAULTS]
     if unknown:
@@ -64,12 +64,12 @@ async def change_config(
 
 @router.get("/backends", responses=RESPONSES)
 async def backends(_: Reader, service: TheService) -> dict[str, Any]:
-    """List the backends: whether each can be used here, its level, why not, and what to do."""
+    """List the backends: availability, level, the reason if unavailable, and the remedy."""
     return {"backends": await list_backends(await service.settings())}
 
 
 async def list_backends(settings: Settings) -> list[dict[str, Any]]:
-    """Return each backend as the wire has it."""
+    """Return each backend in the wire's format."""
     return list(await asyncio.gather(*(_backend(name, settings) for name in BACKEND_ROWS)))
 
 
@@ -105,9 +105,9 @@ def shown_values(settings: Settings) -> dict[str, Any]:
 
 
 async def _backend(name: str, settings: Settings) -> dict[str, Any]:
-    """Return one; all who ask at once wait for the same answer, so that they take one thread."""
-    at, task = _detected.get(name, (0.0, None))
-    is_old = time.monotonic() - at > DETECTED_FOR_S
+    """Return one backend. Concurrent requests share one detection, which takes one thread."""
+    detected_at, task = _detected.get(name, (0.0, None))
+    is_old = time.monotonic() - detected_at > DETECTED_FOR_S
     if task is None or not _is_ours(task) or (task.done() and (is_old or _has_failed(task))):
         task = asyncio.ensure_future(_detect(name, settings))
         _detected[name] = (time.monotonic(), task)
@@ -124,9 +124,9 @@ def _is_ours(task: asyncio.Task[dict[str, Any]]) -> bool:
 
 async def _detect(name: str, settings: Settings) -> dict[str, Any]:
     criteria = BackendCriteria(policy=Policy(), images=settings.images, accounts=accounts_of(settings))
-    found = await asyncio.to_thread(describe, name, criteria)
+    row = await asyncio.to_thread(describe, name, criteria)
     return {
-        "name": name, "available": found.available, "level": str(found.level) if found.available else None,
-        "levelSource": found.level_source, "reason": found.reason, "remedy": found.remedy,
+        "name": name, "available": row.available, "level": str(row.level) if row.available else None,
+        "levelSource": row.level_source, "reason": row.reason, "remedy": row.remedy,
         "summary": BACKEND_ROWS[name].summary,
     }  # fmt: skip

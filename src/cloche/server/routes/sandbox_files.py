@@ -1,7 +1,7 @@
-"""`/api/sandboxes/{id}/files` and `…/changes`: files of a sandbox, at any path that its user may reach.
+"""`/api/sandboxes/{id}/files` and `…/changes`: files of a sandbox, at any path that its user may access.
 
-A path is the guest's: it is walked inside the sandbox, with its user's rights, and never on this machine. Content
-passes through piece by piece. A name that is no UTF-8 is in base64, `pathBase64` or `nameBase64`.
+A path belongs to the guest: it is resolved inside the sandbox with the rights of its user, never on this host. Content
+is streamed. Names that are not UTF-8 are given in base64, as `pathBase64` or `nameBase64`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def _path(
 
 
 def read_path(path: str | None, path_base64: str | None) -> str:
-    """Return the path that one of two fields has. Raises InvalidRequest."""
+    """Return the path from one of two fields. Raises InvalidRequest."""
     if path_base64 is not None:
         return decoded(path_base64, "pathBase64").decode("utf-8", "surrogateescape")
     if not path:
@@ -69,7 +69,7 @@ Timeout = Annotated[Amount | None, Query(description="What the call may take: 2,
 
 
 class NewFolder(WireModel):
-    """A folder to make, with those above it."""
+    """A folder to create, by default with its parents."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"path": "/workspace/out"}]})
 
@@ -79,7 +79,7 @@ class NewFolder(WireModel):
 
 
 class Move(WireModel):
-    """What to move, and to which path; what is there is replaced only where that is asked for."""
+    """The source and target of a move. An existing target is replaced only with `replace`."""
 
     path: GuestPath
     target: GuestPath
@@ -96,7 +96,7 @@ def _named(name: str, key: str = "name") -> dict[str, str]:
 
 
 def as_dict(info: FileInfo) -> dict[str, Any]:
-    """Return plain data, as the wire has it."""
+    """Return plain data in the wire's format."""
     link = {**_named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
     return {
         **_named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
@@ -106,45 +106,45 @@ def as_dict(info: FileInfo) -> dict[str, Any]:
 
 @router.get("/files", responses=RESPONSES)
 async def entries(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
-    """List a folder by name; `recursive` also what is below it. Of more than 10,000 entries the rest is left out."""
+    """List a folder by name; with `recursive` everything below it. Entries beyond 10,000 are left out."""
     async with use.service.sandboxes.listings:
-        found = await use.sandbox.list_dir(path, recursive=recursive, timeout=timeout)
-        return Response(await asyncio.to_thread(_encode, found), media_type="application/json")
+        entries = await use.sandbox.list_dir(path, recursive=recursive, timeout=timeout)
+        return Response(await asyncio.to_thread(_encode, entries), media_type="application/json")
 
 
-def _encode(found: Sequence[FileInfo]) -> bytes:
-    rows = [as_dict(one) for one in found[:MOST_ROWS]]
-    document = {"items": rows, "nextCursor": None, "isPartial": len(found) > MOST_ROWS}
+def _encode(entries: Sequence[FileInfo]) -> bytes:
+    rows = [as_dict(entry) for entry in entries[:MOST_ROWS]]
+    document = {"items": rows, "nextCursor": None, "isPartial": len(entries) > MOST_ROWS}
     return json.dumps(document, ensure_ascii=False).encode()
 
 
 @router.get("/files/stat", responses=RESPONSES)
 async def stat(use: Reading, path: Path, timeout: Timeout = None) -> dict[str, Any]:
-    """Describe what is at a path, a link as a link."""
+    """Describe the file at a path. Links are not followed."""
     return as_dict(await use.sandbox.stat(path, timeout=timeout))
 
 
 @router.delete("/files", responses=RESPONSES)
 async def remove(use: Running, path: Path, recursive: bool = False, timeout: Timeout = None) -> dict[str, Any]:
-    """Remove a file, a link, or an empty folder; `recursive` a folder with all that is in it."""
+    """Remove a file, a link or an empty folder; with `recursive` a folder and everything in it."""
     await use.sandbox.remove(path, recursive=recursive, timeout=timeout)
     return {"removed": True}
 
 
 @router.post("/files/folder", status_code=201, responses=RESPONSES)
-async def make_folder(use: Running, asked: NewFolder) -> dict[str, Any]:
-    """Make a folder."""
-    async with file_time(asked.path, asked.timeout):
-        await use.sandbox.make_dir(asked.path, parents=asked.parents)
-        return as_dict(await use.sandbox.stat(asked.path))
+async def make_folder(use: Running, body: NewFolder) -> dict[str, Any]:
+    """Create a folder."""
+    async with file_time(body.path, body.timeout):
+        await use.sandbox.make_dir(body.path, parents=body.parents)
+        return as_dict(await use.sandbox.stat(body.path))
 
 
 @router.post("/files/move", responses=RESPONSES)
-async def move(use: Running, asked: Move) -> dict[str, Any]:
-    """Give a file or a folder another path."""
-    async with file_time(asked.path, asked.timeout):
-        await use.sandbox.move(asked.path, asked.target, replace=asked.replace)
-        return as_dict(await use.sandbox.stat(asked.target))
+async def move(use: Running, body: Move) -> dict[str, Any]:
+    """Move a file or a folder."""
+    async with file_time(body.path, body.timeout):
+        await use.sandbox.move(body.path, body.target, replace=body.replace)
+        return as_dict(await use.sandbox.stat(body.target))
 
 
 @router.get("/files/content", responses={**RESPONSES, **_CONTENT}, response_class=Response)
@@ -154,7 +154,7 @@ async def read(
     range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None,
     timeout: Timeout = None,
 ) -> Response:
-    """Return a file, or the one part of it that `Range` names. `timeout` is until its first bytes come."""
+    """Return a file, or the single range that `Range` names. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
         return await _read(use, path, range_)
 
@@ -162,23 +162,23 @@ async def read(
 async def _read(use: Use, path: str, range_: str | None) -> Response:
     info = await use.sandbox.stat(path)
     size = info.size if info.type == "file" else 0  # files of /proc say 0, too, and are read to their end
-    part = _part(range_, size) if size else None
-    offset, count = part or (0, size or None)
+    byte_range = _part(range_, size) if size else None
+    offset, count = byte_range or (0, size or None)
     headers = {"Accept-Ranges": "bytes"} if size else {}
     if count is not None:
         headers["Content-Length"] = str(count)
-    if part is not None:
+    if byte_range is not None:
         headers["Content-Range"] = f"bytes {offset}-{offset + (count or 0) - 1}/{size}"
     pieces = use.held.live.read_stream(path, offset=offset, count=count)
-    return await _stream(pieces, 206 if part else 200, "application/octet-stream", headers)
+    return await _stream(pieces, 206 if byte_range else 200, "application/octet-stream", headers)
 
 
 def _part(text: str | None, size: int) -> tuple[int, int] | None:
-    """Return offset and count of the part that a Range names; None for the whole. Raises Refused (416)."""
-    found = None if text is None else _RANGE.fullmatch(text.strip())
-    if found is None or found[1] == found[2] == "":
+    """Return offset and count of a Range; None for the whole file. Raises Refused (416)."""
+    match = None if text is None else _RANGE.fullmatch(text.strip())
+    if match is None or match[1] == match[2] == "":
         return None  # more than one part, or another unit: the whole is an answer to these
-    first, last = found[1], found[2]
+    first, last = match[1], match[2]
     if first == "":
         offset, end = max(0, size - int(last)), size - 1
     else:
@@ -190,7 +190,7 @@ def _part(text: str | None, size: int) -> tuple[int, int] | None:
 
 
 async def _stream(pieces: AsyncIterator[bytes], status: int, kind: str, headers: dict[str, str]) -> Response:
-    """Return what comes piece by piece; what fails before the first piece is an error of its own."""
+    """Return a streamed response. An error before the first piece is a separate error response."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(pieces.aclose)  # type: ignore[attr-defined]
         first = await anext(pieces, b"")
@@ -212,7 +212,7 @@ async def write(
     mode: Annotated[str | None, Query(pattern="^0?[0-7]{3}$")] = None,
     timeout: Timeout = None,
 ) -> dict[str, Any]:
-    """Write a file, with the folders above it; what is half sent replaces nothing. The body is its content as it is."""
+    """Write the body to a file, with its parent folders. An incomplete body replaces nothing."""
     bits = None if mode is None else int(mode, 8)
     how = "append" if append else "replace"
     await use.service.record("sandbox", what="upload", path=path)
@@ -224,21 +224,21 @@ async def write(
 
 @router.get("/files/archive", responses={**RESPONSES, **_ARCHIVE}, response_class=Response)
 async def pack(use: Reading, path: Path, timeout: Timeout = None) -> Response:
-    """Return a folder, or a file, as a tar archive. `timeout` is until its first bytes come."""
+    """Return a folder or a file as a tar archive. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
         return await _stream(packed(use, path), 200, "application/x-tar", {})
 
 
 def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
-    """Return the pieces of a tar archive, no more of them than the sandbox may have files."""
+    """Return the pieces of a tar archive, bounded by the sandbox's disk limit."""
     disk = use.sandbox.limits.disk_bytes
-    most = disk + disk // 4 + MIB  # with what an archive adds
-    return use.held.live.pack_stream(path, max_bytes=most, note_skipped=note_skipped)
+    max_bytes = disk + disk // 4 + MIB  # with what an archive adds
+    return use.held.live.pack_stream(path, max_bytes=max_bytes, note_skipped=note_skipped)
 
 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
 async def unpack(request: Request, use: Running, path: Path, timeout: Timeout = None) -> dict[str, Any]:
-    """Unpack a tar archive below a folder, which is made where it is not there. Nothing is written outside of it."""
+    """Unpack a tar archive below a folder, which is created if missing. Nothing is written outside of it."""
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, timeout):
         with _uploading():
@@ -254,7 +254,7 @@ async def _content(request: Request) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _uploading() -> Iterator[None]:
-    """Turn what ends an upload early into an answer."""
+    """Turn the disconnect of an uploading client into a response."""
     try:
         yield
     except ClientDisconnect as error:
@@ -263,9 +263,9 @@ def _uploading() -> Iterator[None]:
 
 @router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def changes(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
-    """Tell what changes in a folder, or a file, as server-sent events, until the client goes.
+    """Stream the changes of a folder or file as server-sent events, until the client disconnects.
 
-    `timeout` is until it watches.
+    `timeout` applies until the watch is set up.
     """
     watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
     live = LiveRun(id=new_id("call"), project=use.caller.project, size=0)
@@ -288,6 +288,6 @@ async def _tell(watch: AsyncWatch, live: LiveRun) -> str:
 
 
 def change_as_dict(change: FileChange) -> dict[str, Any]:
-    """Return plain data, as the wire has it."""
+    """Return plain data in the wire's format."""
     target = _named(change.target, "target") if change.target else {}
     return {"kind": change.kind, **_named(change.path, "path"), **target, "isDirectory": change.is_directory}

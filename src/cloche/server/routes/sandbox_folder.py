@@ -1,4 +1,4 @@
-"""`/api/sandboxes/{id}/diff`, `/commit`, `/discard`: what a sandbox has changed in a folder of the host."""
+"""`/api/sandboxes/{id}/diff`, `/commit`, `/discard`: a sandbox's changes to its copy of a host folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Paths = Annotated[list[FolderPath], Field(max_length=100_000)]
 
 
 class Commit(WireModel):
-    """What to write: the diff with this id, or nothing. Dangerous changes only where `dangerous` names their paths."""
+    """What to commit: the diff with this id, or nothing. Dangerous changes need their paths in `dangerous`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": "0" * 64, "paths": ["src"], "dangerous": []}]})
 
@@ -40,41 +40,41 @@ class Commit(WireModel):
 
 
 class Discard(WireModel):
-    """Which changes to take back; by default all."""
+    """The changes to discard, by default all."""
 
     paths: Paths | None = None
 
 
 @router.get("/{sandbox_id}/diff", responses=RESPONSES)
 async def diff(use: Reading) -> dict[str, Any]:
-    """Compare its folder with the host's: changes, diffs of text files, and the id by which they can be committed."""
+    """Compare its folder with the host's: changes, text diffs, and the id to commit them by."""
     return await asyncio.to_thread(_as_wire, await use.sandbox.diff())  # there may be a million changes
 
 
-def _as_wire(found: Diff) -> dict[str, Any]:
-    plain = utf8_safe_data(found.as_dict())
+def _as_wire(diff: Diff) -> dict[str, Any]:
+    plain = utf8_safe_data(diff.as_dict())
     rows = [{camel(name): value for name, value in row.items()} for row in plain["changes"]]
     return {
-        "id": found.id, "changes": rows, "leftOut": plain["left_out"], "patch": plain["patch"],
-        "isCut": found.is_cut, "questions": plain["questions"],
+        "id": diff.id, "changes": rows, "leftOut": plain["left_out"], "patch": plain["patch"],
+        "isCut": diff.is_cut, "questions": plain["questions"],
     }  # fmt: skip
 
 
 @router.post("/{sandbox_id}/commit", responses=RESPONSES)
-async def commit(use: Running, asked: Commit) -> dict[str, Any]:
-    """Write what a diff showed to the host's folder, which must lie below a root that may be written to."""
+async def commit(use: Running, body: Commit) -> dict[str, Any]:
+    """Write a diff's changes to the host's folder, which must be below a writable root."""
     await asyncio.to_thread(_check_writable, use)
-    done = await use.sandbox.commit(
-        asked.id, paths=asked.paths, dangerous=asked.dangerous, ours=asked.ours, theirs=asked.theirs,
-        merge=asked.merge,
-        branch=asked.branch, author=asked.author, message=asked.message,
+    committed = await use.sandbox.commit(
+        body.id, paths=body.paths, dangerous=body.dangerous, ours=body.ours, theirs=body.theirs,
+        merge=body.merge,
+        branch=body.branch, author=body.author, message=body.message,
     )  # fmt: skip
-    said = {"written": list(done.written), "left": done.left, "refs": done.refs}
-    return dict(utf8_safe_data(said))
+    document = {"written": list(committed.written), "left": committed.left, "refs": committed.refs}
+    return dict(utf8_safe_data(document))
 
 
 def _check_writable(use: Use) -> None:
-    """Raise PolicyDenied where the operator's roots let nobody write there."""
+    """Raise PolicyDenied if the host's folder is not below a writable root."""
     path = use.sandbox.notes.get("workspace", {}).get("path")
     if path is not None:  # else there is no folder, as the call itself says
         with opened_workspace(use.service.options.roots, path, writes=True):
@@ -82,6 +82,6 @@ def _check_writable(use: Use) -> None:
 
 
 @router.post("/{sandbox_id}/discard", responses=RESPONSES)
-async def discard(use: Running, asked: Discard) -> dict[str, Any]:
-    """Give the sandbox the host's files back."""
-    return {"discarded": utf8_safe_data(list(await use.sandbox.discard(asked.paths)))}
+async def discard(use: Running, body: Discard) -> dict[str, Any]:
+    """Restore the host's files in the sandbox."""
+    return {"discarded": utf8_safe_data(list(await use.sandbox.discard(body.paths)))}

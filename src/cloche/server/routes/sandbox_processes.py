@@ -1,7 +1,7 @@
-"""`/api/sandboxes/{id}/processes`: start processes that go on by themselves, look at them, write to them, end them.
+"""`/api/sandboxes/{id}/processes`: start, list, read, write, signal and kill processes of a sandbox.
 
-A process belongs to its sandbox, not to this worker: it is let go as soon as a request has done what it is for. Of what
-it writes, the sandbox keeps the last 32 KiB of each stream that nobody has read.
+A process belongs to its sandbox, not to this worker, which detaches from it after each request. The sandbox keeps the
+last 32 KiB of unread output of each stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PIECES = 4  # of output that wait to be sent
 
 
 class NewProcess(WireModel):
-    """A process to start: a command `argv`, or a line of `shell`; without a time-out it ends with its sandbox."""
+    """A process to start: a command `argv`, or a line of `shell`. Without a time-out it ends with its sandbox."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"argv": ["python3", "-m", "http.server", "8000"]}]})
 
@@ -53,7 +53,7 @@ class NewProcess(WireModel):
 
 
 class Input(WireModel):
-    """What a process reads next, as text or in base64; `end` ends its standard input."""
+    """Input for a process, as text or in base64. `end` closes its standard input."""
 
     text: Annotated[str, StringConstraints(max_length=MOST_INPUT)] | None = None
     base64: Annotated[str, StringConstraints(max_length=2 * MOST_INPUT)] | None = None
@@ -71,17 +71,17 @@ class Input(WireModel):
 
 
 class Signal(WireModel):
-    """A signal, by name or number, to the process, its `group`, or its `tree`."""
+    """A signal, by name or number, to the process, its `group` or its `tree`."""
 
     signal: int | Word = "TERM"
     to: SignalTarget = "process"
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def start(use: Running, asked: NewProcess) -> dict[str, Any]:
-    """Start a process; it goes on when this service does not."""
+async def start(use: Running, body: NewProcess) -> dict[str, Any]:
+    """Start a process. It outlives this service."""
     process = await use.sandbox.start(
-        asked.argv, shell=asked.shell, cwd=asked.cwd, env=asked.env, user=asked.user, timeout=asked.timeout, keep=True
+        body.argv, shell=body.shell, cwd=body.cwd, env=body.env, user=body.user, timeout=body.timeout, keep=True
     )
     await process.detach()
     return {"id": process.id, "pid": process.pid, "status": "running", "exitCode": None}
@@ -89,39 +89,40 @@ async def start(use: Running, asked: NewProcess) -> dict[str, Any]:
 
 @router.get("", responses=RESPONSES)
 async def processes(use: Reading) -> dict[str, Any]:
-    """List what runs, and what ended not long ago."""
-    return {"items": [as_dict(one) for one in await use.sandbox.processes()], "nextCursor": None}
+    """List running processes and those that ended recently."""
+    return {"items": [as_dict(process) for process in await use.sandbox.processes()], "nextCursor": None}
 
 
-def as_dict(one: ProcessInfo) -> dict[str, Any]:
-    """Return plain data, as the wire has it."""
+def as_dict(info: ProcessInfo) -> dict[str, Any]:
+    """Return plain data in the wire's format."""
     return {
-        "id": one.id, "pid": one.pid, "command": one.command, "age": one.age, "status": str(one.status or "running"),
-        "exitCode": one.exit_code,
+        "id": info.id, "pid": info.pid, "command": info.command, "age": info.age,
+        "status": str(info.status or "running"),
+        "exitCode": info.exit_code,
     }  # fmt: skip
 
 
 async def find(use: Use, process_id: str) -> ProcessInfo:
-    """Return what is said of one. Raises NotFound."""
-    for one in await use.sandbox.processes():
-        if one.id == process_id:
-            return one
+    """Return the description of a process. Raises NotFound."""
+    for process in await use.sandbox.processes():
+        if process.id == process_id:
+            return process
     raise NotFound(f"there is no process {escape_name(process_id[:64])} in sandbox {use.held.id}, or none any more")
 
 
 @router.get("/{process_id}", responses=RESPONSES)
 async def look(process_id: str, use: Reading) -> dict[str, Any]:
-    """Return a process, with the last of its output that nobody has read, which stays there."""
-    found = await find(use, process_id)
+    """Return a process with its last unread output, which stays unread."""
+    process = await find(use, process_id)
     stdout, stderr = await use.sandbox.logs(process_id)
-    return {**as_dict(found), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
+    return {**as_dict(process), "stdout": stdout.decode(errors="replace"), "stderr": stderr.decode(errors="replace")}
 
 
 @router.get("/{process_id}/output", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def output(process_id: str, use: Running) -> Response:
-    """Follow a process's output as server-sent events, the last one `ended`; one reader at a time.
+    """Follow a process's output as server-sent events, the last one `ended`. One reader at a time.
 
-    A client that does not read makes the process wait, once its pipes are full. One that goes away lets go of it.
+    If the client does not read, the process blocks once its pipes are full. A disconnect detaches from the process.
     """
     await find(use, process_id)
     async with AsyncExitStack() as stack:
@@ -137,7 +138,7 @@ async def output(process_id: str, use: Running) -> Response:
 
 @contextmanager
 def followed(shared: SharedProcess, process_id: str) -> Iterator[None]:
-    """Be the one who reads a process's output, for the body. Raises Refused (409) where somebody else is."""
+    """Be the only reader of a process's output. Raises Refused (409) if it already has one."""
     if shared.is_followed:
         raise Refused(409, "followed", f"somebody else follows the output of process {escape_name(process_id[:64])}")
     shared.is_followed = True
@@ -148,7 +149,7 @@ def followed(shared: SharedProcess, process_id: str) -> Iterator[None]:
 
 
 async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str | None]) -> None:
-    """Put each piece of output, and at last the end, as events."""
+    """Queue each piece of output and finally the end, as events."""
     process = shared.process
     errors = asyncio.ensure_future(_pass_on("stderr", process.stderr, pieces))
     try:
@@ -176,7 +177,7 @@ def _event(name: str, data: dict[str, Any]) -> str:
 
 
 async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncGenerator[str]:
-    """Yield what is put, until the task has ended and all of it was taken."""
+    """Yield the queued events, until the task has ended and the queue is empty."""
     while not (task.done() and pieces.empty()):
         try:
             piece = await asyncio.wait_for(pieces.get(), HEARTBEAT_S)
@@ -192,9 +193,9 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 @router.post("/{process_id}/stdin", responses=RESPONSES)
-async def write(process_id: str, use: Running, asked: Input) -> dict[str, Any]:
-    """Write to a process's standard input, and end it where that is asked for."""
-    data = asked.content()
+async def write(process_id: str, use: Running, body: Input) -> dict[str, Any]:
+    """Write to a process's standard input; `end` closes it."""
+    data = body.content()
     if len(data) > MOST_INPUT:
         raise Refused(413, "body-too-large", f"base64: more than {MOST_INPUT} bytes; send them in pieces")
     await find(use, process_id)
@@ -206,23 +207,23 @@ async def write(process_id: str, use: Running, asked: Input) -> dict[str, Any]:
             raise Refused(
                 409, "not-read", f"the process has not read all of it within {INPUT_S:g} s; some it may have read"
             ) from None
-        if asked.end:
+        if body.end:
             await shared.process.close_stdin()
     return {"id": process_id, "isRead": is_read}
 
 
 @router.post("/{process_id}/signal", responses=RESPONSES)
-async def send_signal(process_id: str, use: Running, asked: Signal) -> dict[str, Any]:
+async def send_signal(process_id: str, use: Running, body: Signal) -> dict[str, Any]:
     """Send a signal."""
     await find(use, process_id)
     async with use.held.process(process_id) as shared:
-        await shared.process.signal(asked.signal, asked.to)
+        await shared.process.signal(body.signal, body.to)
     return as_dict(await find(use, process_id))
 
 
 @router.delete("/{process_id}", responses=RESPONSES)
 async def kill(process_id: str, use: Running) -> dict[str, Any]:
-    """Kill a process with all that it started."""
+    """Kill a process and all that it started."""
     await find(use, process_id)
     async with use.held.process(process_id) as shared:
         await shared.process.kill()
@@ -234,7 +235,7 @@ async def kill(process_id: str, use: Running) -> dict[str, Any]:
 async def wait(
     process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 30.0
 ) -> Response:
-    """Wait for a process's end and return its result, with what nobody has read; 202 where it goes on."""
+    """Wait for a process and return its result with the unread output; 202 if it still runs."""
     if not await _end_of(use, process_id, seconds):
         return JSONResponse(as_dict(await find(use, process_id)), 202)
     async with use.held.process(process_id) as shared:
@@ -243,13 +244,13 @@ async def wait(
 
 
 async def _end_of(use: Use, process_id: str, seconds: float) -> bool:
-    """Wait for an end, without taking the process over, whose output others may read. Raises NotFound."""
+    """Poll for the end of a process without attaching, since another client may read its output. Raises NotFound."""
     loop = asyncio.get_running_loop()
     until, pause = loop.time() + seconds, FIRST_PAUSE_S
     while (await find(use, process_id)).exit_code is None:
-        left = until - loop.time()
-        if left <= 0:
+        remaining_s = until - loop.time()
+        if remaining_s <= 0:
             return False
-        await asyncio.sleep(min(pause, left))
+        await asyncio.sleep(min(pause, remaining_s))
         pause = min(pause * LONGER, MOST_PAUSE_S)
     return True

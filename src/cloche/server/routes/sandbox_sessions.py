@@ -1,6 +1,6 @@
 """`/api/sandboxes/{id}/sessions`: interpreters that keep their state between cells, checkpoints and forks.
 
-A session is this worker's: it ends with it, and with its sandbox.
+A session belongs to this worker. It ends with the worker or the sandbox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox
 
 
 class NewSession(WireModel):
-    """A session to open. One with checkpoints has a sandbox of its own with a copy of the workspace."""
+    """A session to open. With checkpoints it has a separate sandbox with a copy of the workspace."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"language": "python", "checkpoints": True}]})
 
@@ -59,20 +59,20 @@ class Forks(WireModel):
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def open_session(use: Running, asked: NewSession) -> dict[str, Any]:
+async def open_session(use: Running, body: NewSession) -> dict[str, Any]:
     """Open a session."""
     with use.held.room():
         session = await use.sandbox.session(
-            asked.language, env=asked.env, idle_timeout=asked.idle_timeout, checkpoints=asked.checkpoints,
-            timeout=asked.timeout,
+            body.language, env=body.env, idle_timeout=body.idle_timeout, checkpoints=body.checkpoints,
+            timeout=body.timeout,
         )  # fmt: skip
-        return use.held.add_session(session, has_checkpoints=asked.checkpoints).as_dict()
+        return use.held.add_session(session, has_checkpoints=body.checkpoints).as_dict()
 
 
 @router.get("", responses=RESPONSES)
 async def sessions(use: Reading) -> dict[str, Any]:
-    """List the sessions of this worker in it."""
-    return {"items": [one.as_dict() for one in use.held.sessions.values()], "nextCursor": None}
+    """List this worker's sessions in the sandbox."""
+    return {"items": [session.as_dict() for session in use.held.sessions.values()], "nextCursor": None}
 
 
 @router.get("/{session_id}", responses=RESPONSES)
@@ -85,13 +85,13 @@ async def look(session_id: str, use: Reading) -> dict[str, Any]:
 async def run_cell(request: Request, session_id: str, use: Running, cell: Cell, stream: bool = False) -> Response:
     """Run a cell and answer with its whole result, or with `?stream=1` server-sent events; cells take turns.
 
-    A client that goes away has its cell interrupted.
+    A disconnect interrupts the cell.
     """
     return await answer_call(request, use, await cell_work(use, session_id, cell), stream=stream)
 
 
 async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], Awaitable[Result]]:
-    """Return what runs a cell. Raises NotFound, PolicyDenied."""
+    """Return a function that runs a cell. Raises NotFound, PolicyDenied."""
     held, timeout = use.held.session(session_id), await allowed_timeout(use, cell.timeout)
 
     async def work(sink: Sink) -> Result:
@@ -102,41 +102,41 @@ async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], A
 
 @router.post("/{session_id}/interrupt", responses=RESPONSES)
 async def interrupt(session_id: str, use: Running) -> dict[str, Any]:
-    """Interrupt the cell that runs, as Ctrl-C does."""
+    """Interrupt the running cell, as Ctrl-C does."""
     held = use.held.session(session_id)
     await held.session.interrupt()
     return held.as_dict()
 
 
 @router.post("/{session_id}/checkpoint", responses=RESPONSES)
-async def checkpoint(session_id: str, use: Running, asked: Checkpoint) -> dict[str, Any]:
-    """Remember memory and workspace under a name; what cannot be remembered is said, and nothing is lost."""
+async def checkpoint(session_id: str, use: Running, body: Checkpoint) -> dict[str, Any]:
+    """Save memory and workspace under a name. A failed checkpoint is an error and loses nothing."""
     held = use.held.session(session_id)
-    await held.session.checkpoint(asked.name)
+    await held.session.checkpoint(body.name)
     return held.as_dict()
 
 
 @router.post("/{session_id}/rollback", responses=RESPONSES)
-async def rollback(session_id: str, use: Running, asked: Checkpoint) -> dict[str, Any]:
-    """Go back to a checkpoint."""
+async def rollback(session_id: str, use: Running, body: Checkpoint) -> dict[str, Any]:
+    """Restore a checkpoint."""
     held = use.held.session(session_id)
-    await held.session.rollback(asked.name)
+    await held.session.rollback(body.name)
     return held.as_dict()
 
 
 @router.post("/{session_id}/fork", status_code=201, responses=RESPONSES)
-async def fork(session_id: str, use: Running, asked: Forks) -> dict[str, Any]:
-    """Return sessions that begin with this one's memory and workspace, each in a sandbox of its own."""
+async def fork(session_id: str, use: Running, body: Forks) -> dict[str, Any]:
+    """Return new sessions with a copy of this one's memory and workspace, each in a separate sandbox."""
     held = use.held.session(session_id)
-    with use.held.room(asked.count):
-        forks = await held.session.fork(asked.count)
-        made = [use.held.add_session(one, has_checkpoints=True, parent=held.id) for one in forks]
-    return {"items": [one.as_dict() for one in made], "nextCursor": None}
+    with use.held.room(body.count):
+        forks = await held.session.fork(body.count)
+        sessions = [use.held.add_session(fork, has_checkpoints=True, parent=held.id) for fork in forks]
+    return {"items": [session.as_dict() for session in sessions], "nextCursor": None}
 
 
 @router.delete("/{session_id}", responses=RESPONSES)
 async def close(session_id: str, use: Running) -> dict[str, Any]:
-    """End a session, and everything it started; the sandbox stays."""
+    """End a session and everything that it started; the sandbox stays."""
     held = use.held.session(session_id)
     await held.session.close()
     use.held.sessions.pop(session_id, None)

@@ -1,8 +1,8 @@
 """Web sockets into a sandbox: a terminal, and a connection to a port inside.
 
-Bytes are binary messages; text messages are JSON, for what is no bytes. Who does not read is not read for: nothing more
-is taken from the sandbox meanwhile, which then waits. Who does not read for minutes, or whose key holds no more, is
-let go, and with a terminal's client goes its process.
+Bytes are binary messages; text messages are JSON control messages. Backpressure applies: while the client does not
+read, no more is read from the sandbox, which blocks. A client that does not read for `SEND_S`, or whose key becomes
+invalid, is disconnected, and a terminal's process ends with its client.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def terminal(
     user: Annotated[str | None, Query(max_length=64)] = None,
     timeout: Annotated[str | None, Query(max_length=32)] = None,  # noqa: ASYNC109 - of the process
 ) -> None:
-    """Start a command with a terminal of its own, a shell if none is named, and pass bytes on both ways.
+    """Start a command on a new terminal, by default a shell, and pass bytes in both directions.
 
-    `{"resize": [rows, columns]}` sets its size. At its end `{"exitCode": …, "status": …}` comes, then the close.
+    `{"resize": [rows, columns]}` sets its size. At its end `{"exitCode": …, "status": …}` is sent, then the close.
     """
     process = await use.sandbox.terminal(command, rows=rows, columns=columns, cwd=cwd, user=user, timeout=timeout)
     async with process:
@@ -55,8 +55,8 @@ async def terminal(
 
 
 async def _take_keys(websocket: WebSocket, process: AsyncProcess) -> None:
-    async def resize(said: dict[str, Any]) -> None:
-        size = said.get("resize")
+    async def resize(message: dict[str, Any]) -> None:
+        size = message.get("resize")
         if not isinstance(size, list) or len(size) != 2:
             raise BadMessage('send {"resize": [rows, columns]}')
         await process.resize(*size)
@@ -66,7 +66,7 @@ async def _take_keys(websocket: WebSocket, process: AsyncProcess) -> None:
 
 @router.websocket("/ports/{port}")
 async def connect(websocket: WebSocket, port: int, use: Running) -> None:
-    """Connect to a server on loopback inside, and pass bytes on both ways; `{"end": true}` ends our half."""
+    """Connect to a server on loopback inside; pass bytes both ways. `{"end": true}` closes the client's half."""
     try:
         connection = await use.sandbox.connect(port)
     except OSError as error:
@@ -77,8 +77,8 @@ async def connect(websocket: WebSocket, port: int, use: Running) -> None:
 
 
 async def _take_bytes(websocket: WebSocket, connection: AsyncConnection) -> None:
-    async def end(said: dict[str, Any]) -> None:
-        if said != {"end": True}:
+    async def end(message: dict[str, Any]) -> None:
+        if message != {"end": True}:
             raise BadMessage('send {"end": true}')
         await connection.end()
 
@@ -100,7 +100,7 @@ async def _receive_all(
     write: Callable[[bytes], Awaitable[object]],
     take: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """Pass on what comes, as fast as it is taken, until the client goes."""
+    """Write received messages, as fast as the sandbox accepts them, until the client disconnects."""
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":

@@ -1,4 +1,4 @@
-"""`/api/sandboxes`: open sandboxes that live, list, look, pause and end them; run in them; ports and network."""
+"""`/api/sandboxes`: open, list, inspect, pause and end sandboxes; run code in them; ports and network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=256)]
 
 
 class WorkspaceFolder(WireModel):
-    """A folder of the host below the operator's roots, of which a sandbox gets a copy-on-write view."""
+    """A host folder below the operator's roots. The sandbox gets a copy-on-write view of it."""
 
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     disk: Amount | None = None
@@ -50,7 +50,7 @@ class WorkspaceFolder(WireModel):
 
 
 class NewSandbox(OptionFields):
-    """A sandbox to open. It ends after `lifetime`, or after `idle` without a process and a call."""
+    """A sandbox to open. It ends after `lifetime`, or after `idle` without processes and calls."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"labels": {"task": "7"}, "lifetime": "30m", "idle": "5m", "timeout": "20s"}]}
@@ -98,7 +98,7 @@ class SandboxExec(WireModel):
 
 
 class NetworkRules(WireModel):
-    """Rules for hosts, as `networkAllow` and `networkDeny` have them."""
+    """Rules for hosts, in the format of `networkAllow` and `networkDeny`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"rules": ["files.example.org"]}]})
 
@@ -106,44 +106,48 @@ class NetworkRules(WireModel):
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def create(asked: NewSandbox, caller: Runner, service: TheService, response: Response) -> dict[str, Any]:
-    """Open a sandbox. Below scope admin its limits, network, users and time are bounded as those of runs are."""
-    facts = await open_sandbox(asked, caller, service)
+async def create(body: NewSandbox, caller: Runner, service: TheService, response: Response) -> dict[str, Any]:
+    """Open a sandbox. Below scope admin its limits, network, users and time are bounded as for runs."""
+    facts = await open_sandbox(body, caller, service)
     response.headers["Location"] = f"/api/sandboxes/{facts.id}"
     return facts.as_dict()
 
 
-async def open_sandbox(asked: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
-    """Open one, checked against what this caller may. Raises PolicyDenied, InvalidRequest, Refused, AuditFailed."""
-    options = await allowed_options(service, caller, asked.options())
-    lifetime_s, idle_s = _times(asked, caller)
+async def open_sandbox(body: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
+    """Open a sandbox, if the caller may. Raises PolicyDenied, InvalidRequest, Refused, AuditFailed."""
+    options = await allowed_options(service, caller, body.options())
+    lifetime_s, idle_s = _times(body, caller)
     document = {
-        "name": None if asked.name is None else check_name(asked.name), "labels": asked.labels,
+        "name": None if body.name is None else check_name(body.name), "labels": body.labels,
         "lifetime": lifetime_s, "idle": idle_s,
     }  # fmt: skip
     create = partial(
         service.sandboxes.create, project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s,
-        document=document, files=await read_files(asked.files),
+        document=document, files=await read_files(body.files),
     )  # fmt: skip
-    folder = asked.workspace
+    folder = body.workspace
     if folder is None:
         return await create(options=options)
     holding = opened_workspace(service.options.roots, folder.path, writes=False)
-    at, _ = await asyncio.to_thread(holding.__enter__)
+    descriptor, _ = await asyncio.to_thread(holding.__enter__)
     try:
         # By the descriptor: what has the name by now may be another folder.
-        given = {"workspace": f"/proc/self/fd/{at}", "workspace_disk": folder.disk, "workspace_hide": folder.hide}
-        return await create(options={**options, **given})
+        workspace_options = {
+            "workspace": f"/proc/self/fd/{descriptor}",
+            "workspace_disk": folder.disk,
+            "workspace_hide": folder.hide,
+        }
+        return await create(options={**options, **workspace_options})
     finally:
         holding.__exit__(None, None, None)
 
 
-def _times(asked: NewSandbox, caller: Caller) -> tuple[float, float | None]:
-    """Return lifetime and idle time in seconds. Raises PolicyDenied for a longer life than a caller may give."""
-    lifetime_s = LIFETIME_S if asked.lifetime is None else parse_duration(asked.lifetime, name="lifetime")
+def _times(body: NewSandbox, caller: Caller) -> tuple[float, float | None]:
+    """Return lifetime and idle time in seconds. Raises PolicyDenied for a lifetime beyond the caller's permission."""
+    lifetime_s = LIFETIME_S if body.lifetime is None else parse_duration(body.lifetime, name="lifetime")
     if lifetime_s > MOST_LIFETIME_S and not caller.has("admin"):
         raise PolicyDenied(f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or an admin")
-    return lifetime_s, None if asked.idle is None else parse_duration(asked.idle, name="idle")
+    return lifetime_s, None if body.idle is None else parse_duration(body.idle, name="idle")
 
 
 @router.get("", responses=RESPONSES)
@@ -156,7 +160,7 @@ async def sandboxes(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=64)] = None,
 ) -> dict[str, Any]:
-    """List sandboxes, the newest first; those that ended within the last hour among them."""
+    """List sandboxes, the newest first, including those that ended within the last hour."""
     where = records.conditions(_labels(label or ()), _states(state or ()), name)
     await service.sandboxes.compare()
     return await service.read(
@@ -167,38 +171,38 @@ async def sandboxes(
     )  # fmt: skip
 
 
-def _labels(words: list[str] | tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+def _labels(texts: list[str] | tuple[str, ...]) -> dict[str, str]:
+    labels = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
         if not equals or _LABEL.fullmatch(key) is None:
             raise InvalidRequest("label: write it as key=value")
-        found[key] = value
-    return found
+        labels[key] = value
+    return labels
 
 
-def _states(words: list[str] | tuple[str, ...]) -> list[str]:
-    unknown = set(words) - set(records.STATES)
+def _states(texts: list[str] | tuple[str, ...]) -> list[str]:
+    unknown = set(texts) - set(records.STATES)
     if unknown:
         raise InvalidRequest(f"state: use some of {', '.join(records.STATES)}")
-    return list(words)
+    return list(texts)
 
 
 @router.get("/{sandbox_id}", responses=RESPONSES)
 async def look(sandbox_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return one sandbox: its state, labels, limits, and the seconds that it has left."""
+    """Return one sandbox: its state, labels, limits, and remaining seconds."""
     return await service.sandboxes.describe(sandbox_id, caller.project)
 
 
 @router.delete("/{sandbox_id}", responses=RESPONSES)
 async def end(sandbox_id: str, caller: Runner, service: TheService) -> dict[str, Any]:
-    """End a sandbox with all that is in it; answered when nothing of it is left."""
+    """End a sandbox and everything in it. The answer comes when nothing of it is left."""
     return (await service.sandboxes.end(sandbox_id, caller.project)).as_dict()
 
 
 @router.post("/{sandbox_id}/pause", responses=RESPONSES)
 async def pause(use: Running) -> dict[str, Any]:
-    """Stop all its processes, and the clocks of their time-outs; its lifetime goes on."""
+    """Stop all processes and the clocks of their time-outs. The lifetime continues."""
     await use.sandbox.pause()
     await use.service.sandboxes.note(use.held.id, records.PAUSED)
     return {"id": use.held.id, "state": records.PAUSED}
@@ -206,43 +210,43 @@ async def pause(use: Running) -> dict[str, Any]:
 
 @router.post("/{sandbox_id}/resume", responses=RESPONSES)
 async def resume(use: Running) -> dict[str, Any]:
-    """Let its processes go on."""
+    """Resume its processes."""
     await use.sandbox.resume()
     await use.service.sandboxes.note(use.held.id, records.RUNNING)
     return {"id": use.held.id, "state": records.RUNNING}
 
 
-async def allowed_timeout(use: Use, asked: Amount | None) -> Amount | None:
-    """Return a time-out that a caller gives, which is no longer than that of a run. Raises PolicyDenied."""
-    if asked is not None:
-        await allowed_options(use.service, use.caller, {"timeout": asked})
-    return asked
+async def allowed_timeout(use: Use, requested: Amount | None) -> Amount | None:
+    """Return a caller's time-out, which must not exceed that of a run. Raises PolicyDenied."""
+    if requested is not None:
+        await allowed_options(use.service, use.caller, {"timeout": requested})
+    return requested
 
 
 @router.post("/{sandbox_id}/exec", responses={**RESPONSES, **RESULT_OR_EVENTS})
-async def execute(request: Request, use: Running, asked: SandboxExec, stream: bool = False) -> Response:
+async def execute(request: Request, use: Running, body: SandboxExec, stream: bool = False) -> Response:
     """Run code or a command to its end, and answer with the whole result.
 
-    With `?stream=1` the answer is server-sent events: first `call` with an id, at last `result` or `error`. A client
-    that goes away ends what it asked for.
+    With `?stream=1` the answer is server-sent events: first `call` with an id, finally `result` or `error`. A
+    disconnect cancels the call.
     """
-    return await answer_call(request, use, await exec_work(use, asked), stream=stream)
+    return await answer_call(request, use, await exec_work(use, body), stream=stream)
 
 
-async def exec_work(use: Use, asked: SandboxExec) -> Callable[[Sink], Awaitable[Result]]:
-    """Return what runs code or a command. Raises PolicyDenied, InvalidRequest."""
-    timeout, stdin = await allowed_timeout(use, asked.timeout), await read_input(asked.stdin, asked.stdin_base64)
-    files = await read_files(asked.files)
+async def exec_work(use: Use, body: SandboxExec) -> Callable[[Sink], Awaitable[Result]]:
+    """Return a function that runs code or a command. Raises PolicyDenied, InvalidRequest."""
+    timeout, stdin = await allowed_timeout(use, body.timeout), await read_input(body.stdin, body.stdin_base64)
+    files = await read_files(body.files)
 
     async def work(sink: Sink) -> Result:
-        if asked.code is None and asked.collect is None and files is None:
+        if body.code is None and body.collect is None and files is None:
             return await use.sandbox.exec(
-                asked.argv or None, shell=asked.shell, stdin=stdin, cwd=asked.cwd, env=asked.env, user=asked.user,
+                body.argv or None, shell=body.shell, stdin=stdin, cwd=body.cwd, env=body.env, user=body.user,
                 timeout=timeout, on_event=sink,
             )  # fmt: skip
         return await use.sandbox.run(
-            asked.code, language=asked.language, argv=asked.argv, stdin=stdin, env=asked.env, files=files,
-            timeout=timeout, collect=asked.collect, on_event=sink,
+            body.code, language=body.language, argv=body.argv, stdin=stdin, env=body.env, files=files,
+            timeout=timeout, collect=body.collect, on_event=sink,
         )  # fmt: skip
 
     return work
@@ -250,13 +254,13 @@ async def exec_work(use: Use, asked: SandboxExec) -> Callable[[Sink], Awaitable[
 
 @router.get("/{sandbox_id}/exec", responses=RESPONSES)
 async def calls(use: Reading) -> dict[str, Any]:
-    """List what this worker runs in it to the end, by id."""
-    return {"items": [{"id": one} for one in use.held.calls], "nextCursor": None}
+    """List the calls that this worker runs in the sandbox, by id."""
+    return {"items": [{"id": call_id} for call_id in use.held.calls], "nextCursor": None}
 
 
 @router.delete("/{sandbox_id}/exec/{call_id}", responses=RESPONSES)
 async def cancel(call_id: str, use: Running) -> dict[str, Any]:
-    """End a command, or code, with all that it started; a cell of a session is interrupted."""
+    """End a command or code with all that it started; a session's cell is interrupted."""
     live = use.held.call(call_id)
     live.cancel()
     return {"id": live.id, "status": "cancelled"}
@@ -264,14 +268,14 @@ async def cancel(call_id: str, use: Running) -> dict[str, Any]:
 
 @router.get("/{sandbox_id}/ports", responses=RESPONSES)
 async def ports(use: Reading) -> dict[str, Any]:
-    """List the TCP ports on which anything listens inside; a web socket to `…/ports/{port}` leads to one."""
-    found = await use.sandbox.ports()
-    return {"items": [{"port": one.port, "address": one.address} for one in found], "nextCursor": None}
+    """List the TCP ports with a listener inside. A web socket to `…/ports/{port}` connects to one."""
+    ports = await use.sandbox.ports()
+    return {"items": [{"port": port.port, "address": port.address} for port in ports], "nextCursor": None}
 
 
 @router.get("/{sandbox_id}/network", responses=RESPONSES)
 async def network(use: Reading) -> dict[str, Any]:
-    """Return what it may reach, and what it reached or was refused: the last rows."""
+    """Return the network rules, and the last allowed and refused connections."""
     mode = use.sandbox.policy.network
     if mode not in ("allowlist", "open"):
         return {"mode": mode, "allow": [], "deny": [], "traffic": []}
@@ -287,18 +291,18 @@ async def _traffic(use: Use) -> list[dict[str, Any]]:
 
 
 @router.post("/{sandbox_id}/network/allow", responses=RESPONSES)
-async def allow(use: Running, asked: NetworkRules) -> dict[str, Any]:
-    """Allow further hosts, no more than the settings or their ceilings do. What others add meanwhile holds as well."""
+async def allow(use: Running, body: NetworkRules) -> dict[str, Any]:
+    """Allow more hosts, within the settings or their ceilings. Rules that other clients add meanwhile are kept."""
     try:
-        await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": asked.rules})
+        await allowed_options(use.service, use.caller, {"network": "allowlist", "network_allow": body.rules})
     except PolicyDenied as error:
         raise PolicyDenied(str(error).replace("networkAllow: ", "rules: ", 1)) from None
-    await use.sandbox.network.allow(*asked.rules)
+    await use.sandbox.network.allow(*body.rules)
     return await network(use)
 
 
 @router.post("/{sandbox_id}/network/deny", responses=RESPONSES)
-async def deny(use: Running, asked: NetworkRules) -> dict[str, Any]:
-    """Deny hosts; their connections are closed. What others add meanwhile holds as well."""
-    await use.sandbox.network.deny(*asked.rules)
+async def deny(use: Running, body: NetworkRules) -> dict[str, Any]:
+    """Deny hosts, and close their connections. Rules that other clients add meanwhile are kept."""
+    await use.sandbox.network.deny(*body.rules)
     return await network(use)

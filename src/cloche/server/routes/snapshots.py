@@ -26,7 +26,7 @@ Cursor = Annotated[str | None, Query(max_length=64)]
 
 
 class NewSnapshot(WireModel):
-    """What to record. Without `env` the variables are those that a guest gets."""
+    """What to record. Without `env`, the variables are those of a guest."""
 
     workspace_path: Path
     env: dict[str, str] | None = Field(default=None, max_length=2_000)
@@ -43,19 +43,19 @@ class Replicate(WireModel):
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def create(asked: NewSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Record an environment; secrets are masked. `ownEnvironment`, the service's own variables, takes scope admin."""
-    env = asked.env
-    if asked.own_environment:
+async def create(body: NewSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Record an environment, with secrets masked. `ownEnvironment`, the service's own variables, needs scope admin."""
+    env = body.env
+    if body.own_environment:
         caller.require("admin")
         env = dict(os.environ)
     settings = await service.settings()
 
     def take() -> dict[str, Any]:
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
+        with opened_workspace(service.options.roots, body.workspace_path, writes=False) as (folder, path):
             return environment.take_snapshot(
                 service.database, folder, workspace_path=path, settings=settings, env=env,
-                session_id=asked.session_id, label=asked.label, project=caller.project,
+                session_id=body.session_id, label=body.label, project=caller.project,
             )  # fmt: skip
 
     return await service.with_files(take)
@@ -74,7 +74,7 @@ async def listed(
 
 @router.get("/compare", responses=RESPONSES)
 async def compare(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Compare variables and dependencies of two."""
+    """Compare the variables and dependencies of two snapshots."""
     return await asyncio.to_thread(
         environment.compare_snapshots, service.database, id1, id2, project=caller.project
     )  # fmt: skip
@@ -82,27 +82,27 @@ async def compare(id1: str, id2: str, caller: Reader, service: TheService) -> di
 
 @router.get("/{snapshot_id}", responses=RESPONSES)
 async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return one."""
+    """Return a snapshot."""
     return await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
 
 
 @router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
 async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
-    """Delete one: its file and its row."""
+    """Delete a snapshot: its file and its row."""
     await asyncio.to_thread(environment.delete_snapshot, service.database, snapshot_id, project=caller.project)
 
 
 @router.post("/{snapshot_id}/replicate", responses=RESPONSES)
-async def replicate(snapshot_id: str, asked: Replicate, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Write a script that sets its variables into a workspace; masked ones are empty placeholders."""
+async def replicate(snapshot_id: str, body: Replicate, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Write a script that sets the snapshot's variables into a workspace. Masked ones are empty placeholders."""
 
     def write() -> dict[str, Any]:
-        found = environment.get_snapshot(service.database, snapshot_id, project=caller.project)
-        script = render_script(found)
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, path):
+        snapshot = environment.get_snapshot(service.database, snapshot_id, project=caller.project)
+        script = render_script(snapshot)
+        with opened_workspace(service.options.roots, body.workspace_path, writes=True) as (folder, path):
             if audit is not None:
                 audit.record("replicate", snapshot=snapshot_id, path=path)
-            write_script(folder, script, overwrite=asked.overwrite)
+            write_script(folder, script, overwrite=body.overwrite)
         return script.as_dict()
 
     audit = await service.audit()

@@ -12,7 +12,7 @@ router = APIRouter(prefix="/api")
 
 @router.websocket("/wire")
 async def wire(websocket: WebSocket) -> None:
-    """Carry many calls at once, each checked as a request is."""
+    """Carry many concurrent calls, each checked like a request."""
     caller = await find_caller(websocket)
     service = service_of(websocket)
     with service.wire.connection(caller.key_id):

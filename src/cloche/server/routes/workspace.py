@@ -23,14 +23,14 @@ MOST_S = 60.0  # of walking and hashing; what is not done by then is said in the
 
 
 class MemoryContext(WireModel):
-    """What an agent remembers: files with path, size and hash, and sessions with the names of their variables."""
+    """An agent's memory: files with path, size and hash, and sessions with the names of their variables."""
 
     files: list[dict[str, Any]] = Field(default_factory=list)
     sessions: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class ToolState(WireModel):
-    """The tools that an agent has, what of theirs waits for approval, and which decisions it remembers."""
+    """An agent's tools, its pending approvals, and the decisions that it remembers."""
 
     offered: list[dict[str, Any]] = Field(default_factory=list)
     pending_approvals: list[dict[str, Any]] = Field(default_factory=list)
@@ -38,7 +38,7 @@ class ToolState(WireModel):
 
 
 class NewWorkspaceSnapshot(WireModel):
-    """What to record; with `contents` so that it can be restored. Without `tools` they are this service's."""
+    """What to record; with `contents` it can be restored. Without `tools` they are this service's."""
 
     workspace_path: Path
     session_id: SessionId | None = None
@@ -48,7 +48,7 @@ class NewWorkspaceSnapshot(WireModel):
 
 
 class Restore(WireModel):
-    """Where to restore. `prune` removes what the snapshot does not know; `manifestOnly` restores no file."""
+    """Where to restore. `prune` removes files that are not in the snapshot; `manifestOnly` restores no file."""
 
     workspace_path: Path
     prune: bool = False
@@ -56,15 +56,15 @@ class Restore(WireModel):
 
 
 @router.post("", status_code=201, responses=RESPONSES)
-async def create(asked: NewWorkspaceSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Record the files of a workspace, git's state, the memory that is given, and the tools on offer."""
-    tools = asked.tools.model_dump(by_alias=True) if asked.tools else await service.tool_state(caller.project)
-    memory = asked.memory.model_dump(by_alias=True) if asked.memory else None
+async def create(body: NewWorkspaceSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Record the files of a workspace, git's state, the given memory, and the offered tools."""
+    tools = body.tools.model_dump(by_alias=True) if body.tools else await service.tool_state(caller.project)
+    memory = body.memory.model_dump(by_alias=True) if body.memory else None
 
     def take() -> dict[str, Any]:
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=False) as (folder, path):
+        with opened_workspace(service.options.roots, body.workspace_path, writes=False) as (folder, path):
             return WorkspaceSnapshots(service.database, project=caller.project).create(
-                folder, workspace_path=path, session_id=asked.session_id, contents=asked.contents, memory=memory,
+                folder, workspace_path=path, session_id=body.session_id, contents=body.contents, memory=memory,
                 tools=tools, deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 
@@ -82,34 +82,34 @@ async def listed(
 
 @router.get("/diff", responses=RESPONSES)
 async def diff(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Compare the files of two."""
+    """Compare the files of two snapshots."""
     snapshots = WorkspaceSnapshots(service.database, project=caller.project)
     return await service.with_files(lambda: snapshots.diff(id1, id2))
 
 
 @router.get("/{snapshot_id}", responses=RESPONSES)
 async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return one, with all its files."""
+    """Return a snapshot with all its files."""
     return await asyncio.to_thread(WorkspaceSnapshots(service.database, project=caller.project).get, snapshot_id)
 
 
 @router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
 async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
-    """Delete one, and contents that no other one names."""
+    """Delete a snapshot, and contents that no other snapshot uses."""
     snapshots = WorkspaceSnapshots(service.database, project=caller.project)
     await service.with_files(lambda: snapshots.delete(snapshot_id))
 
 
 @router.post("/{snapshot_id}/restore", responses=RESPONSES)
-async def restore(snapshot_id: str, asked: Restore, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Restore the files whose contents are kept, and say of each what was done."""
+async def restore(snapshot_id: str, body: Restore, caller: Runner, service: TheService) -> dict[str, Any]:
+    """Restore the files with stored contents, and report the result of each."""
 
     def write() -> dict[str, Any]:
-        with opened_workspace(service.options.roots, asked.workspace_path, writes=True) as (folder, path):
+        with opened_workspace(service.options.roots, body.workspace_path, writes=True) as (folder, path):
             if audit is not None:
                 audit.record("restore", snapshot=snapshot_id, path=path)
             return WorkspaceSnapshots(service.database, project=caller.project).restore(
-                snapshot_id, folder, prune=asked.prune, manifest_only=asked.manifest_only,
+                snapshot_id, folder, prune=body.prune, manifest_only=body.manifest_only,
                 deadline=time.monotonic() + MOST_S,
             )  # fmt: skip
 

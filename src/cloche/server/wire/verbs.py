@@ -39,7 +39,7 @@ def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
     async def do(_: Call, asked: Asked) -> object:
         more: dict[str, Any] = {f"{name}_id": value for name, value in asked.ids.items() if name != "sandbox"}
         if not isinstance(asked.fields, Nothing):
-            more["asked"] = asked.fields
+            more["body"] = asked.fields
         return await route(use=asked.use, **more)
 
     return do
